@@ -1,0 +1,1 @@
+//! Algorithms: Reward-FL.

@@ -1,0 +1,142 @@
+//! Chains of segments: gradient checkpointing with recompute.
+//!
+//! A deep network is a chain of segments. The forward pass runs them outside autodiff and keeps each segment's input;
+//! the pull goes backwards, recomputes one segment at a time under autodiff, and drops it. So at most one segment's
+//! activations exist at once.
+
+use std::sync::Arc;
+
+use roll_core::{Grad, Result};
+
+use crate::host::{to_device_nd, to_host_nd};
+use crate::{NdTensor, Parameters, Tape, vjp};
+
+/// One step of a chain.
+pub trait Segment: Send + Sync {
+    /// The next state. `shared` is the same for all segments of a chain.
+    fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
+}
+
+/// What a recorded chain keeps between forward and pull.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Memory {
+    /// Every activation, as autodiff wants it: no recomputation.
+    Hold,
+    /// Segment inputs, on the device.
+    #[default]
+    Recompute,
+    /// Segment inputs, in host memory.
+    Offload,
+}
+
+/// A network as a list of segments.
+pub struct Chain {
+    segments: Vec<Arc<dyn Segment>>,
+}
+
+/// What [`Chain::forward`] kept for the pull.
+pub struct ChainRecord {
+    steps: Vec<(Arc<dyn Segment>, Kept)>,
+    shared: Vec<NdTensor>,
+    track_shared: bool,
+    parameters: Option<Parameters>,
+}
+
+enum Kept {
+    Graph(vjp::Recorded),
+    Input(NdTensor),
+    Host(roll_core::Tensor, burn::tensor::Device),
+}
+
+impl Chain {
+    /// A chain of `segments`, in order.
+    pub fn new(segments: Vec<Arc<dyn Segment>>) -> Self {
+        Self { segments }
+    }
+
+    /// Runs the chain. With [`Grad::Record`] also returns what the pull needs; `track_shared` says whether the pull
+    /// must also give the cotangents of `shared` (it costs one accumulation per segment).
+    /// Gradients of parameters go to `parameters`.
+    pub fn forward(
+        &self,
+        state: NdTensor,
+        shared: Vec<NdTensor>,
+        grad: Grad,
+        memory: Memory,
+        track_shared: bool,
+        parameters: Option<Parameters>,
+    ) -> Result<(NdTensor, Option<ChainRecord>)> {
+        let mut state = state;
+        let mut steps = Vec::new();
+        for segment in &self.segments {
+            if grad.is_on() && memory == Memory::Hold {
+                let (next, recorded) = record(segment.as_ref(), &state, &shared, track_shared, parameters.is_some())?;
+                steps.push((segment.clone(), Kept::Graph(recorded)));
+                state = next;
+                continue;
+            }
+            let next = segment.forward(&state, &shared, &Tape::off())?.untracked();
+            if grad.is_on() {
+                let kept = match memory {
+                    Memory::Offload => Kept::Host(to_host_nd(&state)?, state.device()),
+                    _ => Kept::Input(state),
+                };
+                steps.push((segment.clone(), kept));
+            }
+            state = next;
+        }
+        let record = grad.is_on().then_some(ChainRecord { steps, shared, track_shared, parameters });
+        Ok((state, record))
+    }
+}
+
+impl ChainRecord {
+    /// The cotangents of the chain's input and of `shared` (all `None` unless they were tracked).
+    pub fn pull(self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
+        let mut cotangent = cotangent;
+        let mut shared_cotangents: Vec<Option<NdTensor>> = self.shared.iter().map(|_| None).collect();
+        let trains = self.parameters.is_some();
+        for (segment, kept) in self.steps.into_iter().rev() {
+            let recorded = match kept {
+                Kept::Graph(recorded) => recorded,
+                Kept::Input(input) => record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1,
+                Kept::Host(input, device) => {
+                    let input = to_device_nd(&input, &device)?;
+                    record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1
+                }
+            };
+            let mut pulled = recorded.pull(vec![Some(cotangent.clone())], self.parameters.as_ref()).into_iter();
+            cotangent = match pulled.next().flatten() {
+                Some(cotangent) => cotangent,
+                // The segment does not depend on its state.
+                None => NdTensor::from_flat(cotangent.flat().zeros_like(), cotangent.shape()),
+            };
+            for (sum, part) in shared_cotangents.iter_mut().zip(pulled) {
+                *sum = match (sum.take(), part) {
+                    (Some(a), Some(b)) => Some(a.plus(b)),
+                    (a, b) => a.or(b),
+                };
+            }
+        }
+        Ok((cotangent, shared_cotangents))
+    }
+}
+
+fn record(
+    segment: &dyn Segment,
+    state: &NdTensor,
+    shared: &[NdTensor],
+    track_shared: bool,
+    trains: bool,
+) -> Result<(NdTensor, vjp::Recorded)> {
+    let mut inputs = vec![state.clone()];
+    if track_shared {
+        inputs.extend_from_slice(shared);
+    }
+    let tape = if trains { Tape::on() } else { Tape::off() };
+    let (mut values, recorded) = vjp(&inputs, tape, |inputs, tape| {
+        let shared = if track_shared { &inputs[1..] } else { shared };
+        Ok(vec![segment.forward(&inputs[0], shared, tape)?])
+    })?;
+    Ok((values.remove(0), recorded))
+}

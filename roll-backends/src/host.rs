@@ -1,0 +1,39 @@
+//! Between host tensors and device tensors.
+
+use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use roll_core::{Error, Result, Tensor};
+
+use crate::{BackendError, NdTensor};
+
+/// Copies a float host tensor to the device as f32. Fails when its rank is not `D`.
+pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Burn<D>> {
+    let shape: [usize; D] = tensor.shape().try_into().map_err(|_| BackendError::Rank {
+        what: "host tensor".into(),
+        expected: D,
+        found: tensor.shape().to_vec(),
+    })?;
+    Ok(Burn::from_data(TensorData::new(tensor.to_f32_vec(), shape), (device, DType::F32)))
+}
+
+/// As [`to_device`], of any rank.
+pub fn to_device_nd(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
+    let flat = to_device::<1>(&tensor.reshape([tensor.len()])?, device)?;
+    Ok(NdTensor::from_flat(flat, tensor.shape()))
+}
+
+/// Copies a device tensor to the host as f32 (without a copy where the device is the host and the tensor unshared).
+pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
+    let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
+    let shape = tensor.dims().to_vec();
+    let values = tensor
+        .cast(DType::F32)
+        .into_data()
+        .try_into_vec::<f32>()
+        .map_err(|e| Error::Misuse(format!("reading a tensor back from its device: {e:?}")))?;
+    Tensor::new(values, shape)
+}
+
+/// As [`to_host`], of any rank.
+pub fn to_host_nd(tensor: &NdTensor) -> Result<Tensor> {
+    to_host(tensor.flat().clone())?.reshape(tensor.shape())
+}

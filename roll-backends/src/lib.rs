@@ -1,0 +1,26 @@
+//! What the models and rewards of roll compute with: devices, value-and-pullback through Burn's autodiff, chains of
+//! recomputed segments, fused operators, LoRA, weight stores, optimizers and strategies.
+//!
+//! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
+//! autodiff graph.
+
+pub mod chain;
+pub mod device;
+pub mod error;
+pub mod host;
+pub mod layers;
+pub mod nd;
+pub mod ops;
+pub mod parameters;
+pub mod vjp;
+pub mod weights;
+
+pub use chain::{Chain, ChainRecord, Memory, Segment};
+pub use device::device;
+pub use error::BackendError;
+pub use host::{to_device, to_host};
+pub use layers::Scope;
+pub use nd::NdTensor;
+pub use parameters::{Parameters, Snapshot};
+pub use vjp::{Tape, vjp};
+pub use weights::{Resident, Weight, WeightStore, Weights};

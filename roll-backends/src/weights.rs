@@ -1,0 +1,100 @@
+//! Where frozen weights live: on the device, streamed, or sharded. One interface.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use roll_core::{Result, StateDict};
+
+use crate::{BackendError, NdTensor};
+
+/// Frozen weights of one segment of a network, by the checkpoint's key.
+pub type Weights = Arc<HashMap<String, Weight>>;
+
+/// One frozen weight, in the dtype it is stored in.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    value: NdTensor,
+}
+
+impl Weight {
+    /// Uploads a host tensor as `dtype`.
+    pub fn new(tensor: &roll_core::Tensor, dtype: DType, device: &Device) -> Self {
+        let flat = match (tensor.dtype(), dtype) {
+            (roll_core::DType::Bf16, DType::BF16) => {
+                let values = tensor.as_slice::<half::bf16>().unwrap_or(&[]).to_vec();
+                Tensor::from_data(TensorData::new(values, [tensor.len()]), (device, DType::BF16))
+            }
+            _ => {
+                let data = TensorData::new(tensor.to_f32_vec(), [tensor.len()]);
+                Tensor::<1>::from_data(data, (device, DType::F32)).cast(dtype)
+            }
+        };
+        Self { value: NdTensor::from_flat(flat, tensor.shape()) }
+    }
+
+    /// The value in f32, at rank `D`; a bf16 weight is widened for the moment of its use.
+    pub fn f32<const D: usize>(&self) -> Result<Tensor<D>> {
+        let value = self.value.rank::<D>()?;
+        Ok(if value.dtype() == DType::F32 { value } else { value.cast(DType::F32) })
+    }
+
+    /// Shape.
+    pub fn shape(&self) -> &[usize] {
+        self.value.shape()
+    }
+}
+
+/// Hands out the frozen weights of a network, segment by segment.
+pub trait WeightStore: Send + Sync {
+    /// All weights whose key starts with `prefix`. They may be dropped when the segment is done.
+    fn segment(&self, prefix: &str) -> Result<Weights>;
+
+    /// The device they arrive on.
+    fn device(&self) -> &Device;
+
+    /// Shape of one weight.
+    fn shape(&self, key: &str) -> Option<Vec<usize>>;
+}
+
+/// All weights on the device, all the time.
+pub struct Resident {
+    device: Device,
+    weights: HashMap<String, Weight>,
+    segments: std::sync::Mutex<HashMap<String, Weights>>,
+}
+
+impl Resident {
+    /// Uploads `state` as `dtype` (f32 or bf16).
+    pub fn new(state: &StateDict, dtype: DType, device: &Device) -> Self {
+        let weights = state.iter().map(|(k, t)| (k.clone(), Weight::new(t, dtype, device))).collect();
+        Self { device: device.clone(), weights, segments: Default::default() }
+    }
+}
+
+impl WeightStore for Resident {
+    fn segment(&self, prefix: &str) -> Result<Weights> {
+        let mut segments = self.segments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(found) = segments.get(prefix) {
+            return Ok(found.clone());
+        }
+        let part: HashMap<_, _> =
+            self.weights.iter().filter(|(k, _)| k.starts_with(prefix)).map(|(k, w)| (k.clone(), w.clone())).collect();
+        let part = Arc::new(part);
+        segments.insert(prefix.to_string(), part.clone());
+        Ok(part)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn shape(&self, key: &str) -> Option<Vec<usize>> {
+        self.weights.get(key).map(|w| w.shape().to_vec())
+    }
+}
+
+/// The weight `key`, or an error that names it.
+pub fn get<'a>(weights: &'a Weights, key: &str) -> Result<&'a Weight> {
+    weights.get(key).ok_or_else(|| BackendError::MissingWeight { name: key.into() }.into())
+}

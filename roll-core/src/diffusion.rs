@@ -1,0 +1,83 @@
+//! Flow-matching video diffusion models.
+
+use crate::{Adapter, Grad, Pullback, Result, Tensor};
+
+/// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Timestep(pub f64);
+
+/// Noise level in [0, 1]: x_sigma = (1 - sigma) * data + sigma * noise.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Sigma(pub f64);
+
+impl Sigma {
+    /// The timestep of this noise level.
+    pub fn timestep(self) -> Timestep {
+        Timestep(1000.0 * self.0)
+    }
+}
+
+/// What a model is conditioned on, as the user gives it.
+#[derive(Clone, Debug, Default)]
+pub struct ConditionInput {
+    /// Text.
+    pub prompt: String,
+    /// First frame, f32 `[3, H, W]` in [-1, 1].
+    pub image: Option<Tensor>,
+    /// Last frame, likewise.
+    pub end_image: Option<Tensor>,
+    /// Frames to generate.
+    pub frames: usize,
+    /// Height and width in pixels.
+    pub size: [usize; 2],
+}
+
+/// What a model is conditioned on, as its networks take it. Plain tensors: they can be cached and sent.
+#[derive(Clone, Debug)]
+pub struct Conditioning {
+    /// Text embedding, `[L, D]`, padded rows zero.
+    pub context: Tensor,
+    /// Channels concatenated to the latents, `[C, T, H, W]` in latent units (mask and image latents of I2V models).
+    pub channels: Option<Tensor>,
+    /// CLIP image tokens, `[L, D]` (Wan2.1 I2V).
+    pub image_tokens: Option<Tensor>,
+    /// The known first latent frame, `[C, 1, H, W]` (TI2V-5B): it replaces the first frame after each step.
+    pub first_frame: Option<Tensor>,
+    /// Shape of the latents, `[C, T, H, W]`.
+    pub latent_shape: [usize; 4],
+}
+
+/// Facts of the checkpoint that a sampler needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScheduleFacts {
+    /// Default shift of the sigma schedule.
+    pub shift: f64,
+    /// Timesteps at or above `boundary * 1000` use the high-noise expert; `None` with one expert.
+    pub boundary: Option<f64>,
+}
+
+/// A video diffusion model that predicts the velocity d x / d sigma. One sample at a time, no batch axis.
+pub trait DiffusionModel {
+    /// Facts of the checkpoint.
+    fn schedule(&self) -> ScheduleFacts;
+
+    /// Encodes prompt and pictures. Not differentiated.
+    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;
+
+    /// Velocity at `latents` (f32 `[C, T, H, W]`), same shape. The pullback gives the cotangent of the latents.
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)>;
+
+    /// Decodes latents (f32 `[C, T, H, W]`) to frames (f32 `[T', 3, H', W']`), clamped to [-1, 1]; the clamp has
+    /// zero gradient outside. The pullback gives the cotangent of the latents.
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>;
+
+    /// Encodes frames (f32 `[T', 3, H', W']` in [-1, 1]) to latents `[C, T, H, W]`. Not differentiated.
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
+}

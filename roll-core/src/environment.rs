@@ -1,0 +1,33 @@
+//! Environments that language-model agents act in.
+
+use crate::Result;
+
+/// What the agent sees.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observation {
+    /// Text shown to the agent.
+    pub text: String,
+}
+
+/// The consequence of an action.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transition {
+    /// What the agent sees next.
+    pub observation: Observation,
+    /// Reward of the action.
+    pub reward: f64,
+    /// Whether the task was solved or lost.
+    pub terminated: bool,
+    /// Whether a limit cut it off.
+    pub truncated: bool,
+    /// Whether the action was valid.
+    pub valid: bool,
+}
+
+/// A text environment, deterministic given its seed and the actions.
+pub trait Environment: Send {
+    /// Starts anew.
+    fn reset(&mut self, seed: u64) -> Result<Observation>;
+    /// Applies the agent's text.
+    fn step(&mut self, action: &str) -> Result<Transition>;
+}

@@ -1,0 +1,209 @@
+//! The error every trait of this crate returns.
+//!
+//! Implementations have error enums of their own and convert them with [`Error::component`]; the
+//! [`Fault`] they name decides the exit code of the command line (2 for a user's mistake, 1 for a failure).
+
+use std::path::PathBuf;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Who can put an error right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The input, the configuration or a file is wrong: the user can fix it.
+    User,
+    /// Something failed while the work was done right.
+    Failure,
+    /// The user or the system asked to stop.
+    Interrupt,
+}
+
+/// What went wrong, in terms of what was being done, to which file, tensor or key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // Files
+    /// A file could not be read or written.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was being done, as a verb phrase: "read", "create the directory".
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file was read but does not hold what it should.
+    #[error("{}: {problem}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found, and what to do about it.
+        problem: String,
+    },
+
+    // Tensors
+    /// A tensor has another shape than the operation needs.
+    #[error("{what}: expected shape {expected}, found {found:?}")]
+    Shape {
+        /// The tensor and the operation.
+        what: String,
+        /// The shape that is needed; letters name free axes.
+        expected: String,
+        /// The shape that was given.
+        found: Vec<usize>,
+    },
+    /// A tensor has another element type than the operation needs.
+    #[error("{what}: expected dtype {expected}, found {found}")]
+    DType {
+        /// The tensor and the operation.
+        what: String,
+        /// The dtype that is needed.
+        expected: String,
+        /// The dtype that was given.
+        found: String,
+    },
+    /// A value that must be finite is not.
+    #[error("{what} is not finite ({value})")]
+    NonFinite {
+        /// The quantity.
+        what: String,
+        /// Its value.
+        value: f64,
+    },
+
+    // Configuration
+    /// A configuration value is wrong.
+    #[error("configuration key `{key}`: {problem}")]
+    Config {
+        /// Dotted path of the key.
+        key: String,
+        /// What was expected and what was found.
+        problem: String,
+    },
+    /// No such name is registered.
+    #[error("no {kind} is called `{name}`{}; known: {known}", suggestion(.nearest))]
+    UnknownName {
+        /// Kind of the thing: "model", "reward", ...
+        kind: &'static str,
+        /// The name that was asked for.
+        name: String,
+        /// The nearest known name, when one is near.
+        nearest: Option<String>,
+        /// All known names, comma-separated.
+        known: String,
+    },
+    /// The user asked for something this build or component cannot do.
+    #[error("{0}")]
+    Unsupported(String),
+
+    // Runs
+    /// The run was asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// The caller broke a rule of an interface.
+    #[error("{0}")]
+    Misuse(String),
+    /// An error of a component's own kind.
+    #[error("{source}")]
+    Component {
+        /// Who can put it right.
+        fault: Fault,
+        /// The component's error.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// What was being done when `source` happened.
+    #[error("{doing}")]
+    Context {
+        /// What was being done: "reading row 3 of metadata.csv".
+        doing: String,
+        /// What went wrong.
+        #[source]
+        source: Box<Error>,
+    },
+}
+
+impl Error {
+    /// Wraps a component's own error.
+    pub fn component(fault: Fault, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Component { fault, source: Box::new(source) }
+    }
+
+    /// A file error; use as `map_err(Error::file("read", path))`.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+
+    /// A file with wrong contents.
+    pub fn bad_file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::BadFile { path: path.into(), problem: problem.into() }
+    }
+
+    /// A wrong configuration value.
+    pub fn config(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Config { key: key.into(), problem: problem.into() }
+    }
+
+    /// A tensor of the wrong shape.
+    pub fn shape(what: impl Into<String>, expected: impl Into<String>, found: &[usize]) -> Self {
+        Self::Shape { what: what.into(), expected: expected.into(), found: found.to_vec() }
+    }
+
+    /// Who can put this right.
+    pub fn fault(&self) -> Fault {
+        match self {
+            // A full disk or a failing device is no mistake of the configuration.
+            Self::File { source, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound
+                | std::io::ErrorKind::PermissionDenied
+                | std::io::ErrorKind::AlreadyExists
+                | std::io::ErrorKind::NotADirectory
+                | std::io::ErrorKind::IsADirectory
+                | std::io::ErrorKind::InvalidData
+                | std::io::ErrorKind::UnexpectedEof
+                | std::io::ErrorKind::InvalidInput => Fault::User,
+                _ => Fault::Failure,
+            },
+            Self::BadFile { .. }
+            | Self::Config { .. }
+            | Self::UnknownName { .. }
+            | Self::Unsupported(_)
+            | Self::Shape { .. }
+            | Self::DType { .. } => Fault::User,
+            Self::NonFinite { .. } | Self::Misuse(_) => Fault::Failure,
+            Self::Interrupted => Fault::Interrupt,
+            Self::Component { fault, .. } => *fault,
+            Self::Context { source, .. } => source.fault(),
+        }
+    }
+}
+
+/// Adds what was being done to an error.
+pub trait ResultExt<T> {
+    /// Wraps an error with `doing()`, evaluated only on error.
+    fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> ResultExt<T> for Result<T> {
+    fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Context { doing: doing(), source: Box::new(source) })
+    }
+}
+
+/// The known name nearest to `name`, when it is near enough to be what was meant.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|k| (strsim::damerau_levenshtein(&name.to_lowercase(), &k.to_lowercase()), k))
+        .filter(|(distance, k)| *distance <= 1 + k.len().max(name.len()) / 4)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, k)| k)
+}
+
+fn suggestion(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default()
+}

@@ -1,0 +1,36 @@
+//! What every part of roll shares: host tensors, the traits, value-and-pullback, the registry, configuration, run
+//! directories and metrics. No tensor library: this is the only crate a plugin author needs.
+//!
+//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`].
+
+pub mod algorithm;
+pub mod communicator;
+pub mod diffusion;
+pub mod environment;
+pub mod error;
+pub mod language;
+pub mod model;
+pub mod noise;
+pub mod pullback;
+pub mod registry;
+pub mod reward;
+pub mod strategy;
+pub mod tensor;
+pub mod video;
+
+pub use algorithm::{Algorithm, Progress, Silent, StepContext, StepReport};
+pub use communicator::{Communicator, Rank, SingleRank};
+pub use diffusion::{ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, Timestep};
+pub use environment::{Environment, Observation, Transition};
+pub use error::{Error, Fault, Result, ResultExt};
+pub use language::{Generation, LanguageModel, Sampling, TokenStats};
+pub use model::{Adapter, Model, ParameterSpec, StateDict};
+pub use noise::{Noise, Purpose};
+pub use pullback::{Grad, Pullback};
+pub use registry::{BuildContext, Factory, Options, Registration, Registry};
+pub use reward::{OnMissing, RewardScorer, Score, Target};
+pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
+pub use tensor::{DType, Element, Tensor};
+pub use video::{Sample, Video};
+
+pub use inventory;

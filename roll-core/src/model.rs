@@ -1,0 +1,121 @@
+//! A trainable model, whatever it generates.
+
+use std::collections::BTreeMap;
+
+use crate::{DiffusionModel, LanguageModel, Result, Tensor};
+
+/// Named tensors, sorted by name.
+pub type StateDict = BTreeMap<String, Tensor>;
+
+/// Name and shape of one trainable tensor; f32.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterSpec {
+    /// Unique within the model, and stable: checkpoints are keyed by it.
+    pub name: String,
+    /// Shape; its elements stand row-major in the flat layout.
+    pub shape: Vec<usize>,
+}
+
+impl ParameterSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Whether the trainable adapter takes part in a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adapter {
+    /// Base weights plus adapter.
+    On,
+    /// Base weights alone: the reference policy.
+    Off,
+}
+
+/// A model with trainable parameters.
+///
+/// The trainable parameters form one flat f32 vector: [`Model::parameters`] in order, each row-major. Pullbacks of
+/// the model add parameter gradients to accumulators inside it, in the same layout.
+pub trait Model: Send {
+    /// The trainable parameters; their order is the flat layout, and does not change while the model lives.
+    fn parameters(&self) -> &[ParameterSpec];
+
+    /// Length of the flat layout.
+    fn parameter_count(&self) -> usize {
+        self.parameters().iter().map(ParameterSpec::len).sum()
+    }
+
+    /// Copies the parameters to `out`, of exactly [`Model::parameter_count`] values.
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()>;
+
+    /// Replaces the parameters. Pullbacks recorded before still use the old values.
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()>;
+
+    /// Adds the accumulated gradients to `add_into` and clears the accumulators.
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()>;
+
+    /// The diffusion interface, if this is a diffusion model.
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        None
+    }
+
+    /// The language interface, if this is a language model.
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        None
+    }
+
+    /// What a user takes away from training, as files: name of the file (without directory or extension) and its
+    /// tensors under the names other programs read.
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;
+
+    /// Loads what [`Model::export_adapter`] gave. Fails when a tensor is missing, unexpected or misshapen, and then
+    /// changes nothing.
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()>;
+}
+
+/// Copies a flat vector into named tensors, and back, by the layout of `specs`.
+pub mod flat {
+    use super::{ParameterSpec, StateDict};
+    use crate::{Error, Result, Tensor};
+
+    /// Splits `values` by `specs`.
+    pub fn to_state(specs: &[ParameterSpec], values: &[f32]) -> Result<StateDict> {
+        let mut rest = values;
+        let mut state = StateDict::new();
+        for spec in specs {
+            let (head, tail) = rest.split_at_checked(spec.len()).ok_or_else(|| {
+                Error::shape("flat parameters", format!("at least {} values", spec.len()), &[rest.len()])
+            })?;
+            state.insert(spec.name.clone(), Tensor::new(head.to_vec(), spec.shape.clone())?);
+            rest = tail;
+        }
+        Ok(state)
+    }
+
+    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor.
+    pub fn from_state(specs: &[ParameterSpec], state: &StateDict) -> Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(specs.iter().map(ParameterSpec::len).sum());
+        for spec in specs {
+            let tensor =
+                state.get(&spec.name).ok_or_else(|| Error::Misuse(format!("the tensor `{}` is missing", spec.name)))?;
+            if tensor.shape() != spec.shape {
+                return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), tensor.shape()));
+            }
+            values.extend(tensor.to_f32_vec());
+        }
+        if let Some(name) = state.keys().find(|k| !specs.iter().any(|s| &s.name == *k)) {
+            return Err(Error::Misuse(format!("the tensor `{name}` is not one of the model's parameters")));
+        }
+        Ok(values)
+    }
+}
+
+/// Number of bytes of all tensors.
+pub fn state_bytes(state: &StateDict) -> usize {
+    state.values().map(|t: &Tensor| t.as_bytes().len()).sum()
+}

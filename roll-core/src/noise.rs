@@ -1,0 +1,138 @@
+//! Every random choice of a run, drawn on the host and keyed by what it is for.
+//!
+//! A draw depends on (seed, step, sample, purpose) alone: not on the backend, the number of ranks, the order of work,
+//! or whether the run was resumed.
+
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+
+use crate::{Result, Tensor};
+
+/// What a draw is for; its number is part of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// The latents a trajectory starts from.
+    Latents = 1,
+    /// Initial values of parameters.
+    Parameters = 2,
+    /// The order of the data.
+    Shuffle = 3,
+    /// Timesteps of flow matching.
+    Timesteps = 4,
+    /// Tests and synthetic data.
+    Synthetic = 5,
+}
+
+/// The source of all randomness of a run.
+#[derive(Clone, Debug)]
+pub struct Noise {
+    seed: u64,
+    fixed: Option<u32>,
+}
+
+impl Noise {
+    /// Draws keyed by `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, fixed: None }
+    }
+
+    /// As the reference: every sample of every step starts from the same latents, those of
+    /// `torch.randn(..., generator=manual_seed(seed))` on the CPU.
+    pub fn with_fixed_latents(mut self, torch_seed: u32) -> Self {
+        self.fixed = Some(torch_seed);
+        self
+    }
+
+    /// A generator for one purpose.
+    pub fn generator(&self, purpose: Purpose, step: u64, sample: u64) -> ChaCha8Rng {
+        let mut key = [0; 32];
+        for (slot, word) in key.chunks_exact_mut(8).zip([self.seed, step, sample, purpose as u64]) {
+            slot.copy_from_slice(&word.to_le_bytes());
+        }
+        ChaCha8Rng::from_seed(key)
+    }
+
+    /// Standard normal values.
+    pub fn normal(&self, purpose: Purpose, step: u64, sample: u64, shape: &[usize]) -> Result<Tensor> {
+        let mut rng = self.generator(purpose, step, sample);
+        let values = (0..shape.iter().product()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>();
+        Tensor::new(values, shape)
+    }
+
+    /// The latents that a sample's trajectory starts from.
+    pub fn latents(&self, step: u64, sample: u64, shape: &[usize]) -> Result<Tensor> {
+        match self.fixed {
+            Some(seed) => Tensor::new(torch_randn(seed, shape.iter().product()), shape),
+            None => self.normal(Purpose::Latents, step, sample, shape),
+        }
+    }
+
+    /// A permutation of `0..n`.
+    pub fn permutation(&self, epoch: u64, n: usize) -> Vec<usize> {
+        let mut rng = self.generator(Purpose::Shuffle, epoch, 0);
+        let mut order: Vec<usize> = (0..n).collect();
+        for i in (1..n).rev() {
+            // Lemire's multiply-shift: without modulo bias worth speaking of at 64 bits.
+            let j = ((u128::from(rng.next_u64()) * (i as u128 + 1)) >> 64) as usize;
+            order.swap(i, j);
+        }
+        order
+    }
+}
+
+/// `torch.randn(n)` of the CPU generator seeded with `seed`: 24-bit uniforms of MT19937, then Box-Muller on blocks of
+/// sixteen, the first eight of a block with the last eight. Fewer than sixteen values take another path there and are
+/// drawn here as the head of sixteen.
+fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
+    let mut mt = rand_mt::Mt::new(seed);
+    let mut uniform = || (mt.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
+    let block = |values: &mut [f32]| {
+        for j in 0..8 {
+            let (u1, u2) = (1.0 - values[j], values[j + 8]);
+            let radius = (-2.0 * u1.ln()).sqrt();
+            let (sin, cos) = (std::f32::consts::TAU * u2).sin_cos();
+            values[j] = radius * cos;
+            values[j + 8] = radius * sin;
+        }
+    };
+    let mut values: Vec<f32> = (0..n.max(16)).map(|_| uniform()).collect();
+    let whole = values.len() / 16 * 16;
+    values[..whole].chunks_exact_mut(16).for_each(block);
+    if whole != values.len() {
+        let tail = values.len() - 16;
+        values[tail..].iter_mut().for_each(|v| *v = uniform());
+        block(&mut values[tail..]);
+    }
+    values.truncate(n);
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_depends_on_its_key_alone() {
+        let noise = Noise::new(7);
+        let a = noise.normal(Purpose::Latents, 3, 5, &[4]).unwrap();
+        noise.normal(Purpose::Latents, 0, 0, &[100]).unwrap();
+        assert_eq!(a.f32s().unwrap(), noise.normal(Purpose::Latents, 3, 5, &[4]).unwrap().f32s().unwrap());
+        for (purpose, step, sample) in [(Purpose::Latents, 4, 5), (Purpose::Latents, 3, 6), (Purpose::Parameters, 3, 5)]
+        {
+            assert_ne!(a.f32s().unwrap(), noise.normal(purpose, step, sample, &[4]).unwrap().f32s().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_permutation_holds_everything_once() {
+        let order = Noise::new(1).permutation(0, 100);
+        let mut sorted = order.clone();
+        sorted.sort();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+        assert_ne!(order, sorted);
+        assert_ne!(order, Noise::new(1).permutation(1, 100));
+    }
+}

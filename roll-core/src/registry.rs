@@ -1,0 +1,175 @@
+//! Names of implementations, and how to make them.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Algorithm, Environment, Error, Model, Result, RewardScorer, Strategy};
+
+/// Options of an implementation, as parsed from the configuration.
+pub type Options = serde_json::Map<String, serde_json::Value>;
+
+/// What an implementation may need to know when it is made.
+#[derive(Clone, Debug)]
+pub struct BuildContext {
+    /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
+    pub backend: String,
+    /// Seed of the run, for initial parameters.
+    pub seed: u64,
+    /// Directory that relative paths of the options start from.
+    pub base_dir: PathBuf,
+}
+
+impl BuildContext {
+    /// `path` from where relative paths start.
+    pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.base_dir.join(path)
+    }
+}
+
+/// How to make one.
+#[derive(Clone, Copy)]
+#[allow(missing_docs)] // each variant makes what its name says
+pub enum Factory {
+    Model(fn(&Options, &BuildContext) -> Result<Box<dyn Model>>),
+    Reward(fn(&Options, &BuildContext) -> Result<Box<dyn RewardScorer>>),
+    Algorithm(fn(&Options, &BuildContext) -> Result<Box<dyn Algorithm>>),
+    Strategy(fn(&Options, &BuildContext) -> Result<Box<dyn Strategy>>),
+    Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
+}
+
+impl Factory {
+    /// The word for what it makes.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Model(_) => "model",
+            Self::Reward(_) => "reward",
+            Self::Algorithm(_) => "algorithm",
+            Self::Strategy(_) => "strategy",
+            Self::Environment(_) => "environment",
+        }
+    }
+}
+
+/// One implementation, under a name. Submit with `inventory::submit!`.
+pub struct Registration {
+    /// The name in the configuration.
+    pub name: &'static str,
+    /// One line for listings.
+    pub summary: &'static str,
+    /// Crate or file it comes from.
+    pub origin: &'static str,
+    /// Version of that.
+    pub version: &'static str,
+    /// Every option with its default: what `roll config` shows and unknown keys are compared with.
+    pub defaults: fn() -> Options,
+    /// How to make it.
+    pub factory: Factory,
+}
+
+inventory::collect!(Registration);
+
+/// All known implementations, sorted by kind and name.
+pub struct Registry {
+    entries: Vec<&'static Registration>,
+}
+
+impl Registry {
+    /// What is linked in. Fails when a name of one kind stands twice.
+    pub fn linked() -> Result<Self> {
+        let mut entries: Vec<_> = inventory::iter::<Registration>.into_iter().collect();
+        entries.sort_by_key(|r| (r.factory.kind(), r.name));
+        for pair in entries.windows(2) {
+            let [a, b] = pair else { continue };
+            if (a.factory.kind(), a.name) == (b.factory.kind(), b.name) {
+                return Err(Error::Unsupported(format!(
+                    "the {} `{}` is registered twice: by {} {} and by {} {}; leave one out",
+                    a.factory.kind(),
+                    a.name,
+                    a.origin,
+                    a.version,
+                    b.origin,
+                    b.version
+                )));
+            }
+        }
+        Ok(Self { entries })
+    }
+
+    /// All of them.
+    pub fn entries(&self) -> &[&'static Registration] {
+        &self.entries
+    }
+
+    /// The one of `kind` called `name`.
+    pub fn find(&self, kind: &'static str, name: &str) -> Result<&'static Registration> {
+        let known = || self.entries.iter().filter(|r| r.factory.kind() == kind).map(|r| r.name);
+        self.entries.iter().find(|r| r.factory.kind() == kind && r.name == name).copied().ok_or_else(|| {
+            Error::UnknownName {
+                kind,
+                name: name.into(),
+                nearest: crate::error::nearest(name, known()).map(Into::into),
+                known: known().collect::<Vec<_>>().join(", "),
+            }
+        })
+    }
+
+    /// Makes a model.
+    pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
+        match self.find("model", name)?.factory {
+            Factory::Model(make) => make(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+
+    /// Makes a reward.
+    pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
+        match self.find("reward", name)?.factory {
+            Factory::Reward(make) => make(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+
+    /// Makes an algorithm.
+    pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
+        match self.find("algorithm", name)?.factory {
+            Factory::Algorithm(make) => make(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+
+    /// Makes a strategy.
+    pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
+        match self.find("strategy", name)?.factory {
+            Factory::Strategy(make) => make(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+}
+
+/// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the
+/// configuration ("model").
+pub fn parse_options<T>(prefix: &str, options: &Options) -> Result<T>
+where
+    T: serde::de::DeserializeOwned + serde::Serialize + Default,
+{
+    let known = default_options::<T>();
+    if let Some(key) = options.keys().find(|k| !known.contains_key(*k)) {
+        let near = crate::error::nearest(key, known.keys().map(String::as_str));
+        let hint = near
+            .map(|n| format!("did you mean `{n}`?"))
+            .unwrap_or_else(|| format!("known keys: {}", known.keys().cloned().collect::<Vec<_>>().join(", ")));
+        return Err(Error::config(format!("{prefix}.{key}"), format!("unknown key; {hint}")));
+    }
+    serde_path_to_error::deserialize(serde_json::Value::Object(options.clone())).map_err(|e| {
+        let path = e.path().to_string();
+        let key = if path == "." { prefix.to_string() } else { format!("{prefix}.{path}") };
+        Error::config(key, e.into_inner().to_string())
+    })
+}
+
+/// The defaults of typed options, as [`Registration::defaults`] wants them.
+pub fn default_options<T: serde::Serialize + Default>() -> Options {
+    match serde_json::to_value(T::default()) {
+        Ok(serde_json::Value::Object(map)) => map,
+        _ => Options::new(),
+    }
+}

@@ -1,0 +1,70 @@
+//! Rewards: how good is a video.
+
+use std::collections::BTreeMap;
+
+use crate::{Grad, Pullback, Result, Tensor, Video};
+
+/// What a scorer computed from the reference, once per sample. Plain tensors: it can be cached and sent.
+#[derive(Clone, Debug, Default)]
+pub struct Target {
+    /// Named tensors, the scorer's own.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// The outcome of scoring.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Score {
+    /// There was something to score.
+    Value {
+        /// Higher is better.
+        value: f64,
+        /// Numbers worth logging, by name: parts of a sum, frames with a face.
+        details: BTreeMap<String, f64>,
+    },
+    /// There was nothing to score (no face in any frame). Never a silent zero: the scorer's `on_missing` decides.
+    Missing {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Score {
+    /// A score without details.
+    pub fn of(value: f64) -> Self {
+        Self::Value { value, details: BTreeMap::new() }
+    }
+}
+
+/// What to do with a sample that has nothing to score.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnMissing {
+    /// Leave the sample out of the update, count it and log it.
+    #[default]
+    Skip,
+    /// Stop the run.
+    Error,
+    /// Score it as this value, without gradient.
+    Value(f64),
+}
+
+/// Scores videos against a reference.
+pub trait RewardScorer: Send {
+    /// Name for logs and messages.
+    fn name(&self) -> &str;
+
+    /// Whether [`RewardScorer::score`] can return a pullback.
+    fn differentiable(&self) -> bool;
+
+    /// Computes what depends on the reference alone. Fails when the reference cannot be a target (no face in it).
+    fn prepare(&mut self, reference: &Video) -> Result<Target>;
+
+    /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
+    /// (scalar) and gives that of the frames (`[T, 3, H, W]`).
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
+
+    /// What to do with a [`Score::Missing`].
+    fn on_missing(&self) -> OnMissing {
+        OnMissing::Skip
+    }
+}

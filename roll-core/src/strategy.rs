@@ -1,0 +1,60 @@
+//! How gradients become updates: one process, or ZeRO over many.
+
+use crate::{Communicator, Model, Result, StateDict};
+
+/// AdamW and clipping.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// Decay rates of the moments.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    pub max_grad_norm: f64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 }
+    }
+}
+
+/// What happened in an update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StrategyReport {
+    /// Global norm of the (scaled) gradient before clipping.
+    pub grad_norm: f64,
+    /// Whether clipping scaled it.
+    pub clipped: bool,
+    /// False when a non-finite gradient left the parameters as they were.
+    pub applied: bool,
+}
+
+/// Owns optimizer state and the gradient accumulator.
+pub trait Strategy: Send {
+    /// Takes over the optimization of `model`; reads its parameters.
+    fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
+
+    /// Adds the model's accumulated gradients to the strategy's, and clears them in the model.
+    fn accumulate(&mut self, model: &mut dyn Model) -> Result<()>;
+
+    /// Forgets what was accumulated.
+    fn discard(&mut self);
+
+    /// Multiplies the accumulated gradient (summed over ranks) by `scale`, clips it, updates the parameters of
+    /// `model` at `learning_rate`, and clears the accumulator. A non-finite gradient changes nothing but the
+    /// accumulator and is reported.
+    fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport>;
+
+    /// The ranks of the job.
+    fn communicator(&self) -> &dyn Communicator;
+
+    /// Optimizer state, for a checkpoint.
+    fn state(&self) -> Result<StateDict>;
+
+    /// Restores [`Strategy::state`].
+    fn load_state(&mut self, state: &StateDict) -> Result<()>;
+}

@@ -1,0 +1,79 @@
+//! Videos and training samples.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::{Error, Result, Tensor};
+
+/// Frames in RGB, f32 `[T, 3, H, W]`, values in [-1, 1].
+#[derive(Clone, Debug)]
+pub struct Video {
+    frames: Tensor,
+    fps: f64,
+}
+
+impl Video {
+    /// Checks that `frames` is f32 `[T, 3, H, W]`.
+    pub fn new(frames: Tensor, fps: f64) -> Result<Self> {
+        match (frames.shape(), frames.f32s()) {
+            ([_, 3, _, _], Ok(_)) => Ok(Self { frames, fps }),
+            (shape, Ok(_)) => Err(Error::shape("video", "[T, 3, H, W]", shape)),
+            (_, Err(e)) => Err(e),
+        }
+    }
+
+    /// f32 `[T, 3, H, W]` in [-1, 1].
+    pub fn frames(&self) -> &Tensor {
+        &self.frames
+    }
+
+    /// Frames per second.
+    pub fn fps(&self) -> f64 {
+        self.fps
+    }
+
+    /// `[T, H, W]`.
+    pub fn dims(&self) -> [usize; 3] {
+        let s = self.frames.shape();
+        [s[0], s[2], s[3]]
+    }
+
+    /// One frame, `[3, H, W]`, as a slice.
+    pub fn frame(&self, t: usize) -> &[f32] {
+        let [_, h, w] = self.dims();
+        let values = self.frames.f32s().unwrap_or(&[]); // checked in `new`
+        &values[t * 3 * h * w..(t + 1) * 3 * h * w]
+    }
+}
+
+/// One row of the training data.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Position in the data set, stable over epochs and ranks: part of the key of this sample's noise.
+    pub index: u64,
+    /// Where it came from, for messages: file and row.
+    pub origin: String,
+    /// Text prompt.
+    pub prompt: String,
+    /// The clip, already resized and cropped.
+    pub video: Arc<Video>,
+    /// A reference picture, `[3, H, W]` in [-1, 1], when the row has one; the clip's first frame stands in otherwise.
+    pub image: Option<Tensor>,
+    /// A picture for the last frame, as `image`.
+    pub end_image: Option<Tensor>,
+    /// The video's file.
+    pub path: Option<PathBuf>,
+}
+
+impl Sample {
+    /// The conditioning picture, `[3, H, W]`: the row's own, or the clip's first frame.
+    pub fn reference_image(&self) -> Result<Tensor> {
+        match &self.image {
+            Some(image) => Ok(image.clone()),
+            None => {
+                let [_, h, w] = self.video.dims();
+                Tensor::new(self.video.frame(0).to_vec(), [3, h, w])
+            }
+        }
+    }
+}

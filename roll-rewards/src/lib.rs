@@ -1,0 +1,1 @@
+//! Rewards: a differentiable ONNX executor and the InsightFace identity score.
