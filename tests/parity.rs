@@ -1,0 +1,103 @@
+//! Parity with the reference: every case directory under `$ROLL_FIXTURES` (default `tests/fixtures`).
+//!
+//! A case's kind is its directory name up to a `__suffix`; sizes, seeds and settings come from its `config.json`.
+//! Prints one line per case. A kind nobody knows fails. Arguments filter cases by name.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[path = "parity/case.rs"]
+mod case;
+
+use case::{Case, Outcome, Report};
+
+type Run = fn(&Case) -> Outcome<Report>;
+
+/// Every kind, and what runs it; `None` belongs to a part that is not built yet.
+const KINDS: &[(&str, Option<Run>)] = &[
+    ("agentic_functions", None),
+    ("agentic_loss", None),
+    ("agentic_pg_variants", None),
+    ("gguf_smollm2", None),
+    ("llama_tiny", None),
+    ("merge_lora", None),
+    ("qwen2_tiny", None),
+    ("qwen3_tiny", None),
+];
+
+enum Verdict {
+    Passed(String),
+    Failed(String),
+    Pending,
+}
+
+fn main() -> ExitCode {
+    let root = std::env::var_os("ROLL_FIXTURES")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"));
+    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let mut dirs: Vec<PathBuf> = match std::fs::read_dir(&root) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect(),
+        Err(e) => {
+            println!("cannot read the fixtures at {}: {e}", root.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    dirs.sort();
+    let (mut passed, mut failed, mut pending) = (0, 0, 0);
+    for dir in dirs {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !filters.is_empty() && !filters.iter().any(|f| name.contains(f.as_str())) {
+            continue;
+        }
+        let verdict = catch_unwind(AssertUnwindSafe(|| judge(&dir)))
+            .unwrap_or_else(|_| Verdict::Failed("it panicked; the message stands above".into()));
+        match verdict {
+            Verdict::Passed(line) => {
+                passed += 1;
+                println!("{name:<24} ok       {line}");
+            }
+            Verdict::Failed(line) => {
+                failed += 1;
+                println!("{name:<24} FAILED   {line}");
+            }
+            Verdict::Pending => {
+                pending += 1;
+                println!("{name:<24} pending  its part of roll is not built yet");
+            }
+        }
+    }
+    println!("\n{passed} passed, {failed} failed, {pending} skipped");
+    if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn judge(dir: &std::path::Path) -> Verdict {
+    let case = match Case::open(dir) {
+        Ok(case) => case,
+        Err(e) => return Verdict::Failed(e.to_string()),
+    };
+    match find(case.kind()) {
+        None => Verdict::Failed(format!("nobody knows the kind `{}`", case.kind())),
+        Some(None) => Verdict::Pending,
+        Some(Some(run)) => match run(&case) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(report) => match report.failures() {
+                failures if failures.is_empty() => Verdict::Passed(report.to_string()),
+                failures => {
+                    let shown = failures.iter().take(12).map(|f| format!("\n    {f}")).collect::<String>();
+                    Verdict::Failed(format!("{report}; {} wrong:{shown}", failures.len()))
+                }
+            },
+        },
+    }
+}
+
+/// A kind is known by its whole name or by its family: `dit_tiny_i2v` is a `dit`.
+fn find(kind: &str) -> Option<Option<Run>> {
+    KINDS
+        .iter()
+        .filter(|(known, _)| kind == *known || kind.starts_with(&format!("{known}_")))
+        .max_by_key(|(known, _)| known.len())
+        .map(|(_, run)| *run)
+}

@@ -1,0 +1,206 @@
+//! One directory of golden numbers, and the comparison with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use roll_core::{DType, StateDict, Tensor};
+use serde::de::DeserializeOwned;
+
+/// Anything that ends a case.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Result of a case.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Times its own measured f32 error that a tensor may differ by, and the floor of that, relative to its largest value.
+const ERROR_FACTOR: f64 = 8.0;
+const ERROR_FLOOR: f64 = 1e-6;
+
+/// A case: `config.json`, `tensors.json` and safetensors files.
+pub struct Case {
+    /// Directory.
+    pub dir: PathBuf,
+    /// Directory name.
+    pub name: String,
+    json: serde_json::Value,
+}
+
+impl Case {
+    /// Reads the configuration of the case in `dir`.
+    pub fn open(dir: &Path) -> Outcome<Self> {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let json = serde_json::from_slice(&std::fs::read(dir.join("config.json"))?)?;
+        Ok(Self { dir: dir.to_path_buf(), name, json })
+    }
+
+    /// The directory name up to a `__suffix`.
+    pub fn kind(&self) -> &str {
+        self.name.split("__").next().unwrap_or(&self.name)
+    }
+
+    /// The `config` object, typed.
+    pub fn config<T: DeserializeOwned>(&self) -> Outcome<T> {
+        Ok(serde_json::from_value(self.json["config"].clone())?)
+    }
+
+    /// The whole configuration file.
+    #[allow(dead_code)]
+    pub fn json(&self) -> &serde_json::Value {
+        &self.json
+    }
+
+    /// All tensors of a safetensors file of the case (the path may lead to a neighbour, `../vae21_tiny/...`).
+    pub fn tensors(&self, file: &str) -> Outcome<StateDict> {
+        let path = self.dir.join(file);
+        let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let file = safetensors::SafeTensors::deserialize(&bytes)?;
+        file.tensors()
+            .into_iter()
+            .map(|(name, view)| {
+                use safetensors::Dtype as D;
+                let dtype = match view.dtype() {
+                    D::F32 => DType::F32,
+                    D::BF16 => DType::Bf16,
+                    D::F16 => DType::F16,
+                    D::I64 => DType::I64,
+                    D::I32 => DType::I32,
+                    D::U8 => DType::U8,
+                    D::BOOL => DType::Bool,
+                    other => return Err(format!("{name}: dtype {other:?}").into()),
+                };
+                let bytes = std::sync::Arc::new(view.data().to_vec());
+                Ok((name, Tensor::from_bytes(dtype, view.shape(), bytes)?))
+            })
+            .collect()
+    }
+
+    /// The expected tensors of `file`, each with what it may differ by.
+    pub fn expected(&self, file: &str) -> Outcome<Report> {
+        let expected = self.tensors(file)?;
+        let wide = self.json["suggested_tolerance_rel_to_max"].as_f64().unwrap_or(ERROR_FLOOR);
+        let tolerances = expected
+            .iter()
+            .map(|(name, tensor)| {
+                let own = self.json["tolerance"][name]["f32_vs_f64_rel_to_max"].as_f64();
+                let relative = match tensor.dtype() {
+                    DType::F32 | DType::Bf16 | DType::F16 => own.map_or(wide, |e| ERROR_FACTOR * e).max(ERROR_FLOOR),
+                    _ => 0.0,
+                };
+                (name.clone(), relative)
+            })
+            .collect();
+        Ok(Report { expected, tolerances, ..Report::default() })
+    }
+}
+
+/// What was compared, and how far off it was.
+#[derive(Default)]
+pub struct Report {
+    expected: StateDict,
+    tolerances: BTreeMap<String, f64>,
+    seen: BTreeSet<String>,
+    left_out: Vec<(String, String)>,
+    failures: Vec<String>,
+    worst: Option<Worst>,
+}
+
+struct Worst {
+    name: String,
+    error: f64,
+    allowed: f64,
+}
+
+impl Report {
+    /// The expected tensor `name`.
+    pub fn get(&self, name: &str) -> Outcome<&Tensor> {
+        Ok(self.expected.get(name).ok_or_else(|| format!("the case holds no `{name}`"))?)
+    }
+
+    /// Names of all expected tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.expected.keys().cloned().collect()
+    }
+
+    /// Compares `actual` with the expected tensor `name`: `max |a - b| <= tolerance * max |b|`. Leading axes of length
+    /// one are ignored, since the reference has a batch axis where we have none. Not finite is different.
+    pub fn compare(&mut self, name: &str, actual: &Tensor) {
+        self.seen.insert(name.to_string());
+        let Some(expected) = self.expected.get(name) else {
+            self.failures.push(format!("{name}: not among the expected tensors"));
+            return;
+        };
+        let trim = |shape: &[usize]| shape.iter().copied().skip_while(|&d| d == 1).collect::<Vec<_>>();
+        if trim(expected.shape()) != trim(actual.shape()) {
+            self.failures.push(format!("{name}: expected shape {:?}, found {:?}", expected.shape(), actual.shape()));
+            return;
+        }
+        let (a, b) = (actual.to_f32_vec(), expected.to_f32_vec());
+        let scale = b.iter().fold(0f64, |m, v| m.max(f64::from(v.abs())));
+        let error = a.iter().zip(&b).fold(0f64, |m, (a, b)| {
+            let e = (f64::from(*a) - f64::from(*b)).abs();
+            if e.is_nan() { f64::INFINITY } else { m.max(e) }
+        });
+        // An expected tensor of zeros has no scale of its own; rounding is then measured against one.
+        let relative = error / if scale > 0.0 { scale } else { 1.0 };
+        let allowed = self.tolerances[name];
+        if relative > allowed {
+            self.failures.push(format!("{name}: error {relative:.2e} of its largest value, allowed {allowed:.2e}"));
+        }
+        let share = |error: f64, allowed: f64| error / allowed.max(f64::MIN_POSITIVE);
+        if self.worst.as_ref().is_none_or(|w| share(relative, allowed) > share(w.error, w.allowed)) {
+            self.worst = Some(Worst { name: name.to_string(), error: relative, allowed });
+        }
+    }
+
+    /// Compares a scalar.
+    pub fn compare_value(&mut self, name: &str, actual: f64) {
+        self.compare(name, &Tensor::scalar(actual as f32));
+    }
+
+    /// Says why an expected tensor is not compared; printed with the case.
+    pub fn leave_out(&mut self, name: &str, reason: &str) {
+        self.seen.insert(name.to_string());
+        self.left_out.push((name.to_string(), reason.to_string()));
+    }
+
+    /// A check that is no tensor comparison.
+    #[allow(dead_code)]
+    pub fn check(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.failures.push(what());
+        }
+    }
+
+    /// Joins the report of another file of the same case.
+    pub fn join(&mut self, other: Report) {
+        let share = |w: &Worst| w.error / w.allowed.max(f64::MIN_POSITIVE);
+        self.expected.extend(other.expected);
+        self.tolerances.extend(other.tolerances);
+        self.seen.extend(other.seen);
+        self.left_out.extend(other.left_out);
+        self.failures.extend(other.failures);
+        self.worst = match (self.worst.take(), other.worst) {
+            (Some(a), Some(b)) => Some(if share(&a) >= share(&b) { a } else { b }),
+            (a, b) => a.or(b),
+        };
+    }
+
+    /// What went wrong, an expected tensor that nobody compared included.
+    pub fn failures(&self) -> Vec<String> {
+        let forgotten = self.expected.keys().filter(|k| !self.seen.contains(*k));
+        self.failures.iter().cloned().chain(forgotten.map(|k| format!("{k}: never compared"))).collect()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tensors", self.seen.len() - self.left_out.len())?;
+        if let Some(Worst { name, error, allowed }) = &self.worst {
+            write!(f, ", largest error {error:.2e} of {allowed:.2e} allowed ({name})")?;
+        }
+        for (name, reason) in &self.left_out {
+            write!(f, "; not compared: {name} ({reason})")?;
+        }
+        Ok(())
+    }
+}
