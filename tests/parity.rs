@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "parity/dit.rs"]
+mod dit;
 
 use case::{Case, Outcome, Report};
 
@@ -19,6 +21,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("agentic_functions", None),
     ("agentic_loss", None),
     ("agentic_pg_variants", None),
+    ("dit", Some(dit::run)),
     ("gguf_smollm2", None),
     ("llama_tiny", None),
     ("merge_lora", None),

@@ -55,6 +55,12 @@ impl Noise {
         ChaCha8Rng::from_seed(key)
     }
 
+    /// A source of values uniform in [-1, 1).
+    pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 {
+        let mut rng = self.generator(purpose, step, sample);
+        move || (rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0
+    }
+
     /// Standard normal values.
     pub fn normal(&self, purpose: Purpose, step: u64, sample: u64, shape: &[usize]) -> Result<Tensor> {
         let mut rng = self.generator(purpose, step, sample);

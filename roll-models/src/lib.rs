@@ -1,1 +1,3 @@
-//! Wan2.2 and weight files.
+//! Models of roll: Wan2.2 video diffusion, and the weight file formats.
+
+pub mod wan2_2;

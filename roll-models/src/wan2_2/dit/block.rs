@@ -1,0 +1,201 @@
+//! The segments of the network: patch embedding, blocks, head.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, ops};
+use roll_core::Result;
+
+use super::config::DitConfig;
+use super::embed::EPS;
+
+/// Sees the inner values of a pass by name; tests compare them.
+pub type Probe = Arc<dyn Fn(&str, &Tensor<2>) + Send + Sync>;
+
+/// What all segments of one forward pass have in common.
+pub struct Pass {
+    /// Shape of the network.
+    pub config: DitConfig,
+    /// Frozen weights.
+    pub store: Arc<dyn WeightStore>,
+    /// Trainable parameters; `None` runs the base model alone.
+    pub trainable: Option<Snapshot>,
+    /// alpha / rank.
+    pub lora_scale: f64,
+    /// Rotary tables, `[tokens, head_dim / 2]`.
+    pub rope: (Tensor<2>, Tensor<2>),
+    /// Tokens whose timestep is zero because their latents are given (TI2V): they come first. Modulations then have
+    /// two rows, for these and for the others.
+    pub known_tokens: usize,
+    /// Rows of the context that are image tokens: they come first.
+    pub image_rows: usize,
+    /// Told inner values.
+    pub probe: Option<Probe>,
+}
+
+/// Positions of the shared tensors of a chain.
+pub mod shared {
+    /// `[G, dim]`, read by the head.
+    pub const TIME: usize = 0;
+    /// `[G, 6 * dim]`, read by the blocks.
+    pub const MODULATION: usize = 1;
+    /// `[L, dim]`, image rows first.
+    pub const CONTEXT: usize = 2;
+}
+
+impl Pass {
+    /// Runs `f` with the weights under `prefix`.
+    pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
+        let weights = self.store.segment(prefix)?;
+        let trainable = self.trainable.as_ref();
+        f(&Scope { weights: &weights, trainable, lora_scale: self.lora_scale, tape })
+    }
+
+    /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are two.
+    fn per_token(&self, groups: Tensor<2>, tokens: usize) -> Tensor<2> {
+        let [count, width] = groups.dims();
+        if count == 1 {
+            return groups;
+        }
+        let known = groups.clone().narrow(0, 0, 1).expand([self.known_tokens, width]);
+        let others = groups.narrow(0, 1, 1).expand([tokens - self.known_tokens, width]);
+        Tensor::cat(vec![known, others], 0)
+    }
+
+    fn see(&self, name: impl FnOnce() -> String, value: &Tensor<2>) {
+        if let Some(probe) = &self.probe {
+            probe(&name(), value);
+        }
+    }
+}
+
+/// Tokens of pixels to tokens of width `dim`.
+pub struct PatchEmbedding(pub Arc<Pass>);
+
+impl Segment for PatchEmbedding {
+    fn forward(&self, state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let pass = &self.0;
+        pass.scoped("patch_embedding.", tape, |scope| {
+            // A convolution whose stride is its kernel is a product.
+            let weight = scope.weight::<5>("patch_embedding.weight")?;
+            let weight = weight.reshape([pass.config.dim, pass.config.patch_in()]);
+            let bias = scope.weight::<1>("patch_embedding.bias")?;
+            let x = state.rank::<2>()?.matmul(weight.transpose()) + bias.unsqueeze();
+            pass.see(|| "patch_embedding".into(), &x);
+            Ok(x.into())
+        })
+    }
+}
+
+/// One transformer block: self-attention, cross-attention, feed-forward.
+pub struct Block {
+    /// Its number.
+    pub index: usize,
+    /// The pass it belongs to.
+    pub pass: Arc<Pass>,
+}
+
+impl Segment for Block {
+    fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let prefix = format!("blocks.{}.", self.index);
+        self.pass.scoped(&prefix, tape, |scope| {
+            let x = state.rank::<2>()?;
+            let modulation = shared[shared::MODULATION].rank::<2>()?;
+            let context = shared[shared::CONTEXT].rank::<2>()?;
+            Ok(self.apply(scope, x, modulation, context)?.into())
+        })
+    }
+}
+
+impl Block {
+    fn apply(&self, scope: &Scope<'_>, x: Tensor<2>, modulation: Tensor<2>, context: Tensor<2>) -> Result<Tensor<2>> {
+        let (pass, name) = (&self.pass, format!("blocks.{}", self.index));
+        let (dim, tokens) = (pass.config.dim, x.dims()[0]);
+        let own = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
+        let modulation = modulation + own;
+        let part = |i: usize| pass.per_token(modulation.clone().narrow(1, i * dim, dim), tokens);
+
+        let h = ops::layer_norm(x.clone(), part(1) + 1.0, part(0), EPS);
+        let attended = self.self_attention(scope, h, &format!("{name}.self_attn"))?;
+        let x = ops::gated_add(x, attended, part(2));
+
+        let gain = scope.weight::<1>(&format!("{name}.norm3.weight"))?.unsqueeze();
+        let shift = scope.weight::<1>(&format!("{name}.norm3.bias"))?.unsqueeze();
+        let h = ops::layer_norm(x.clone(), gain, shift, EPS);
+        let x = x + self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
+
+        let h = ops::layer_norm(x.clone(), part(4) + 1.0, part(3), EPS);
+        let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
+        let h = scope.linear(h, &format!("{name}.ffn.2"))?;
+        let x = ops::gated_add(x, h, part(5));
+        pass.see(|| name.clone(), &x);
+        Ok(x)
+    }
+
+    fn self_attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let heads = self.pass.config.heads;
+        let (cos, sin) = &self.pass.rope;
+        let rotated = |part: &str| -> Result<Tensor<2>> {
+            let x = normed(scope, h.clone(), name, part)?;
+            Ok(ops::rope(x, cos.clone(), sin.clone(), heads))
+        };
+        let (q, k) = (rotated("q")?, rotated("k")?);
+        let v = scope.linear(h.clone(), &format!("{name}.v"))?;
+        let out = scope.linear(ops::attention(q, k, v, heads), &format!("{name}.o"))?;
+        self.pass.see(|| name.into(), &out);
+        Ok(out)
+    }
+
+    /// Every row of the context is a key, padding included: the reference does not mask it.
+    fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let (heads, image_rows) = (self.pass.config.heads, self.pass.image_rows);
+        let [rows, _] = context.dims();
+        let text = match image_rows {
+            0 => context.clone(),
+            _ => context.clone().narrow(0, image_rows, rows - image_rows),
+        };
+        let q = normed(scope, h, name, "q")?;
+        let k = normed(scope, text.clone(), name, "k")?;
+        let v = scope.linear(text, &format!("{name}.v"))?;
+        let mut attended = ops::attention(q.clone(), k, v, heads);
+        if image_rows > 0 {
+            let image = context.narrow(0, 0, image_rows);
+            let k = normed(scope, image.clone(), name, "k_img")?;
+            let v = scope.linear(image, &format!("{name}.v_img"))?;
+            attended = attended + ops::attention(q, k, v, heads);
+        }
+        let out = scope.linear(attended, &format!("{name}.o"))?;
+        self.pass.see(|| name.into(), &out);
+        Ok(out)
+    }
+}
+
+/// A projection followed by its RMS norm over all heads together.
+fn normed(scope: &Scope<'_>, x: Tensor<2>, name: &str, part: &str) -> Result<Tensor<2>> {
+    let projected = scope.linear(x, &format!("{name}.{part}"))?;
+    let gain = scope.weight::<1>(&format!("{name}.norm_{part}.weight"))?;
+    Ok(ops::rms_norm(projected, gain, EPS))
+}
+
+/// Tokens of width `dim` to tokens of the velocity.
+pub struct Head(pub Arc<Pass>);
+
+impl Segment for Head {
+    fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let pass = &self.0;
+        pass.scoped("head.", tape, |scope| {
+            let x = state.rank::<2>()?;
+            let (dim, tokens) = (pass.config.dim, x.dims()[0]);
+            let own = scope.weight::<3>("head.modulation")?;
+            let time = shared[shared::TIME].rank::<2>()?;
+            let part = |i: usize| {
+                let own = own.clone().narrow(1, i, 1).reshape([1, dim]);
+                pass.per_token(time.clone() + own, tokens)
+            };
+            let h = ops::layer_norm(x, part(1) + 1.0, part(0), EPS);
+            let out = scope.linear(h, "head.head")?;
+            pass.see(|| "head".into(), &out);
+            Ok(out.into())
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! What a checkpoint says about its transformer.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, Result};
+
+/// Width of an attention head in every published Wan model; the weights do not say it.
+const OFFICIAL_HEAD_DIM: usize = 128;
+
+/// The shape of a Wan transformer, read from its weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DitConfig {
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Channels of the input: latents, and what is concatenated to them.
+    pub in_channels: usize,
+    /// Channels of the latents and of the velocity.
+    pub out_channels: usize,
+    /// Patch of one token, `[t, h, w]`.
+    pub patch: [usize; 3],
+    /// Width of the text embedding.
+    pub text_dim: usize,
+    /// Width of the sinusoidal timestep embedding.
+    pub freq_dim: usize,
+    /// Width of the feed-forward layer.
+    pub ffn_dim: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Width of the CLIP image tokens, for models with that branch (Wan2.1 I2V).
+    pub image_dim: Option<usize>,
+}
+
+impl DitConfig {
+    /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
+    ///
+    /// `heads` is what the checkpoint's `config.json` or the user says; without it the heads are 128 wide, as in
+    /// every published model.
+    pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
+        let shape = |key: &str, rank: usize| -> Result<&Vec<usize>> {
+            let found = shapes.get(key).ok_or_else(|| missing(key))?;
+            match found.len() == rank {
+                true => Ok(found),
+                false => Err(Error::shape(key, format!("rank {rank}"), found)),
+            }
+        };
+        let patch = shape("patch_embedding.weight", 5)?;
+        let (dim, in_channels, patch) = (patch[0], patch[1], [patch[2], patch[3], patch[4]]);
+        let layers = (0..).take_while(|i| shapes.contains_key(&format!("blocks.{i}.modulation"))).count();
+        let heads = match heads {
+            Some(heads) => heads,
+            None if dim.is_multiple_of(OFFICIAL_HEAD_DIM) => dim / OFFICIAL_HEAD_DIM,
+            None => {
+                return Err(Error::Unsupported(format!(
+                    "the number of attention heads is not known: weights do not say it, and the width {dim} is no \
+                     multiple of {OFFICIAL_HEAD_DIM}; put a config.json with `num_heads` beside the weights or set \
+                     `model.num_heads`"
+                )));
+            }
+        };
+        if heads == 0 || !dim.is_multiple_of(2 * heads) {
+            return Err(Error::config("num_heads", format!("{heads} heads do not divide the width {dim} into pairs")));
+        }
+        let volume: usize = patch.iter().product();
+        let config = Self {
+            dim,
+            in_channels,
+            out_channels: shape("head.head.weight", 2)?[0] / volume.max(1),
+            patch,
+            text_dim: shape("text_embedding.0.weight", 2)?[1],
+            freq_dim: shape("time_embedding.0.weight", 2)?[1],
+            ffn_dim: shape("blocks.0.ffn.0.weight", 2)?[0],
+            layers,
+            heads,
+            image_dim: match shapes.contains_key("img_emb.proj.1.weight") {
+                true => Some(shape("img_emb.proj.1.weight", 2)?[1]),
+                false => None,
+            },
+        };
+        config.check(shapes)?;
+        Ok(config)
+    }
+
+    /// Width of one head.
+    pub fn head_dim(&self) -> usize {
+        self.dim / self.heads
+    }
+
+    /// Elements of one token of the input.
+    pub fn patch_in(&self) -> usize {
+        self.in_channels * self.patch.iter().product::<usize>()
+    }
+
+    /// Elements of one token of the output.
+    pub fn patch_out(&self) -> usize {
+        self.out_channels * self.patch.iter().product::<usize>()
+    }
+
+    /// Every weight of the network with its shape, in official names.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let d = self.dim;
+        let mut all = Vec::new();
+        let mut add = |name: String, shape: &[usize]| all.push((name, shape.to_vec()));
+        let mut linear = |name: String, out: usize, input: usize| {
+            add(format!("{name}.weight"), &[out, input]);
+            add(format!("{name}.bias"), &[out]);
+        };
+        linear("text_embedding.0".into(), d, self.text_dim);
+        linear("text_embedding.2".into(), d, d);
+        linear("time_embedding.0".into(), d, self.freq_dim);
+        linear("time_embedding.2".into(), d, d);
+        linear("time_projection.1".into(), 6 * d, d);
+        linear("head.head".into(), self.patch_out(), d);
+        for i in 0..self.layers {
+            for attention in ["self_attn", "cross_attn"] {
+                for part in ["q", "k", "v", "o"] {
+                    linear(format!("blocks.{i}.{attention}.{part}"), d, d);
+                }
+            }
+            linear(format!("blocks.{i}.ffn.0"), self.ffn_dim, d);
+            linear(format!("blocks.{i}.ffn.2"), d, self.ffn_dim);
+            if self.image_dim.is_some() {
+                linear(format!("blocks.{i}.cross_attn.k_img"), d, d);
+                linear(format!("blocks.{i}.cross_attn.v_img"), d, d);
+            }
+        }
+        if let Some(image_dim) = self.image_dim {
+            linear("img_emb.proj.1".into(), image_dim, image_dim);
+            linear("img_emb.proj.3".into(), d, image_dim);
+        }
+        let [pt, ph, pw] = self.patch;
+        add("patch_embedding.weight".into(), &[d, self.in_channels, pt, ph, pw]);
+        add("patch_embedding.bias".into(), &[d]);
+        add("head.modulation".into(), &[1, 2, d]);
+        for i in 0..self.layers {
+            add(format!("blocks.{i}.modulation"), &[1, 6, d]);
+            for norm in ["self_attn.norm_q", "self_attn.norm_k", "cross_attn.norm_q", "cross_attn.norm_k"] {
+                add(format!("blocks.{i}.{norm}.weight"), &[d]);
+            }
+            add(format!("blocks.{i}.norm3.weight"), &[d]);
+            add(format!("blocks.{i}.norm3.bias"), &[d]);
+            if self.image_dim.is_some() {
+                add(format!("blocks.{i}.cross_attn.norm_k_img.weight"), &[d]);
+            }
+        }
+        if let Some(image_dim) = self.image_dim {
+            for part in ["weight", "bias"] {
+                add(format!("img_emb.proj.0.{part}"), &[image_dim]);
+                add(format!("img_emb.proj.4.{part}"), &[d]);
+            }
+        }
+        all
+    }
+
+    fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
+        for (key, expected) in self.weights() {
+            match shapes.get(&key) {
+                None => return Err(missing(&key)),
+                Some(found) if *found != expected => {
+                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(key: &str) -> Error {
+    Error::Unsupported(format!(
+        "the weight `{key}` of the Wan transformer is missing: the file is incomplete, or of another model"
+    ))
+}

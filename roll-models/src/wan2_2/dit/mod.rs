@@ -1,0 +1,301 @@
+//! The Wan diffusion transformer: velocity of video latents, and its pullback.
+//!
+//! Covers I2V and T2V (one timestep for all tokens), TI2V-5B (tokens of the known first frame have timestep zero) and
+//! the CLIP branch of Wan2.1 I2V. Read it beside the official `wan/modules/model.py`.
+
+mod block;
+mod config;
+pub mod embed;
+mod patch;
+mod rope;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use roll_backends::layers::{lora_a, lora_b};
+use roll_backends::{
+    Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
+};
+use roll_core::{
+    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Purpose, Result, StateDict, Tensor, Timestep,
+};
+
+pub use block::{Pass, Probe};
+pub use config::DitConfig;
+pub use patch::{Grid, Order};
+pub use rope::rotary_tables;
+
+use block::{Block, Head, PatchEmbedding};
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trainable {
+    /// Nothing.
+    Frozen,
+    /// Low-rank adapters on the linear layers whose name ends in one of `targets`.
+    Lora {
+        /// Rank of the adapters.
+        rank: usize,
+        /// Scale numerator: the product is multiplied by `alpha / rank`.
+        alpha: f64,
+        /// Endings of layer names: `q`, `ffn.0`.
+        targets: Vec<String>,
+    },
+    /// Every weight.
+    Full,
+}
+
+/// One expert.
+pub struct Dit {
+    config: DitConfig,
+    store: Arc<dyn WeightStore>,
+    parameters: Option<Parameters>,
+    lora_scale: f64,
+    memory: Memory,
+    probe: Option<Probe>,
+}
+
+impl Dit {
+    /// Takes resident weights (official names), stored as `dtype`. See [`DitConfig::from_shapes`] for `heads`.
+    pub fn new(state: &StateDict, heads: Option<usize>, dtype: DType, device: &Device) -> Result<Self> {
+        let shapes: BTreeMap<_, _> = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
+        let config = DitConfig::from_shapes(&shapes, heads)?;
+        Ok(Self::with_store(config, Arc::new(Resident::new(state, dtype, device))))
+    }
+
+    /// Takes weights from a store.
+    pub fn with_store(config: DitConfig, store: Arc<dyn WeightStore>) -> Self {
+        Self { config, store, parameters: None, lora_scale: 1.0, memory: Memory::default(), probe: None }
+    }
+
+    /// Chooses what the pullback keeps.
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Shows inner values to `probe`.
+    pub fn with_probe(mut self, probe: Probe) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Adds trainable parameters. Adapters start as the identity: A uniform in +-1/sqrt(in) as in PEFT, B zero.
+    /// `base` holds the weights that full training starts from.
+    pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+        match trainable {
+            Trainable::Frozen => self.parameters = None,
+            Trainable::Lora { rank, alpha, targets } => {
+                let (specs, values) = self.lora_parameters(*rank, targets, noise)?;
+                self.lora_scale = alpha / *rank as f64;
+                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
+            }
+            Trainable::Full => {
+                let mut specs = Vec::new();
+                let mut values = Vec::new();
+                for (name, shape) in self.config.weights() {
+                    let value = base
+                        .get(&name)
+                        .ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
+                    values.push(value.to_f32_vec());
+                    specs.push(ParameterSpec { name, shape });
+                }
+                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
+            }
+        }
+        Ok(())
+    }
+
+    fn lora_parameters(
+        &self,
+        rank: usize,
+        targets: &[String],
+        noise: &Noise,
+    ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
+        if rank == 0 {
+            return Err(Error::config("lora_rank", "must be at least 1"));
+        }
+        let layers: Vec<_> = self
+            .config
+            .weights()
+            .into_iter()
+            .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
+            .filter(|(_, shape)| shape.len() == 2)
+            .collect();
+        let matches = |name: &str, target: &str| name == target || name.ends_with(&format!(".{target}"));
+        if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| matches(name, t))) {
+            return Err(Error::config(
+                "lora_target_modules",
+                format!("no linear layer is called `{target}`; layers of a block: self_attn.q, ..., ffn.0, ffn.2"),
+            ));
+        }
+        let (mut specs, mut values) = (Vec::new(), Vec::new());
+        for (name, shape) in layers.iter().filter(|(name, _)| targets.iter().any(|t| matches(name, t))) {
+            let (out, input) = (shape[0], shape[1]);
+            let bound = 1.0 / (input as f32).sqrt();
+            let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
+            values.push((0..rank * input).map(|_| draws() * bound).collect());
+            values.push(vec![0.0; out * rank]);
+            specs.push(ParameterSpec { name: lora_a(name), shape: vec![rank, input] });
+            specs.push(ParameterSpec { name: lora_b(name), shape: vec![out, rank] });
+        }
+        Ok((specs, values))
+    }
+
+    /// Shape of the network.
+    pub fn config(&self) -> &DitConfig {
+        &self.config
+    }
+
+    /// Trainable parameters, if there are any.
+    pub fn parameters(&self) -> Option<&Parameters> {
+        self.parameters.as_ref()
+    }
+
+    /// alpha / rank.
+    pub fn lora_scale(&self) -> f64 {
+        self.lora_scale
+    }
+
+    /// Velocity at `latents`, `[C, T, H, W]`. The pullback gives the cotangent of the latents, and adds parameter
+    /// gradients when the adapter is on.
+    pub fn velocity(
+        &self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let device = self.store.device().clone();
+        let input = self.with_channels(latents, conditioning)?;
+        let grid = Grid::new(input.shape(), self.config.patch)?;
+        let (cos, sin) = rotary_tables(&grid, self.config.head_dim())?;
+        let known_tokens = match conditioning.first_frame {
+            Some(_) => grid.tokens_per_frame(),
+            None => 0,
+        };
+        let trainable = match adapter {
+            Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
+            Adapter::Off => None,
+        };
+        let image_rows = match (&conditioning.image_tokens, self.config.image_dim) {
+            (Some(tokens), Some(_)) => tokens.shape()[0],
+            (None, Some(_)) => {
+                return Err(Error::Unsupported(
+                    "this model has a CLIP image branch: it needs the CLIP encoder among `model_paths` and an image"
+                        .into(),
+                ));
+            }
+            (_, None) => 0,
+        };
+        let pass = Arc::new(Pass {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            trainable,
+            lora_scale: self.lora_scale,
+            rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
+            known_tokens,
+            image_rows,
+            probe: self.probe.clone(),
+        });
+        let timesteps = match known_tokens {
+            0 => vec![timestep],
+            _ => vec![Timestep(0.0), timestep],
+        };
+
+        // The embeddings need gradients only when their own weights are trained.
+        let trains = pass.trainable.as_ref().map(|s| s.parameters().clone());
+        let track_shared = grad.is_on()
+            && trains.as_ref().is_some_and(|p| {
+                p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
+            });
+        let tape = if track_shared { Tape::on() } else { Tape::off() };
+        let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &timesteps, conditioning, &device))?;
+
+        let state = NdTensor::from(to_device::<2>(&grid.to_tokens(&input, Order::ChannelFirst)?, &device)?);
+        let chain = chain(&pass);
+        let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
+        let velocity = grid.to_latents(&to_host(out.rank::<2>()?)?, Order::ChannelLast)?;
+
+        let channels = latents.shape()[0];
+        let pullback = record.map(|record| {
+            Pullback::new(move |cotangent: &Tensor| {
+                let tokens = grid.to_tokens(cotangent, Order::ChannelLast)?;
+                let cotangent = to_device::<2>(&tokens, &device)?.into();
+                let (input, shared) = record.pull(cotangent)?;
+                if track_shared {
+                    embedded.pull(shared, trains.as_ref());
+                }
+                let input = grid.to_latents(&to_host(input.rank::<2>()?)?, Order::ChannelFirst)?;
+                first_channels(&input, channels)
+            })
+        });
+        Ok((velocity, pullback))
+    }
+
+    /// The latents with the conditioning's channels behind them, checked.
+    fn with_channels(&self, latents: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
+        let [c, t, h, w] = *latents.shape() else {
+            return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));
+        };
+        let extra = conditioning.channels.as_ref().map_or(0, |y| y.shape()[0]);
+        if c != self.config.out_channels || c + extra != self.config.in_channels {
+            return Err(Error::Shape {
+                what: "latents with their conditioning channels".into(),
+                expected: format!(
+                    "{} latent and {} conditioning channels",
+                    self.config.out_channels,
+                    self.config.in_channels.saturating_sub(self.config.out_channels)
+                ),
+                found: vec![c, extra],
+            });
+        }
+        let Some(y) = &conditioning.channels else { return Ok(latents.clone()) };
+        if y.shape()[1..] != [t, h, w] {
+            return Err(Error::shape("conditioning channels", format!("[{extra}, {t}, {h}, {w}]"), y.shape()));
+        }
+        let values = [latents.f32s()?, y.f32s()?].concat();
+        Tensor::new(values, [c + extra, t, h, w])
+    }
+}
+
+fn chain(pass: &Arc<Pass>) -> Chain {
+    let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(PatchEmbedding(pass.clone()))];
+    for index in 0..pass.config.layers {
+        segments.push(Arc::new(Block { index, pass: pass.clone() }));
+    }
+    segments.push(Arc::new(Head(pass.clone())));
+    Chain::new(segments)
+}
+
+/// The shared tensors of the chain, in the order of [`block::shared`].
+fn embed_all(
+    pass: &Pass,
+    tape: &Tape,
+    timesteps: &[Timestep],
+    conditioning: &Conditioning,
+    device: &Device,
+) -> Result<Vec<NdTensor>> {
+    let sinusoid = embed::sinusoid(timesteps, pass.config.freq_dim, device);
+    let (time, modulation) = pass.scoped("time_", tape, |scope| embed::time(scope, sinusoid))?;
+    let context = to_device::<2>(&conditioning.context, device)?;
+    if context.dims()[1] != pass.config.text_dim {
+        let expected = format!("[L, {}]", pass.config.text_dim);
+        return Err(Error::shape("text embedding", expected, conditioning.context.shape()));
+    }
+    let mut context = pass.scoped("text_embedding.", tape, |scope| embed::text(scope, context))?;
+    if let (Some(tokens), Some(_)) = (&conditioning.image_tokens, pass.config.image_dim) {
+        let tokens = to_device::<2>(tokens, device)?;
+        let image = pass.scoped("img_emb.", tape, |scope| embed::image(scope, tokens))?;
+        context = burn::tensor::Tensor::cat(vec![image, context], 0);
+    }
+    Ok(vec![time.into(), modulation.into(), context.into()])
+}
+
+fn first_channels(latents: &Tensor, channels: usize) -> Result<Tensor> {
+    let shape = latents.shape();
+    let keep = channels * shape[1..].iter().product::<usize>();
+    Tensor::new(latents.f32s()?[..keep].to_vec(), [channels, shape[1], shape[2], shape[3]])
+}

@@ -1,0 +1,120 @@
+//! Between latents `[C, T, H, W]` and tokens, on the host: a few megabytes, moved once per call.
+
+use roll_core::{Error, Result, Tensor};
+
+/// Number of patches along each axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// `[t, h, w]`.
+    pub patches: [usize; 3],
+    patch: [usize; 3],
+}
+
+/// Which index of a token's elements varies slowest: Conv3d weights are `[out, c, t, h, w]`, the head is `[t, h, w, c]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Input tokens.
+    ChannelFirst,
+    /// Output tokens.
+    ChannelLast,
+}
+
+impl Grid {
+    /// The grid of latents of shape `[C, T, H, W]`. Fails when a patch does not divide an axis.
+    pub fn new(latents: &[usize], patch: [usize; 3]) -> Result<Self> {
+        match *latents {
+            [_, t, h, w] if [t, h, w].iter().zip(patch).all(|(n, p)| *n > 0 && n.is_multiple_of(p)) => {
+                Ok(Self { patches: [t / patch[0], h / patch[1], w / patch[2]], patch })
+            }
+            _ => Err(Error::shape("latents", format!("[C, T, H, W] divisible by the patch {patch:?}"), latents)),
+        }
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.patches.iter().product()
+    }
+
+    /// Number of tokens at one position in time.
+    pub fn tokens_per_frame(&self) -> usize {
+        self.patches[1] * self.patches[2]
+    }
+
+    /// `[C, T, H, W]` to `[tokens, C * patch]`.
+    pub fn to_tokens(&self, latents: &Tensor, order: Order) -> Result<Tensor> {
+        let channels = latents.shape()[0];
+        let source = latents.f32s()?;
+        let mut tokens = vec![0.0; source.len()];
+        self.visit(channels, order, |token, latent| tokens[token] = source[latent]);
+        Tensor::new(tokens, [self.tokens(), source.len() / self.tokens()])
+    }
+
+    /// `[tokens, C * patch]` to `[C, T, H, W]`.
+    pub fn to_latents(&self, tokens: &Tensor, order: Order) -> Result<Tensor> {
+        let volume: usize = self.patch.iter().product();
+        let channels = tokens.shape()[1] / volume;
+        let source = tokens.f32s()?;
+        let mut latents = vec![0.0; source.len()];
+        self.visit(channels, order, |token, latent| latents[latent] = source[token]);
+        let [t, h, w] = [0, 1, 2].map(|i| self.patches[i] * self.patch[i]);
+        Tensor::new(latents, [channels, t, h, w])
+    }
+
+    /// Calls `pair` with the positions of each element in token order and in latent order.
+    fn visit(&self, channels: usize, order: Order, mut pair: impl FnMut(usize, usize)) {
+        let ([gt, gh, gw], [pt, ph, pw]) = (self.patches, self.patch);
+        let (height, width) = (gh * ph, gw * pw);
+        let mut at = |position: usize, [f, y, x]: [usize; 3], c: usize, [i, j, k]: [usize; 3]| {
+            pair(position, ((c * gt * pt + f * pt + i) * height + y * ph + j) * width + x * pw + k);
+        };
+        let mut position = 0;
+        for token in 0..gt * gh * gw {
+            let place = [token / (gh * gw), token / gw % gh, token % gw];
+            match order {
+                Order::ChannelFirst => {
+                    for c in 0..channels {
+                        for inner in 0..pt * ph * pw {
+                            at(position, place, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
+                            position += 1;
+                        }
+                    }
+                }
+                Order::ChannelLast => {
+                    for inner in 0..pt * ph * pw {
+                        for c in 0..channels {
+                            at(position, place, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
+                            position += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_and_latents_are_one_permutation_apart() {
+        let latents = Tensor::new((0..3 * 2 * 4 * 6).map(|i| i as f32).collect::<Vec<_>>(), [3, 2, 4, 6]).unwrap();
+        let grid = Grid::new(latents.shape(), [1, 2, 2]).unwrap();
+        assert_eq!(grid.tokens(), 2 * 2 * 3);
+        for order in [Order::ChannelFirst, Order::ChannelLast] {
+            let tokens = grid.to_tokens(&latents, order).unwrap();
+            assert_eq!(tokens.shape(), [12, 12]);
+            let back = grid.to_latents(&tokens, order).unwrap();
+            assert_eq!(back.f32s().unwrap(), latents.f32s().unwrap());
+        }
+        let first = grid.to_tokens(&latents, Order::ChannelFirst).unwrap();
+        assert_eq!(first.f32s().unwrap()[..5], [0.0, 1.0, 6.0, 7.0, 48.0]);
+    }
+
+    #[test]
+    fn a_patch_that_does_not_divide_is_an_error() {
+        assert!(Grid::new(&[16, 2, 5, 4], [1, 2, 2]).is_err());
+        assert!(Grid::new(&[16, 0, 4, 4], [1, 2, 2]).is_err());
+        assert!(Grid::new(&[16, 4, 4], [1, 2, 2]).is_err());
+    }
+}

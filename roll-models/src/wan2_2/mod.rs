@@ -1,0 +1,3 @@
+//! Wan2.2, and the Wan2.1 models that share its code. One implementation, configured by what the checkpoint says.
+
+pub mod dit;
