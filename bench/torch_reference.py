@@ -1,0 +1,299 @@
+"""The same work in PyTorch on the CPU, for side-by-side timing.
+
+Started by `cargo bench --bench speed`, which sends one case name per line and reads back one JSON object per line:
+`{"seconds": s, "check": x}` where `check` is a number both sides must agree on. Needs torch and safetensors.
+
+    python bench/torch_reference.py THREADS FIXTURES
+"""
+
+import json
+import math
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.utils.checkpoint import checkpoint
+
+EPS = 1e-6
+
+
+def linear(w, name, x, lora=None, scale=1.0):
+    y = F.linear(x, w[name + ".weight"], w.get(name + ".bias"))
+    if lora is not None and name + ".lora_A.weight" in lora:
+        y = y + F.linear(F.linear(x, lora[name + ".lora_A.weight"]), lora[name + ".lora_B.weight"]) * scale
+    return y
+
+
+def rms(x, gain):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * gain
+
+
+def rope(x, turn, heads):
+    length, width = x.shape
+    pairs = torch.view_as_complex(x.reshape(length, heads, width // heads // 2, 2))
+    return torch.view_as_real(pairs * turn).reshape(length, width)
+
+
+def attention(q, k, v, heads):
+    split = lambda t: t.unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
+    return F.scaled_dot_product_attention(split(q), split(k), split(v)).squeeze(0).transpose(0, 1).flatten(1)
+
+
+def block(w, i, x, modulation, context, turn, heads, lora=None, scale=1.0):
+    n = f"blocks.{i}."
+    shift1, scale1, gate1, shift2, scale2, gate2 = (w[n + "modulation"][0] + modulation).chunk(6, 0)
+    lin = lambda name, h: linear(w, n + name, h, lora, scale)
+    dim = x.shape[-1]
+    h = F.layer_norm(x, (dim,), eps=EPS) * (1 + scale1) + shift1
+    q = rope(rms(lin("self_attn.q", h), w[n + "self_attn.norm_q.weight"]), turn, heads)
+    k = rope(rms(lin("self_attn.k", h), w[n + "self_attn.norm_k.weight"]), turn, heads)
+    x = x + gate1 * lin("self_attn.o", attention(q, k, lin("self_attn.v", h), heads))
+    h = F.layer_norm(x, (dim,), w[n + "norm3.weight"], w[n + "norm3.bias"], EPS)
+    q = rms(lin("cross_attn.q", h), w[n + "cross_attn.norm_q.weight"])
+    k = rms(lin("cross_attn.k", context), w[n + "cross_attn.norm_k.weight"])
+    x = x + lin("cross_attn.o", attention(q, k, lin("cross_attn.v", context), heads))
+    h = F.layer_norm(x, (dim,), eps=EPS) * (1 + scale2) + shift2
+    return x + gate2 * lin("ffn.2", F.gelu(lin("ffn.0", h), approximate="tanh"))
+
+
+def turns(grid, head_dim):
+    spatial = 2 * (head_dim // 6)
+    parts = []
+    for axis, width in zip(torch.meshgrid(*[torch.arange(n) for n in grid], indexing="ij"),
+                           (head_dim - 2 * spatial, spatial, spatial)):
+        frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        parts.append(axis.reshape(-1, 1).double() * frequency)
+    angles = torch.cat(parts, 1)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(1)
+
+
+def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute):
+    """Velocity of `[C, T, H, W]` latents, one checkpoint per block when gradients are recorded."""
+    x = torch.cat([latents, y]) if y is not None else latents
+    channels, frames, height, width = x.shape
+    patches = x.reshape(channels, frames, height // 2, 2, width // 2, 2).permute(1, 2, 4, 0, 3, 5)
+    kernel = w["patch_embedding.weight"].flatten(1)
+    h = F.linear(patches.reshape(-1, channels * 4), kernel, w["patch_embedding.bias"])
+    half = w["time_embedding.0.weight"].shape[1] // 2
+    angle = timestep * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    t = torch.cat([angle.cos(), angle.sin()]).float()
+    t = linear(w, "time_embedding.2", F.silu(linear(w, "time_embedding.0", t)))
+    modulation = linear(w, "time_projection.1", F.silu(t)).reshape(6, -1)
+    text = linear(w, "text_embedding.2", F.gelu(linear(w, "text_embedding.0", context), approximate="tanh"))
+    grid = (frames, height // 2, width // 2)
+    turn = turns(grid, h.shape[1] // heads)
+    layers = sum(1 for k in w if k.startswith("blocks.") and k.endswith("self_attn.norm_q.weight"))
+    for i in range(layers):
+        if recompute:
+            h = checkpoint(lambda h, i=i: block(w, i, h, modulation, text, turn, heads, lora, scale), h,
+                           use_reentrant=False)
+        else:
+            h = block(w, i, h, modulation, text, turn, heads, lora, scale)
+    shift, gain = (w["head.modulation"][0] + t).chunk(2, 0)
+    h = linear(w, "head.head", F.layer_norm(h, (h.shape[1],), eps=EPS) * (1 + gain) + shift)
+    out = h.shape[1] // 4
+    return h.reshape(*grid, 2, 2, out).permute(5, 0, 1, 3, 2, 4).reshape(out, frames, height, width)
+
+
+class Decoder:
+    """The Wan2.1 VAE decoder with its feature cache: one latent frame per chunk, each chunk checkpointed."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def conv(self, x, name, cache):
+        w, b = self.w[name + ".weight"], self.w[name + ".bias"]
+        kt, kh, kw = w.shape[2:]
+        if kt > 1:
+            before = cache.pop(0)
+            joined = x if before is None else torch.cat([before, x], 1)
+            self.fresh.append(joined[:, -(kt - 1):])
+            x = F.pad(joined, (0, 0, 0, 0, kt - 1 + x.shape[1] - joined.shape[1], 0))
+        return F.conv3d(x.unsqueeze(0), w, b, padding=(0, kh // 2, kw // 2)).squeeze(0)
+
+    def norm(self, x, name):
+        gain = self.w[name + ".gamma"].reshape(-1, 1, 1, 1)
+        return F.normalize(x, dim=0) * math.sqrt(x.shape[0]) * gain
+
+    def residual(self, x, name, cache):
+        h = self.conv(F.silu(self.norm(x, name + ".residual.0")), name + ".residual.2", cache)
+        h = self.conv(F.silu(self.norm(h, name + ".residual.3")), name + ".residual.6", cache)
+        return h + (self.conv(x, name + ".shortcut", cache) if name + ".shortcut.weight" in self.w else x)
+
+    def middle_attention(self, x, name):
+        c, t, h, w = x.shape
+        n = (F.normalize(x, dim=0) * math.sqrt(c) * self.w[name + ".norm.gamma"].reshape(-1, 1, 1, 1)).transpose(0, 1)
+        qkv = F.conv2d(n, self.w[name + ".to_qkv.weight"], self.w[name + ".to_qkv.bias"])
+        q, k, v = qkv.reshape(t, 1, 3 * c, h * w).transpose(2, 3).chunk(3, -1)
+        out = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(t, c, h, w)
+        return x + F.conv2d(out, self.w[name + ".proj.weight"], self.w[name + ".proj.bias"]).transpose(0, 1)
+
+    def upsample(self, x, name, cache, first):
+        if name + ".time_conv.weight" in self.w:
+            if first:
+                self.fresh.append(None)
+                cache.pop(0)
+            else:
+                c = x.shape[0]
+                x = self.conv(x, name + ".time_conv", cache)
+                x = x.reshape(2, c, *x.shape[1:]).permute(1, 2, 0, 3, 4).flatten(1, 2)
+        x = F.interpolate(x.transpose(0, 1), scale_factor=2.0, mode="nearest-exact")
+        x = F.conv2d(x, self.w[name + ".resample.1.weight"], self.w[name + ".resample.1.bias"], padding=1)
+        return x.transpose(0, 1)
+
+    def chunk(self, z, cache, first):
+        self.fresh = []
+        cache = list(cache) if cache else [None] * 64
+        x = self.conv(z, "decoder.conv1", cache)
+        x = self.residual(x, "decoder.middle.0", cache)
+        x = self.middle_attention(x, "decoder.middle.1")
+        x = self.residual(x, "decoder.middle.2", cache)
+        i = 0
+        while True:
+            name = f"decoder.upsamples.{i}"
+            if name + ".residual.0.gamma" in self.w:
+                x = self.residual(x, name, cache)
+            elif name + ".resample.1.weight" in self.w:
+                x = self.upsample(x, name, cache, first)
+            else:
+                break
+            i += 1
+        x = self.conv(F.silu(self.norm(x, "decoder.head.0")), "decoder.head.2", cache)
+        return x, self.fresh
+
+    def __call__(self, latents, mean, std):
+        z = latents * std.reshape(-1, 1, 1, 1) + mean.reshape(-1, 1, 1, 1)
+        z = F.conv3d(z.unsqueeze(0), self.w["conv2.weight"], self.w["conv2.bias"]).squeeze(0)
+        frames, cache = [], None
+        for t in range(z.shape[1]):
+            x, cache = checkpoint(self.chunk, z[:, t:t + 1], cache, t == 0, use_reentrant=False)
+            frames.append(x)
+        return torch.cat(frames, 1)
+
+
+def own_names(lora):
+    strip = lambda k: k.removeprefix("base_model.model.").replace(".default.weight", ".weight")
+    return {strip(k): v for k, v in lora.items()}
+
+
+class BlockCase:
+    def __init__(self, backward):
+        self.backward = backward
+        dim, ffn, tokens, text, rank = 1536, 8960, 1024, 512, 32
+        random = lambda *shape, s=1.0: torch.randn(*shape) * s
+        w, lora = {}, {}
+
+        def layer(name, out, inp, adapted=True):
+            w[name + ".weight"], w[name + ".bias"] = random(out, inp, s=inp ** -0.5), random(out, s=0.1)
+            if adapted:
+                lora[name + ".lora_A.weight"] = random(rank, inp, s=0.02).requires_grad_(backward)
+                lora[name + ".lora_B.weight"] = random(out, rank, s=0.02).requires_grad_(backward)
+
+        for attn in ("self_attn", "cross_attn"):
+            for part in "qkvo":
+                layer(f"blocks.0.{attn}.{part}", dim, dim)
+            for norm in ("norm_q", "norm_k"):
+                w[f"blocks.0.{attn}.{norm}.weight"] = torch.ones(dim)
+        layer("blocks.0.ffn.0", ffn, dim)
+        layer("blocks.0.ffn.2", dim, ffn)
+        w["blocks.0.norm3.weight"], w["blocks.0.norm3.bias"] = torch.ones(dim), torch.zeros(dim)
+        w["blocks.0.modulation"] = random(1, 6, dim, s=0.1)
+        self.w, self.lora = w, lora
+        self.x, self.context, self.g = random(tokens, dim), random(text, dim), random(tokens, dim)
+        self.modulation, self.turn = random(6, dim, s=0.1), turns((1, 32, 32), 128)
+
+    def run(self):
+        x = self.x.clone().requires_grad_(self.backward)
+        with torch.set_grad_enabled(self.backward):
+            y = block(self.w, 0, x, self.modulation, self.context, self.turn, 12, self.lora, 1.0)
+        if self.backward:
+            torch.autograd.grad(y, [x, *self.lora.values()], self.g)
+        return 0.0
+
+
+class DecodeCase:
+    """Decode plus pull at 128x128x17 with the VAE weights that the Rust side wrote to a file."""
+
+    def __init__(self, path):
+        w = load_file(path)
+        self.latents, self.g = w.pop("bench.latents"), w.pop("bench.cotangent")
+        self.mean, self.std = w.pop("bench.mean"), w.pop("bench.std")
+        self.decoder = Decoder(w)
+
+    def run(self):
+        latents = self.latents.clone().requires_grad_()
+        frames = self.decoder(latents, self.mean, self.std).clamp(-1, 1)
+        (d,) = torch.autograd.grad(frames, latents, self.g)
+        return d.abs().sum().item()
+
+
+class StepCase:
+    """One whole Reward-FL step on the fixture `reward_fl_step`: loss and the gradient of every LoRA weight."""
+
+    def __init__(self, fixtures):
+        root = fixtures + "/reward_fl_step/"
+        self.config = json.load(open(root + "config.json"))["config"]
+        self.high, self.low = load_file(root + "dit_high.safetensors"), load_file(root + "dit_low.safetensors")
+        self.lora = {k: v.requires_grad_() for k, v in own_names(load_file(root + "lora.safetensors")).items()}
+        self.decoder, self.scorer = Decoder(load_file(root + "vae.safetensors")), load_file(root + "scorer.safetensors")
+        self.inputs = {k: v.squeeze(0) for k, v in load_file(root + "inputs.safetensors").items()}
+        constants = load_file(fixtures + "/vae21_tiny/inputs.safetensors")
+        self.mean, self.std = constants["latent_mean"], constants["latent_std"]
+
+    def run(self):
+        c = self.config
+        t = torch.linspace(1000, 0, c["steps"] + 1) / 1000
+        sigmas = c["shift"] * t / (1 + (c["shift"] - 1) * t)
+        scale = c["lora"]["alpha"] / c["lora"]["r"]
+        heads, x, kl = c["model"]["num_heads"], self.inputs["noise"], []
+        for i in range(c["final"] + 1):
+            timestep = float(sigmas[i]) * 1000
+            low = timestep < 900
+            weights, lora = (self.low, self.lora) if low else (self.high, None)
+            call = lambda lora, grad: transformer(weights, x, timestep, self.inputs["context"], self.inputs["y"],
+                                                  heads, lora, scale, grad)
+            if i < c["mid"]:
+                with torch.no_grad():
+                    v = call(lora, False)
+            else:
+                v = call(lora, True)
+                with torch.no_grad():
+                    u = call(None, False)
+                kl.append(((v - u) ** 2 / (2 * sigmas[i] ** 2)).mean())
+            x = x + (sigmas[i + 1] - sigmas[i]) * v
+        frames = self.decoder(x, self.mean, self.std).clamp(-1, 1).transpose(0, 1)
+        s = self.scorer
+        h = F.silu(F.conv2d(frames, s["conv1.weight"], s["conv1.bias"], stride=2, padding=1))
+        h = F.silu(F.conv2d(h, s["conv2.weight"], s["conv2.bias"], stride=2, padding=1))
+        emb = F.normalize(F.linear(h.mean((2, 3)), s["proj.weight"], s["proj.bias"]), dim=-1)
+        ref = self.inputs["ref_embeddings"][1:]
+        used = ref.abs().sum(1) > 0
+        cosines = (emb @ F.normalize(ref[used], dim=-1).T).mean(1)
+        mask = self.inputs["id_mask"]
+        score = (cosines * mask).sum() / mask.sum()
+        loss = -(score - 0.54) / 0.16 * 0.1 + torch.stack(kl).mean()
+        torch.autograd.grad(loss, list(self.lora.values()))
+        return loss.item()
+
+
+def main():
+    threads, fixtures = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    cases = {}
+    for line in sys.stdin:
+        name = line.strip()
+        if name not in cases:
+            make = {"block_forward": lambda: BlockCase(False), "block_pull": lambda: BlockCase(True),
+                    "reward_fl_step": lambda: StepCase(fixtures)}
+            cases[name] = DecodeCase(name.split(" ", 1)[1]) if name.startswith("decode ") else make[name]()
+            cases[name].run()
+        start = time.perf_counter()
+        check = cases[name].run()
+        print(json.dumps({"seconds": time.perf_counter() - start, "check": check}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
