@@ -5,6 +5,7 @@
 
 pub mod algorithm;
 pub mod communicator;
+pub mod config;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
