@@ -11,6 +11,10 @@ use std::process::ExitCode;
 mod case;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/optimizer.rs"]
+mod optimizer;
+#[path = "parity/scheduler.rs"]
+mod scheduler;
 
 use case::{Case, Outcome, Report};
 
@@ -25,8 +29,10 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("gguf_smollm2", None),
     ("llama_tiny", None),
     ("merge_lora", None),
+    ("optimizer", Some(optimizer::run)),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),
+    ("scheduler", Some(scheduler::run)),
 ];
 
 enum Verdict {

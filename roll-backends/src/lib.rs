@@ -11,7 +11,9 @@ pub mod host;
 pub mod layers;
 pub mod nd;
 pub mod ops;
+pub mod optimizer;
 pub mod parameters;
+pub mod strategy;
 pub mod vjp;
 pub mod weights;
 

@@ -1,0 +1,5 @@
+//! Strategies: how gradients become updates.
+
+mod single;
+
+pub use single::{Single, SingleOptions};

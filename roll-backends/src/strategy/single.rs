@@ -1,0 +1,337 @@
+//! One process: optimizer state and gradient accumulator in host memory.
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    Communicator, DType, Error, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank,
+    StateDict, Strategy, StrategyReport, Tensor, model::flat,
+};
+
+use crate::optimizer::{AdamRule, AdamW, Moments, clip_coefficient, norm, scale};
+
+/// Options of the strategy `single`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SingleOptions {
+    /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
+    pub adam_rule: AdamRule,
+}
+
+/// The single-process strategy.
+#[derive(Debug, Default)]
+pub struct Single {
+    options: SingleOptions,
+    attached: Option<Attached>,
+}
+
+/// What exists once a model is attached; every vector has the model's flat layout.
+#[derive(Debug)]
+struct Attached {
+    optimizer: AdamW,
+    max_grad_norm: f64,
+    specs: Vec<ParameterSpec>,
+    parameters: Vec<f32>,
+    gradients: Vec<f32>,
+    moments: Moments,
+}
+
+impl Single {
+    /// A strategy without a model.
+    pub fn new(options: SingleOptions) -> Self {
+        Self { options, attached: None }
+    }
+
+    fn attached(&mut self) -> Result<&mut Attached> {
+        self.attached.as_mut().ok_or_else(not_attached)
+    }
+}
+
+impl Strategy for Single {
+    fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
+        check(optimizer)?;
+        let n = model.parameter_count();
+        if n == 0 {
+            return Err(Error::Unsupported(
+                "the model has no trainable parameters; choose some with `trainable_models` or `lora_base_model`"
+                    .into(),
+            ));
+        }
+        let mut parameters = vec![0.0; n];
+        model.read_parameters(&mut parameters)?;
+        self.attached = Some(Attached {
+            optimizer: AdamW::new(optimizer, self.options.adam_rule),
+            max_grad_norm: optimizer.max_grad_norm,
+            specs: model.parameters().to_vec(),
+            parameters,
+            gradients: vec![0.0; n],
+            moments: Moments::zeros(n),
+        });
+        Ok(())
+    }
+
+    fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
+        model.take_gradients(&mut self.attached()?.gradients)
+    }
+
+    fn discard(&mut self) {
+        if let Some(attached) = &mut self.attached {
+            attached.gradients.fill(0.0);
+        }
+    }
+
+    fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale_by: f64) -> Result<StrategyReport> {
+        let a = self.attached()?;
+        if !(learning_rate.is_finite() && scale_by.is_finite()) {
+            return Err(Error::Misuse(format!("learning rate {learning_rate} and scale {scale_by} must be finite")));
+        }
+        scale(&mut a.gradients, scale_by);
+        let grad_norm = norm(&a.gradients);
+        if !grad_norm.is_finite() {
+            self.discard();
+            return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
+        }
+        let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
+        scale(&mut a.gradients, coefficient);
+        // Somebody else may have written them: a checkpoint, an import.
+        model.read_parameters(&mut a.parameters)?;
+        a.optimizer.update(&mut a.parameters, &a.gradients, &mut a.moments, learning_rate);
+        model.write_parameters(&a.parameters)?;
+        self.discard();
+        Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
+    }
+
+    fn communicator(&self) -> &dyn Communicator {
+        &SingleRank
+    }
+
+    /// `step` (i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape.
+    fn state(&self) -> Result<StateDict> {
+        let a = self.attached.as_ref().ok_or_else(not_attached)?;
+        let mut state = StateDict::new();
+        for (kind, values) in [(EXP_AVG, &a.moments.exp_avg), (EXP_AVG_SQ, &a.moments.exp_avg_sq)] {
+            let named = flat::to_state(&a.specs, values)?;
+            state.extend(named.into_iter().map(|(name, tensor)| (format!("{kind}{name}"), tensor)));
+        }
+        let step = i64::try_from(a.moments.step).unwrap_or(i64::MAX);
+        state.insert(STEP.into(), Tensor::new(vec![step], [])?);
+        Ok(state)
+    }
+
+    /// Fails, changing nothing, when a tensor is missing, unexpected, misshapen or holds what no moment can be.
+    fn load_state(&mut self, state: &StateDict) -> Result<()> {
+        let a = self.attached()?;
+        let step = state.get(STEP).ok_or_else(|| bad_state(format!("`{STEP}` is missing")))?;
+        let step = match step.as_slice::<i64>() {
+            Ok([step]) if *step >= 0 => *step as u64,
+            _ => return Err(bad_state(format!("`{STEP}` must be one i64, at least 0, found {step:?}"))),
+        };
+        let part = |kind: &str| -> Result<Vec<f32>> {
+            let named =
+                state.iter().filter_map(|(k, t)| Some((k.strip_prefix(kind)?.to_string(), t.clone()))).collect();
+            let values = flat::from_state(&a.specs, &named).map_err(|e| bad_state(format!("{kind}*: {e}")))?;
+            match values.iter().position(|v| !v.is_finite()) {
+                Some(at) => Err(bad_state(format!("{kind}*: value {at} of the flat layout is {}", values[at]))),
+                None => Ok(values),
+            }
+        };
+        let known = |k: &str| k == STEP || k.starts_with(EXP_AVG) || k.starts_with(EXP_AVG_SQ);
+        if let Some(name) = state.keys().find(|k| !known(k)) {
+            return Err(bad_state(format!("the tensor `{name}` does not belong to it")));
+        }
+        for (name, tensor) in state.iter().filter(|(k, _)| *k != STEP) {
+            if tensor.dtype() != DType::F32 {
+                return Err(bad_state(format!("`{name}` must be f32, found {}", tensor.dtype())));
+            }
+        }
+        let moments = Moments { exp_avg: part(EXP_AVG)?, exp_avg_sq: part(EXP_AVG_SQ)?, step };
+        if moments.exp_avg_sq.iter().any(|v| *v < 0.0) {
+            return Err(bad_state(format!("{EXP_AVG_SQ}*: a mean of squares is negative")));
+        }
+        a.moments = moments;
+        Ok(())
+    }
+}
+
+const STEP: &str = "step";
+const EXP_AVG: &str = "exp_avg.";
+const EXP_AVG_SQ: &str = "exp_avg_sq.";
+
+fn not_attached() -> Error {
+    Error::Misuse("the strategy `single` has no model yet: call `attach` first".into())
+}
+
+fn bad_state(problem: String) -> Error {
+    Error::Unsupported(format!("this optimizer state does not fit the model under training: {problem}"))
+}
+
+/// Fails on settings that can only be mistakes.
+fn check(config: &OptimizerConfig) -> Result<()> {
+    for (i, beta) in config.betas.iter().enumerate() {
+        if !(0.0..1.0).contains(beta) {
+            return Err(Error::config(format!("optimizer.betas[{i}]"), format!("must lie in [0, 1), found {beta}")));
+        }
+    }
+    for (key, value) in
+        [("eps", config.eps), ("weight_decay", config.weight_decay), ("max_grad_norm", config.max_grad_norm)]
+    {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Error::config(
+                format!("optimizer.{key}"),
+                format!("must be finite and at least 0, found {value}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "single",
+        summary: "One process, AdamW in host memory",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<SingleOptions>,
+        factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Two parameters whose gradients the test sets.
+    struct Two {
+        specs: Vec<ParameterSpec>,
+        values: Vec<f32>,
+        gradients: Vec<f32>,
+    }
+
+    impl Two {
+        fn new() -> Self {
+            let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
+            Self {
+                specs: vec![spec("a", &[2]), spec("b", &[1, 2])],
+                values: vec![1.0, 2.0, 3.0, 4.0],
+                gradients: vec![0.0; 4],
+            }
+        }
+    }
+
+    impl Model for Two {
+        fn parameters(&self) -> &[ParameterSpec] {
+            &self.specs
+        }
+        fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+            out.copy_from_slice(&self.values);
+            Ok(())
+        }
+        fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+            self.values.copy_from_slice(values);
+            Ok(())
+        }
+        fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+            add_into.iter_mut().zip(&mut self.gradients).for_each(|(a, g)| *a += std::mem::take(g));
+            Ok(())
+        }
+        fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+            Ok(BTreeMap::new())
+        }
+        fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn attached(model: &mut Two) -> Single {
+        let mut strategy = Single::default();
+        strategy.attach(model, &OptimizerConfig::default()).unwrap();
+        strategy
+    }
+
+    fn step(strategy: &mut Single, model: &mut Two, gradients: &[f32]) -> StrategyReport {
+        model.gradients = gradients.to_vec();
+        strategy.accumulate(model).unwrap();
+        strategy.step(model, 0.1, 1.0).unwrap()
+    }
+
+    #[test]
+    fn gradients_add_up_until_the_step_and_are_gone_after_it() {
+        let mut model = Two::new();
+        let mut strategy = attached(&mut model);
+        for _ in 0..2 {
+            model.gradients = vec![3.0, 0.0, 0.0, 4.0];
+            strategy.accumulate(&mut model).unwrap();
+        }
+        let report = strategy.step(&mut model, 0.1, 0.5).unwrap();
+        assert_eq!((report.grad_norm, report.clipped, report.applied), (5.0, true, true));
+        assert_eq!(model.gradients, [0.0; 4]);
+        assert!(model.values[0] < 1.0 && model.values[1] == 2.0);
+        assert_eq!(strategy.step(&mut model, 0.0, 1.0).unwrap().grad_norm, 0.0);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_changes_neither_parameters_nor_state() {
+        let mut model = Two::new();
+        let mut strategy = attached(&mut model);
+        step(&mut strategy, &mut model, &[1.0; 4]);
+        let (values, state) = (model.values.clone(), strategy.state().unwrap());
+        let report = step(&mut strategy, &mut model, &[1.0, f32::NAN, 1.0, 1.0]);
+        assert!(!report.applied && !report.grad_norm.is_finite());
+        assert_eq!(model.values, values);
+        assert!(state.iter().zip(strategy.state().unwrap()).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
+        // The accumulator is clean again.
+        assert!(step(&mut strategy, &mut model, &[1.0; 4]).applied);
+    }
+
+    #[test]
+    fn a_restored_strategy_continues_bit_for_bit() {
+        let mut model = Two::new();
+        let mut strategy = attached(&mut model);
+        step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
+        let mut other = Two { values: model.values.clone(), ..Two::new() };
+        let mut restored = attached(&mut other);
+        restored.load_state(&strategy.state().unwrap()).unwrap();
+        step(&mut strategy, &mut model, &[0.3; 4]);
+        step(&mut restored, &mut other, &[0.3; 4]);
+        assert_eq!(model.values, other.values);
+    }
+
+    #[test]
+    fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+        let mut model = Two::new();
+        let mut strategy = attached(&mut model);
+        step(&mut strategy, &mut model, &[1.0; 4]);
+        let good = strategy.state().unwrap();
+        type Spoil = fn(&mut StateDict);
+        let spoilt: [(&str, Spoil); 7] = [
+            ("`step` is missing", |s| drop(s.remove("step"))),
+            ("at least 0", |s| drop(s.insert("step".into(), Tensor::new(vec![-1i64], []).unwrap()))),
+            ("`a` is missing", |s| drop(s.remove("exp_avg.a"))),
+            ("expected shape [1, 2]", |s| drop(s.insert("exp_avg_sq.b".into(), Tensor::zeros([2])))),
+            ("`exp_max.a`", |s| drop(s.insert("exp_max.a".into(), Tensor::zeros([2])))),
+            ("NaN", |s| drop(s.insert("exp_avg.a".into(), Tensor::full([2], f32::NAN)))),
+            ("negative", |s| drop(s.insert("exp_avg_sq.a".into(), Tensor::full([2], -1.0)))),
+        ];
+        for (expected, spoil) in spoilt {
+            let mut state = good.clone();
+            spoil(&mut state);
+            let message = strategy.load_state(&state).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        assert!(good.iter().zip(strategy.state().unwrap()).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
+    }
+
+    #[test]
+    fn settings_that_can_only_be_mistakes_are_refused() {
+        let mut model = Two::new();
+        for config in [
+            OptimizerConfig { betas: [1.0, 0.9], ..Default::default() },
+            OptimizerConfig { eps: f64::NAN, ..Default::default() },
+            OptimizerConfig { max_grad_norm: -1.0, ..Default::default() },
+        ] {
+            assert!(Single::default().attach(&mut model, &config).is_err());
+        }
+        assert!(Single::default().accumulate(&mut model).is_err());
+    }
+}
