@@ -1,17 +1,37 @@
 //! Operators with a fused forward and their own backward.
+//!
+//! One file per family: the public function, the trait through which Burn's dispatch reaches it, the trait of kernels
+//! that a backend implements, and the backward pass. Another backend joins by implementing those two traits.
 
-use burn::tensor::{Tensor, activation, module, ops::AttentionModuleOptions};
+mod attention;
+#[cfg(feature = "flex")]
+mod flex;
+#[cfg(feature = "flex")]
+pub(crate) mod kernels;
 
-/// Scaled dot-product attention of `heads` heads, without mask: q `[Lq, heads * d]`, k and v `[Lk, heads * d]`,
-/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix.
-pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
-    let split = |t: Tensor<2>| {
-        let [l, c] = t.dims();
-        t.reshape([1, l, heads, c / heads]).swap_dims(1, 2)
-    };
-    let [l, c] = q.dims();
-    let out = module::attention(split(q), split(k), split(v), None, None, AttentionModuleOptions::default());
-    out.swap_dims(1, 2).reshape([l, c])
+use burn::backend::autodiff::{grads::Gradients, ops::Ops};
+use burn::backend::{Backend, tensor::FloatTensor};
+use burn::tensor::{Tensor, activation};
+
+pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
+
+/// The backward of an operator: `gradients_of` gets what the forward saved, the cotangent of the result and which
+/// parents are tracked, and returns the gradients of those.
+fn pull<B: Backend, S, const N: usize>(
+    ops: Ops<S, N>,
+    gradients: &mut Gradients,
+    gradients_of: impl FnOnce(S, FloatTensor<B>, [bool; N]) -> [Option<FloatTensor<B>>; N],
+) where
+    S: Clone + Send + std::fmt::Debug + 'static,
+{
+    let cotangent = gradients.consume::<B>(&ops.node);
+    let wanted = ops.parents.each_ref().map(Option::is_some);
+    let found = gradients_of(ops.state, cotangent, wanted);
+    for (parent, gradient) in ops.parents.into_iter().zip(found) {
+        if let (Some(parent), Some(gradient)) = (parent, gradient) {
+            gradients.register::<B>(parent.id, gradient);
+        }
+    }
 }
 
 /// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
@@ -64,3 +84,7 @@ pub fn channel_norm(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     let norm = x.clone().square().sum_dim(0).sqrt().clamp_min(1e-12);
     x / norm * gain.mul_scalar((channels as f64).sqrt()).reshape([channels, 1, 1, 1])
 }
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests;
