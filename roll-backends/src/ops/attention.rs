@@ -2,11 +2,11 @@
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::pull;
+use super::{operator, pull};
 
 /// How [`attention_with`] weighs values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -108,19 +108,16 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> 
         let call = AttentionCall { heads, scale, causal };
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         let qkv = [q, k, v];
-        match Attention.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => {
-                let (out, softmax) = B::attention_forward(qkv.clone(), call);
-                prepared.finish(State { qkv, out: out.clone(), softmax, call }, out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(B::attention_forward(qkv, call).0),
-        }
+        operator::<_, B, C, 3>(Attention, [q_node, k_node, v_node], || {
+            let (out, softmax) = B::attention_forward(qkv.clone(), call);
+            (out.clone(), State { qkv, out, softmax, call })
+        })
     }
 }
 
 #[cfg(feature = "flex")]
 mod on_flex {
-    use burn::backend::Flex;
+    use burn::backend::{Flex, TensorMetadata};
 
     use super::*;
     use crate::ops::flex::{Values, tensor};

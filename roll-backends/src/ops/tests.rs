@@ -188,3 +188,242 @@ fn attention_with_huge_or_equal_scores_stays_exact() {
     let y = attention(inputs[0].upload(), inputs[1].upload(), inputs[2].upload(), 2);
     assert_near("equal", &download(y), &attention_in_f64(&inputs, 2, 0.5, false), 1e-6);
 }
+
+fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
+    let (x, gain, shift) = (&x[0], &x[1], &x[2]);
+    let n = x.columns as f64;
+    let pick = |o: &Exact, i: usize, j: usize| o.at(if o.rows == 1 { 0 } else { i }, j);
+    (0..x.rows)
+        .flat_map(|i| {
+            let row: Vec<f64> = (0..x.columns).map(|j| x.at(i, j)).collect();
+            let mean = row.iter().sum::<f64>() / n;
+            let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
+            (0..x.columns)
+                .map(|j| (row[j] - mean) / (variance + eps).sqrt() * pick(gain, i, j) + pick(shift, i, j))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn layer_norm_and_its_gradients_match_f64() {
+    for (l, d, gains, shifts) in [(3, 5, 1, 1), (4, 37, 4, 1), (2, 64, 1, 2), (3, 16, 3, 3), (1, 20, 1, 1)] {
+        let inputs = [noise(l, d, 1), noise(gains, d, 2), noise(shifts, d, 3)];
+        check(
+            &format!("layer norm {l} {d} {gains} {shifts}"),
+            &inputs,
+            1e-6,
+            |x| layer_norm(x[0].clone(), x[1].clone(), x[2].clone(), 1e-6),
+            |x| layer_norm_in_f64(x, 1e-6),
+        );
+    }
+}
+
+#[test]
+fn norms_of_equal_rows_are_finite() {
+    let x = Exact { rows: 2, columns: 40, values: vec![3.0; 80] };
+    let leaf = x.upload().autodiff().require_grad();
+    let (gain, shift) = (noise(1, 40, 1), noise(1, 40, 2));
+    let y = layer_norm(leaf.clone(), gain.upload(), shift.upload(), 1e-6);
+    assert_near("equal", &download(y.clone()), &[shift.values.clone(), shift.values].concat(), 1e-6);
+    let mut g = y.sum().backward();
+    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+}
+
+#[test]
+fn rms_norm_and_its_gradients_match_f64() {
+    for (l, d) in [(3, 7), (2, 48), (70, 4)] {
+        check(
+            &format!("rms norm {l} {d}"),
+            &[noise(l, d, 1), noise(1, d, 2)],
+            1e-6,
+            |x| rms_norm(x[0].clone(), x[1].clone().reshape([d]), 1e-6),
+            |x| {
+                let row = |i: usize| (0..d).map(move |j| x[0].at(i, j));
+                let scale = |i: usize| 1.0 / (row(i).map(|v| v * v).sum::<f64>() / d as f64 + 1e-6).sqrt();
+                (0..l).flat_map(|i| (0..d).map(move |j| x[0].at(i, j) * scale(i) * x[1].at(0, j))).collect()
+            },
+        );
+    }
+}
+
+#[test]
+fn gated_add_and_its_gradients_match_f64() {
+    for gates in [1, 5] {
+        check(
+            "gated add",
+            &[noise(5, 19, 1), noise(5, 19, 2), noise(gates, 19, 3)],
+            1e-6,
+            |x| gated_add(x[0].clone(), x[1].clone(), x[2].clone()),
+            |x| {
+                let gate = |i: usize, j: usize| x[2].at(if gates == 1 { 0 } else { i }, j);
+                (0..5).flat_map(|i| (0..19).map(move |j| x[0].at(i, j) + x[1].at(i, j) * gate(i, j))).collect()
+            },
+        );
+    }
+}
+
+#[test]
+fn rope_and_its_gradient_match_f64() {
+    let (l, heads, half) = (6, 3, 5);
+    let angles = noise(l, half, 7);
+    let part = |f: fn(f64) -> f64| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() };
+    let (cos, sin) = (part(f64::cos), part(f64::sin));
+    check(
+        "rope",
+        &[noise(l, heads * half * 2, 1)],
+        1e-6,
+        |x| rope(x[0].clone(), cos.upload(), sin.upload(), heads),
+        |x| {
+            let mut y = x[0].values.clone();
+            for (i, pair) in y.chunks_exact_mut(2).enumerate() {
+                let (row, angle) = (i / (heads * half), i % half);
+                let (c, s) = (cos.at(row, angle), sin.at(row, angle));
+                let [a, b] = [pair[0], pair[1]];
+                pair.copy_from_slice(&[a * c - b * s, a * s + b * c]);
+            }
+            y
+        },
+    );
+}
+
+fn gelu_in_f64(x: f64) -> f64 {
+    x * 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+fn silu_in_f64(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+#[test]
+fn activations_and_their_derivatives_match_f64() {
+    let x = noise(7, 11, 1);
+    let each = |x: &[Exact], f: fn(f64) -> f64| x[0].values.iter().map(|&v| f(v)).collect();
+    check("gelu", &[x.clone()], 1e-6, |x| gelu_tanh(x[0].clone()), |x| each(x, gelu_in_f64));
+    check("silu", &[x], 1e-6, |x| silu(x[0].clone()), |x| each(x, silu_in_f64));
+}
+
+#[test]
+fn activations_are_exact_to_the_last_digits_at_every_size() {
+    let values: Vec<f64> = (-6000..6000).map(|i| f64::from(i as f32 * 1e-3)).collect();
+    let x = Exact { rows: 1, columns: values.len(), values };
+    for (name, y, f) in
+        [("gelu", gelu_tanh(x.upload()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(x.upload()), silu_in_f64)]
+    {
+        for (&x, y) in x.values.iter().zip(download(y)) {
+            // In the tail a relative error of the sigmoid's argument u shows u times larger in its value.
+            let u = 1.6 * x.abs() + 0.072 * x.abs().powi(3);
+            let allowed = 1e-12 + f(x).abs() * 2e-7 * (1.0 + u);
+            assert!((f64::from(y) - f(x)).abs() <= allowed, "{name}({x}) = {y}, expected {}", f(x));
+        }
+    }
+}
+
+#[test]
+fn activations_of_huge_arguments_are_the_limits() {
+    let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
+    let x = Exact { rows: 1, columns: 8, values: huge.to_vec() };
+    for f in [gelu_tanh::<2>, silu::<2>] {
+        let leaf = x.upload().autodiff().require_grad();
+        let y = f(leaf.clone());
+        for (&x, y) in huge.iter().zip(download(y.clone())) {
+            let expected = if x > 0.0 { x as f32 } else { 0.0 };
+            assert!((y - expected).abs() <= 1e-30, "{x}: {y}");
+        }
+        let mut g = y.sum().backward();
+        for (&x, d) in huge.iter().zip(download(leaf.grad_remove(&mut g).unwrap())) {
+            let expected = if x > 0.0 { 1.0 } else { 0.0 };
+            assert!((d - expected).abs() <= 1e-6, "derivative at {x}: {d}");
+        }
+    }
+}
+
+fn channel_norm_in_f64(x: &[Exact], then: fn(f64) -> f64) -> Vec<f64> {
+    let (x, gain) = (&x[0], &x[1]);
+    let norm = |p: usize| (0..x.rows).map(|c| x.at(c, p) * x.at(c, p)).sum::<f64>().sqrt().max(1e-12);
+    let root = (x.rows as f64).sqrt();
+    (0..x.rows).flat_map(|c| (0..x.columns).map(move |p| then(x.at(c, p) / norm(p) * root * gain.at(0, c)))).collect()
+}
+
+#[test]
+fn channel_norm_and_its_gradients_match_f64() {
+    for (c, positions) in [(5, 12), (3, 300), (1, 4)] {
+        let inputs = [noise(c, positions, 1), noise(1, c, 2)];
+        let four = |x: &Tensor<2>| x.clone().reshape([c, 2, positions / 4, 2]);
+        let fused = |x: &[Tensor<2>], f: fn(Tensor<4>, Tensor<1>) -> Tensor<4>| {
+            f(four(&x[0]), x[1].clone().reshape([c])).reshape([c, positions])
+        };
+        // With one channel the gradient of x is a difference of equal terms: 0, and nothing to be relative to.
+        let inputs_tested: &[Exact] = if c == 1 { continue } else { &inputs };
+        check("channel norm", inputs_tested, 1e-6, |x| fused(x, channel_norm), |x| channel_norm_in_f64(x, |y| y));
+        check(
+            "channel norm and silu",
+            inputs_tested,
+            1e-6,
+            |x| fused(x, channel_norm_silu),
+            |x| channel_norm_in_f64(x, silu_in_f64),
+        );
+    }
+}
+
+#[test]
+fn channel_norm_of_zeros_is_zero_with_finite_gradients() {
+    let x = Exact { rows: 4, columns: 8, values: vec![0.0; 32] }.upload().reshape([4, 2, 2, 2]);
+    let leaf = x.autodiff().require_grad();
+    let gain = noise(1, 4, 1).upload().reshape([4]).autodiff().require_grad();
+    let y = channel_norm_silu(leaf.clone(), gain.clone());
+    assert!(download(y.clone()).iter().all(|&v| v == 0.0));
+    let mut g = y.sum().backward();
+    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    assert!(download(gain.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+}
+
+fn product_in_f64(a: &Exact, b: &Exact) -> Exact {
+    let values = (0..a.rows)
+        .flat_map(|i| (0..b.rows).map(move |j| (0..a.columns).map(|k| a.at(i, k) * b.at(j, k)).sum()))
+        .collect();
+    Exact { rows: a.rows, columns: b.rows, values }
+}
+
+#[test]
+fn linear_layers_and_their_gradients_match_f64() {
+    let (l, inputs, outputs, rank) = (5, 9, 6, 2);
+    let plain = [noise(l, inputs, 1), noise(outputs, inputs, 2), noise(1, outputs, 3)];
+    let base = |x: &[Exact]| -> Vec<f64> {
+        let y = product_in_f64(&x[0], &x[1]);
+        y.values.iter().enumerate().map(|(i, v)| v + x[2].values[i % outputs]).collect()
+    };
+    check("linear", &plain, 1e-6, |x| linear(x[0].clone(), x[1].clone(), Some(x[2].clone().reshape([outputs]))), base);
+    check(
+        "linear without bias",
+        &plain[..2],
+        1e-6,
+        |x| linear(x[0].clone(), x[1].clone(), None),
+        |x| product_in_f64(&x[0], &x[1]).values,
+    );
+    let with_lora = [plain.as_slice(), &[noise(rank, inputs, 4), noise(outputs, rank, 5)]].concat();
+    check(
+        "linear with a low-rank part",
+        &with_lora,
+        1e-6,
+        |x| {
+            let bias = x[2].clone().reshape([outputs]);
+            linear_lora(x[0].clone(), x[1].clone(), Some(bias), x[3].clone(), x[4].clone(), 0.75)
+        },
+        |x| {
+            let low = product_in_f64(&product_in_f64(&x[0], &x[3]), &x[4]);
+            base(x).iter().zip(&low.values).map(|(y, low)| y + 0.75 * low).collect()
+        },
+    );
+}
+
+#[test]
+fn operators_read_strided_tensors() {
+    let x = noise(6, 10, 1);
+    let swapped = Exact { rows: 10, columns: 6, values: (0..60).map(|i| x.at(i % 6, i / 6)).collect() };
+    let (a, b) = (silu(x.upload().transpose()), silu(swapped.upload()));
+    assert_eq!(download(a), download(b));
+    let narrow = x.upload().narrow(0, 2, 3);
+    let expected: Vec<f64> = x.values[20..50].iter().map(|&v| silu_in_f64(v)).collect();
+    assert_near("narrow", &download(silu(narrow)), &expected, 1e-6);
+}

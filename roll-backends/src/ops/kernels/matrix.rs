@@ -84,11 +84,7 @@ impl<'a> ViewMut<'a> {
     /// Parts of `width` columns each, of which there must be a whole number.
     pub fn split_columns(self, width: usize) -> Vec<ViewMut<'a>> {
         assert!(width > 0 && self.columns.is_multiple_of(width));
-        (0..self.columns / width)
-            // SAFETY: the offset stays within the first row (or the empty allocation); parts do not overlap, and
-            // `self` is consumed.
-            .map(|i| ViewMut { start: self.start.wrapping_add(i * width), columns: width, ..self })
-            .collect()
+        self.stretches(width)
     }
 
     /// Parts of `height` rows each; the last may have fewer.
@@ -98,6 +94,18 @@ impl<'a> ViewMut<'a> {
             .map(|first| ViewMut {
                 start: self.start.wrapping_add(first * self.row_stride),
                 rows: height.min(self.rows - first),
+                ..self
+            })
+            .collect()
+    }
+
+    /// Parts of `width` columns each; the last may have fewer.
+    pub fn stretches(self, width: usize) -> Vec<ViewMut<'a>> {
+        (0..self.columns)
+            .step_by(width)
+            .map(|first| ViewMut {
+                start: self.start.wrapping_add(first),
+                columns: width.min(self.columns - first),
                 ..self
             })
             .collect()

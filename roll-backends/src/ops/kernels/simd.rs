@@ -107,10 +107,11 @@ pub fn exp<M: MulAdd>(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { y }
 }
 
-/// `1 / (1 + e^-x)`.
+/// `1 / (1 + e^-x)`; exactly 0 below -88, so that its product with any finite number is the limit.
 #[inline(always)]
 pub fn sigmoid<M: MulAdd>(x: f32) -> f32 {
-    1.0 / (1.0 + exp::<M>(-x))
+    let y = 1.0 / (1.0 + exp::<M>(-x));
+    if x < -88.0 { 0.0 } else { y }
 }
 
 #[cfg(test)]
