@@ -101,6 +101,11 @@ impl Parameters {
         Ok(())
     }
 
+    /// Forgets the gradients.
+    pub fn clear_gradients(&self) {
+        lock(&self.shared.gradients).fill(None);
+    }
+
     fn split_mut<'a>(&'a self, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {
         self.shared.specs.iter().map(move |spec| {
             let (head, tail) = std::mem::take(&mut flat).split_at_mut(spec.len());

@@ -4,16 +4,20 @@
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`].
 
 pub mod algorithm;
+pub mod checkpoint;
 pub mod communicator;
+pub mod config;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
 pub mod language;
+pub mod metrics;
 pub mod model;
 pub mod noise;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
+pub mod run_dir;
 pub mod schedule;
 pub mod strategy;
 pub mod tensor;

@@ -21,12 +21,12 @@ use roll_core::{
     Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Purpose, Result, StateDict, Tensor, Timestep,
 };
 
-pub use block::{Pass, Probe};
+pub use block::{Block, Pass, Probe};
 pub use config::DitConfig;
 pub use patch::{Grid, Order};
 pub use rope::rotary_tables;
 
-use block::{Block, Head, PatchEmbedding};
+use block::{Head, PatchEmbedding};
 
 /// What is trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +87,7 @@ impl Dit {
         match trainable {
             Trainable::Frozen => self.parameters = None,
             Trainable::Lora { rank, alpha, targets } => {
-                let (specs, values) = self.lora_parameters(*rank, targets, noise)?;
+                let (specs, values) = lora_parameters(&self.config, *rank, targets, noise)?;
                 self.lora_scale = alpha / *rank as f64;
                 self.parameters = Some(Parameters::new(specs, values, self.store.device()));
             }
@@ -105,42 +105,6 @@ impl Dit {
             }
         }
         Ok(())
-    }
-
-    fn lora_parameters(
-        &self,
-        rank: usize,
-        targets: &[String],
-        noise: &Noise,
-    ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
-        if rank == 0 {
-            return Err(Error::config("lora_rank", "must be at least 1"));
-        }
-        let layers: Vec<_> = self
-            .config
-            .weights()
-            .into_iter()
-            .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
-            .filter(|(_, shape)| shape.len() == 2)
-            .collect();
-        let matches = |name: &str, target: &str| name == target || name.ends_with(&format!(".{target}"));
-        if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| matches(name, t))) {
-            return Err(Error::config(
-                "lora_target_modules",
-                format!("no linear layer is called `{target}`; layers of a block: self_attn.q, ..., ffn.0, ffn.2"),
-            ));
-        }
-        let (mut specs, mut values) = (Vec::new(), Vec::new());
-        for (name, shape) in layers.iter().filter(|(name, _)| targets.iter().any(|t| matches(name, t))) {
-            let (out, input) = (shape[0], shape[1]);
-            let bound = 1.0 / (input as f32).sqrt();
-            let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
-            values.push((0..rank * input).map(|_| draws() * bound).collect());
-            values.push(vec![0.0; out * rank]);
-            specs.push(ParameterSpec { name: lora_a(name), shape: vec![rank, input] });
-            specs.push(ParameterSpec { name: lora_b(name), shape: vec![out, rank] });
-        }
-        Ok((specs, values))
     }
 
     /// Shape of the network.
@@ -298,4 +262,41 @@ fn first_channels(latents: &Tensor, channels: usize) -> Result<Tensor> {
     let shape = latents.shape();
     let keep = channels * shape[1..].iter().product::<usize>();
     Tensor::new(latents.f32s()?[..keep].to_vec(), [channels, shape[1], shape[2], shape[3]])
+}
+
+/// Names, shapes and initial values of the adapters on the layers whose name ends in one of `targets`: A uniform in
+/// +-1/sqrt(in) as in PEFT, B zero.
+pub fn lora_parameters(
+    config: &DitConfig,
+    rank: usize,
+    targets: &[String],
+    noise: &Noise,
+) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
+    if rank == 0 {
+        return Err(Error::config("lora_rank", "must be at least 1"));
+    }
+    let layers: Vec<_> = config
+        .weights()
+        .into_iter()
+        .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
+        .filter(|(_, shape)| shape.len() == 2)
+        .collect();
+    let matches = |name: &str, target: &str| name == target || name.ends_with(&format!(".{target}"));
+    if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| matches(name, t))) {
+        return Err(Error::config(
+            "lora_target_modules",
+            format!("no linear layer is called `{target}`; layers of a block: self_attn.q, ..., ffn.0, ffn.2"),
+        ));
+    }
+    let (mut specs, mut values) = (Vec::new(), Vec::new());
+    for (name, shape) in layers.iter().filter(|(name, _)| targets.iter().any(|t| matches(name, t))) {
+        let (out, input) = (shape[0], shape[1]);
+        let bound = 1.0 / (input as f32).sqrt();
+        let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
+        values.push((0..rank * input).map(|_| draws() * bound).collect());
+        values.push(vec![0.0; out * rank]);
+        specs.push(ParameterSpec { name: lora_a(name), shape: vec![rank, input] });
+        specs.push(ParameterSpec { name: lora_b(name), shape: vec![out, rank] });
+    }
+    Ok((specs, values))
 }

@@ -1,0 +1,203 @@
+//! The directory of one run.
+//!
+//! ```text
+//! <run>/config.yaml                          the resolved configuration
+//!       metrics.jsonl                        one object per step
+//!       events.out.tfevents.*                the same for TensorBoard, and sample videos
+//!       samples/step-000025/                 generated videos
+//!       checkpoints/step-000025/             see [`crate::checkpoint`]
+//!       summary.json                         written at the end
+//! ```
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Error, Result};
+
+/// What to do when the directory already holds a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It is an error.
+    Refuse,
+    /// The run goes on in it.
+    Continue,
+}
+
+/// The directory of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error with
+    /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
+    pub fn create(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
+        let run = Self { path: path.into() };
+        if existing == Existing::Refuse {
+            if let Some(trace) = run.trace() {
+                let problem =
+                    format!("already holds a run (it has {trace}); choose another directory, or resume that run");
+                return Err(Error::bad_file(run.path, problem));
+            }
+        }
+        fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
+        Ok(run)
+    }
+
+    /// The directory of a run that exists. Fails when there is none.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let run = Self { path: path.into() };
+        match run.trace() {
+            Some(_) => Ok(run),
+            None => Err(Error::bad_file(run.path, "holds no run (neither config.yaml nor checkpoints/ is there)")),
+        }
+    }
+
+    /// The name of something only a run leaves.
+    fn trace(&self) -> Option<&'static str> {
+        ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"].into_iter().find(|n| self.path.join(n).exists())
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.yaml`.
+    pub fn config_path(&self) -> PathBuf {
+        self.path.join("config.yaml")
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `summary.json`.
+    pub fn summary_path(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// `checkpoints/`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// `samples/step-000025/`, made when it is not there.
+    pub fn samples(&self, step: u64) -> Result<PathBuf> {
+        let path = self.path.join("samples").join(step_name(step));
+        fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))?;
+        Ok(path)
+    }
+
+    /// Writes `config.yaml`.
+    pub fn write_config(&self, yaml: &str) -> Result<()> {
+        write_atomically(&self.config_path(), yaml.as_bytes())
+    }
+
+    /// Writes `summary.json`.
+    pub fn write_summary(&self, summary: &serde_json::Value) -> Result<()> {
+        write_atomically(&self.summary_path(), format!("{summary:#}\n").as_bytes())
+    }
+}
+
+/// `step-000025`: sorts by step up to a million steps.
+pub fn step_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+/// The step of a name that [`step_name`] made.
+pub fn parse_step_name(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    let step = digits.parse().ok()?;
+    (step_name(step) == name).then_some(step)
+}
+
+/// Replaces the file at `path` by one that holds `bytes`, as [`write_atomically_with`].
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_atomically_with(path, |file| file.write_all(bytes))
+}
+
+/// Replaces the file at `path` by what `write` writes. At every instant the path holds the old file or the whole new
+/// one, also after a power cut: the bytes go to a new file beside it, are synced, and renamed into place. On error the
+/// old file stays and the new one is removed.
+///
+/// Not promised: the permissions of the old file; that a symbolic link stays one.
+pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
+    let temporary = temporary_beside(path);
+    let written = File::create(&temporary).and_then(|mut file| {
+        write(&mut file)?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&temporary, path));
+    placed.map_err(|e| {
+        let _ = fs::remove_file(&temporary); // the error that counts is `e`
+        Error::file("write", path)(e)
+    })?;
+    sync_directory(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// A name beside `path` that no other thread or process uses.
+pub(crate) fn temporary_beside(path: &Path) -> PathBuf {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+    path.with_file_name(format!(".{name}.{}-{n}.tmp", std::process::id()))
+}
+
+/// Makes renames and new names in `directory` last over a power cut. Where directories cannot be opened (Windows),
+/// nothing can be done about it.
+pub(crate) fn sync_directory(directory: &Path) -> Result<()> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    if cfg!(unix) {
+        File::open(directory).and_then(|d| d.sync_all()).map_err(Error::file("sync the directory", directory))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_a_run_is_refused_unless_it_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let run = RunDir::create(&path, Existing::Refuse).unwrap();
+        assert!(RunDir::open(&path).is_err());
+        RunDir::create(&path, Existing::Refuse).unwrap();
+        run.write_config("seed: 1\n").unwrap();
+        let told = RunDir::create(&path, Existing::Refuse).unwrap_err().to_string();
+        assert!(told.contains("config.yaml") && told.contains("a/b"), "{told}");
+        RunDir::create(&path, Existing::Continue).unwrap();
+        RunDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        write_atomically(&path, b"old").unwrap();
+        let failed = write_atomically_with(&path, |file| {
+            file.write_all(b"half")?;
+            Err(std::io::Error::other("full"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(write_atomically(&dir.path().join("none/f"), b"").is_err());
+    }
+
+    #[test]
+    fn step_names_parse_back() {
+        for step in [0, 25, 999_999, 12_345_678] {
+            assert_eq!(parse_step_name(&step_name(step)), Some(step));
+        }
+        for name in ["step-25", "step--00025", "step-000025.old", ".step-000025.tmp", "step-99999999999999999999"] {
+            assert_eq!(parse_step_name(name), None, "{name}");
+        }
+    }
+}
