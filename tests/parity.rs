@@ -13,6 +13,8 @@ mod case;
 mod dit;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
+#[path = "parity/reward_fl_step.rs"]
+mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
 
@@ -32,6 +34,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("optimizer", Some(optimizer::run)),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),
+    ("reward_fl_step", Some(reward_fl_step::run)),
     ("scheduler", Some(scheduler::run)),
 ];
 
