@@ -11,6 +11,8 @@ use std::process::ExitCode;
 mod case;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/umt5.rs"]
+mod umt5;
 
 use case::{Case, Outcome, Report};
 
@@ -27,6 +29,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("merge_lora", None),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),
+    ("umt5", Some(umt5::run)),
 ];
 
 enum Verdict {
