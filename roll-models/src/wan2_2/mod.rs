@@ -2,6 +2,7 @@
 
 pub mod clip;
 pub mod components;
+pub mod conditioning;
 pub mod dit;
 pub mod hub;
 pub mod init_tiny;
@@ -12,3 +13,4 @@ mod text;
 mod tiny_vae;
 pub mod tokenizer;
 pub mod umt5;
+pub mod vae;
