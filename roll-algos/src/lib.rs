@@ -4,5 +4,6 @@
 
 pub mod error;
 pub mod reward_fl;
+pub mod sampling;
 
 pub use error::AlgorithmError;

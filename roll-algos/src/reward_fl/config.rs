@@ -111,7 +111,7 @@ impl Config {
     /// The steps of a rollout under a model with these facts. Fails on values that contradict one another, naming the
     /// key and its range.
     pub fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algorithm.{name}"), problem));
+        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
         let shift = self.shift.unwrap_or(facts.shift);
         let schedule = FlowSchedule::new(self.num_inference_steps, shift)?;
         let (mid, last, steps) = (self.mid_timestep, self.final_timestep, schedule.steps());

@@ -223,6 +223,6 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algorithm", options)?)))),
+        factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
     }
 }

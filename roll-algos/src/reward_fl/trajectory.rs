@@ -100,7 +100,7 @@ pub fn rollout(
 ) -> Result<Trajectory> {
     let Plan { schedule, trained, last, .. } = plan;
     let of = last + 1;
-    let mut x = with_first_frame(noise.clone(), conditioning)?;
+    let mut x = conditioning.with_first_frame(noise)?;
     let mut steps = Vec::new();
     let mut kl = 0.0;
     for i in 0..=*last {
@@ -129,7 +129,7 @@ pub fn rollout(
         x = rounded(axpy(&x, delta, &v)?, plan.latent_dtype)?;
         let replaced = i < *last && conditioning.first_frame.is_some();
         if replaced {
-            x = with_first_frame(x, conditioning)?;
+            x = conditioning.with_first_frame(&x)?;
         }
         observer.latents(i, &x);
         if trained.is_some() || !steps.is_empty() {
@@ -191,22 +191,6 @@ fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {
         LatentDtype::F32 => Ok(x),
         LatentDtype::Bf16 => x.to_float(DType::Bf16)?.to_float(DType::F32),
     }
-}
-
-/// `x` with its first frame replaced by the known one, where the model has one.
-fn with_first_frame(x: Tensor, conditioning: &Conditioning) -> Result<Tensor> {
-    let Some(known) = &conditioning.first_frame else { return Ok(x) };
-    let (channels, frames, pixels) = layout(&x)?;
-    if known.shape() != [channels, 1, x.shape()[2], x.shape()[3]] || frames * pixels == 0 {
-        let expected = format!("[{channels}, 1, {}, {}]", x.shape()[2], x.shape()[3]);
-        return Err(roll_core::Error::shape("first latent frame", expected, known.shape()));
-    }
-    let known = known.f32s()?;
-    let mut values = x.f32s()?.to_vec();
-    for (channel, frame) in values.chunks_exact_mut(frames * pixels).zip(known.chunks_exact(pixels)) {
-        channel[..pixels].copy_from_slice(frame);
-    }
-    Tensor::new(values, x.shape())
 }
 
 fn without_first_frame(x: &Tensor) -> Result<Tensor> {

@@ -12,6 +12,7 @@ use crate::weights::save_safetensors;
 use super::dit::DitConfig;
 use super::tokenizer::{tiny_tokenizer_json, tiny_vocabulary};
 use super::umt5::Umt5Config;
+use super::vae::VaeConfig;
 
 /// Which model of the family is imitated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -129,12 +130,16 @@ fn config_json(config: &DitConfig, kind: TinyKind) -> String {
 }
 
 /// The random VAE.
+/// The shape of the VAE, few channels at full size.
+fn vae_config(kind: TinyKind) -> VaeConfig {
+    match kind {
+        TinyKind::I2v | TinyKind::T2v => VaeConfig { encoder_dim: 6, decoder_dim: 6, ..VaeConfig::wan2_1() },
+        TinyKind::Ti2v => VaeConfig { encoder_dim: 4, decoder_dim: 6, ..VaeConfig::wan2_2() },
+    }
+}
+
 fn vae_state(kind: TinyKind, draw: &Draw) -> Result<StateDict> {
-    let shapes = match kind {
-        TinyKind::I2v | TinyKind::T2v => super::tiny_vae::vae_21(),
-        TinyKind::Ti2v => super::tiny_vae::vae_22(),
-    };
-    draw.vae(&shapes)
+    draw.vae(&vae_config(kind).weights())
 }
 
 /// Draws weights: independent of one another, and of the order they are written in.

@@ -36,6 +36,24 @@ pub struct VaeConfig {
 }
 
 impl VaeConfig {
+    /// The published Wan2.1 VAE: 16 latent channels, stride 4x8x8.
+    pub fn wan2_1() -> Self {
+        Self {
+            version: VaeVersion::V2_1,
+            encoder_dim: 96,
+            decoder_dim: 96,
+            z_dim: 16,
+            dim_mult: vec![1, 2, 4, 4],
+            num_res_blocks: 2,
+            temporal_downsample: vec![false, true, true],
+        }
+    }
+
+    /// The published Wan2.2 VAE: 48 latent channels, stride 4x16x16.
+    pub fn wan2_2() -> Self {
+        Self { version: VaeVersion::V2_2, encoder_dim: 160, decoder_dim: 256, z_dim: 48, ..Self::wan2_1() }
+    }
+
     /// Reads the shape from weights' shapes (official keys), and checks that every weight is there and fits.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let config = read(shapes)?;
