@@ -17,6 +17,8 @@ mod optimizer;
 mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
+#[path = "parity/umt5.rs"]
+mod umt5;
 
 use case::{Case, Outcome, Report};
 
@@ -36,6 +38,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("qwen3_tiny", None),
     ("reward_fl_step", Some(reward_fl_step::run)),
     ("scheduler", Some(scheduler::run)),
+    ("umt5", Some(umt5::run)),
 ];
 
 enum Verdict {
