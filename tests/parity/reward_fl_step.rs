@@ -43,72 +43,81 @@ struct NoiseCall {
     seed: u32,
 }
 
+/// Of no consequence here.
+const FPS: f64 = 8.0;
+
 /// How far our MT19937 normals may stand from PyTorch's, whose vector code rounds logarithm and sine otherwise.
 const NOISE_ERROR: f32 = 2e-6;
 
 pub fn run(case: &Case) -> Outcome<Report> {
-    let config: Config = case.config()?;
-    let inputs = case.tensors("inputs.safetensors")?;
     let mut report = case.expected("outputs.safetensors")?;
-    let noise = unbatched(&inputs["noise"])?;
-    let &[c, t, h, w] = noise.shape() else { return Err("noise is not [1, C, T, H, W]".into()) };
-    let conditioning = Conditioning {
-        context: unbatched(&inputs["context"])?,
-        channels: inputs.get("y").map(unbatched).transpose()?,
-        image_tokens: None,
-        first_frame: None,
-        latent_shape: [c, t, h, w],
-    };
-    let model = networks::load(case, &config.model, &config.lora)?;
-    let mut bench = Bench {
-        model: Conditioned::new(model, conditioning)?,
-        scorer: ConvScorer::new(&case.tensors("scorer.safetensors")?)?,
-        target: scorer::target(&inputs)?,
-        options: Options {
-            num_inference_steps: config.steps,
-            mid_timestep: config.mid,
-            final_timestep: config.last,
-            shift: Some(config.shift),
-            gradient_split_every: 2,
-            ..Options::default()
-        },
-        noise,
-    };
+    let mut bench = Bench::open(case)?;
     schedule(&mut report, &mut bench)?;
     let loss = forward(&mut report, &mut bench)?;
     gradients(&mut report, &mut bench, loss)?;
-    training(&mut report, &mut bench, &config)?;
+    training(&mut report, &mut bench, &case.config()?)?;
     Ok(report)
 }
 
 /// Everything a rollout of the case needs.
-struct Bench {
-    model: Conditioned,
+pub struct Bench {
+    pub model: Conditioned,
     scorer: ConvScorer,
     target: Target,
-    options: Options,
+    pub options: Options,
     noise: Tensor,
 }
 
 impl Bench {
-    fn plan(&mut self) -> Outcome<Plan> {
+    /// The networks, inputs and settings of the case.
+    pub fn open(case: &Case) -> Outcome<Self> {
+        let config: Config = case.config()?;
+        let inputs = case.tensors("inputs.safetensors")?;
+        let noise = unbatched(&inputs["noise"])?;
+        let &[c, t, h, w] = noise.shape() else { return Err("noise is not [1, C, T, H, W]".into()) };
+        let conditioning = Conditioning {
+            context: unbatched(&inputs["context"])?,
+            channels: inputs.get("y").map(unbatched).transpose()?,
+            image_tokens: None,
+            first_frame: None,
+            latent_shape: [c, t, h, w],
+        };
+        let options = Options {
+            num_inference_steps: config.steps,
+            mid_timestep: config.mid,
+            final_timestep: config.last,
+            shift: Some(config.shift),
+            // The first and the third update.
+            gradient_split_every: 2,
+            ..Options::default()
+        };
+        Ok(Self {
+            model: Conditioned::new(networks::load(case, &config.model, &config.lora)?, conditioning)?,
+            scorer: ConvScorer::new(&case.tensors("scorer.safetensors")?)?,
+            target: scorer::target(&inputs)?,
+            options,
+            noise,
+        })
+    }
+
+    pub fn plan(&mut self) -> Outcome<Plan> {
         Ok(self.options.plan(self.model.diffusion()?.schedule())?)
     }
 
-    fn rollout(&mut self, observer: &mut dyn Observer) -> Outcome<Trajectory> {
+    pub fn rollout(&mut self, observer: &mut dyn Observer) -> Outcome<Trajectory> {
         let plan = self.plan()?;
         let conditioning = self.model.conditioning.clone();
         Ok(rollout(self.model.diffusion()?, &conditioning, &self.noise, &plan, observer)?)
     }
 
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.
-    fn gradient(&mut self, score_slope: f64, kl_slope: f64) -> Outcome<Vec<f32>> {
+    pub fn gradient(&mut self, score_slope: f64, kl_slope: f64) -> Outcome<Vec<f32>> {
         let trajectory = self.rollout(&mut Unobserved)?;
         let d_latents = match score_slope {
             0.0 => None,
             slope => {
                 let (frames, decode) = self.model.diffusion()?.decode(&trajectory.latents, Grad::Record)?;
-                let video = Video::new(frames, 8.0)?;
+                let video = Video::new(frames, FPS)?;
                 let (_, score) = self.scorer.score(&video, "", &self.target, Grad::Record)?;
                 let d_frames = score.ok_or("no pullback")?.pull(&Tensor::scalar(slope as f32))?;
                 Some(decode.ok_or("no pullback")?.pull(&d_frames)?)
@@ -118,6 +127,15 @@ impl Bench {
         let mut flat = vec![0.0; self.model.parameter_count()];
         self.model.take_gradients(&mut flat)?;
         Ok(flat)
+    }
+
+    /// The score of decoded latents.
+    pub fn score(&mut self, latents: &Tensor) -> Outcome<f64> {
+        let (frames, _) = self.model.diffusion()?.decode(latents, Grad::Skip)?;
+        match self.scorer.score(&Video::new(frames, FPS)?, "", &self.target, Grad::Skip)?.0 {
+            Score::Value { value, .. } => Ok(value),
+            Score::Missing { reason } => Err(reason.into()),
+        }
     }
 
     /// A flat vector under the case's names.
@@ -172,12 +190,8 @@ fn forward(report: &mut Report, bench: &mut Bench) -> Outcome<Loss> {
     report.compare_value("kl_loss", trajectory.kl);
     let (frames, _) = bench.model.diffusion()?.decode(&trajectory.latents, Grad::Skip)?;
     report.compare("video_decoded", &channels_first(&frames)?);
-    let video = Video::new(frames, 8.0)?;
-    report.compare("embeddings", &bench.scorer.embeddings(&video, &bench.target)?);
-    let score = match bench.scorer.score(&video, "", &bench.target, Grad::Skip)?.0 {
-        Score::Value { value, .. } => value,
-        Score::Missing { reason } => return Err(reason.into()),
-    };
+    report.compare("embeddings", &bench.scorer.embeddings(&Video::new(frames, FPS)?, &bench.target)?);
+    let score = bench.score(&trajectory.latents)?;
     let loss = Loss::at(score, trajectory.kl, &bench.options);
     report.compare_value("score", score);
     report.compare_value("loss", loss.value);
@@ -270,7 +284,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
         index: 0,
         origin: "the case's sample".into(),
         prompt: String::new(),
-        video: Arc::new(Video::new(Tensor::zeros([t, channels, h, w]), 8.0)?),
+        video: Arc::new(Video::new(Tensor::zeros([t, channels, h, w]), FPS)?),
         image: None,
         end_image: None,
         path: None,

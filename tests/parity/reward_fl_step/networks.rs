@@ -7,9 +7,13 @@ use roll_core::{
     ScheduleFacts, StateDict, Tensor, Timestep,
 };
 use roll_models::wan2_2::dit::Dit;
+use roll_models::wan2_2::vae::{Chunking, Tiling, Vae};
 
 use crate::case::{Case, Outcome};
 use crate::dit::{Lora, Model as Shape, attach_lora};
+
+/// Hard-coded in the reference.
+const BOUNDARY: f64 = 0.9;
 
 pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> {
     let device = roll_backends::device("flex")?;
@@ -19,14 +23,16 @@ pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> 
     let high = dit("dit_high.safetensors")?;
     let mut low = dit("dit_low.safetensors")?;
     attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
+    let vae = Vae::load(&case.tensors("vae.safetensors")?, &device)?;
     let specs = low.parameters().ok_or("no parameters")?.specs().to_vec();
-    Ok(Box::new(Experts { high, low, specs }))
+    Ok(Box::new(Experts { high, low, vae, specs }))
 }
 
-/// Stands in until the assembled model and its VAE are there: no decoder.
+/// The networks of the case, with the boundary that the reference writes out.
 struct Experts {
     high: Dit,
     low: Dit,
+    vae: Vae,
     specs: Vec<ParameterSpec>,
 }
 
@@ -56,7 +62,7 @@ impl Model for Experts {
 
 impl DiffusionModel for Experts {
     fn schedule(&self) -> ScheduleFacts {
-        ScheduleFacts { shift: 5.0, boundary: Some(0.9) }
+        ScheduleFacts { shift: 5.0, boundary: Some(BOUNDARY) }
     }
     fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
         Err(Error::Unsupported("a case's conditioning is given".into()))
@@ -69,14 +75,17 @@ impl DiffusionModel for Experts {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        let expert = if timestep.uses_low_noise(0.9) { &self.low } else { &self.high };
+        let expert = if timestep.uses_low_noise(BOUNDARY) { &self.low } else { &self.high };
         expert.velocity(latents, timestep, conditioning, adapter, grad)
     }
-    fn decode(&mut self, _latents: &Tensor, _grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        Err(Error::Unsupported("there is no VAE yet".into()))
+    /// In the reference's default tiles, which small latents fit one of.
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let tiling = Some(Tiling { size: [34, 34], stride: [18, 16] });
+        let decoded = self.vae.decode_clamped(latents, &Chunking { tiling, ..Chunking::default() }, grad)?;
+        Ok((decoded.frames, decoded.pullback))
     }
-    fn encode_video(&mut self, _frames: &Tensor) -> Result<Tensor> {
-        Err(Error::Unsupported("there is no VAE yet".into()))
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        self.vae.encode(frames)
     }
 }
 
