@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod channel_norm;
+mod cotangent;
 #[cfg(feature = "flex")]
 mod flex;
 mod gate;
@@ -26,6 +27,7 @@ use burn::tensor::Tensor;
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
 pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
 pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
+pub use cotangent::{SeedOps, seed};
 pub use gate::{GateKernel, GateOps, gated_add};
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};

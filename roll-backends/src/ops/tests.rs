@@ -427,3 +427,13 @@ fn operators_read_strided_tensors() {
     let expected: Vec<f64> = x.values[20..50].iter().map(|&v| silu_in_f64(v)).collect();
     assert_near("narrow", &download(silu(narrow)), &expected, 1e-6);
 }
+
+#[test]
+fn seeds_give_the_gradients_of_the_weighted_sum() {
+    let (x, weights) = (noise(4, 5, 1), noise(4, 5, 2));
+    let leaf = x.upload().autodiff().require_grad();
+    let (a, b) = (leaf.clone() * 3.0, leaf.clone() * 5.0);
+    let mut g = (seed(a, weights.upload()) + seed(b, weights.upload())).backward();
+    let expected: Vec<f64> = weights.values.iter().map(|w| 8.0 * w).collect();
+    assert_near("seed", &download(leaf.grad_remove(&mut g).unwrap()), &expected, 1e-6);
+}
