@@ -11,6 +11,12 @@ use std::process::ExitCode;
 mod case;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/i2v_condition.rs"]
+mod i2v_condition;
+#[path = "parity/vae21.rs"]
+mod vae21;
+#[path = "parity/vae22.rs"]
+mod vae22;
 
 use case::{Case, Outcome, Report};
 
@@ -23,10 +29,13 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("agentic_pg_variants", None),
     ("dit", Some(dit::run)),
     ("gguf_smollm2", None),
+    ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", None),
     ("merge_lora", None),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),
+    ("vae21", Some(vae21::run)),
+    ("vae22", Some(vae22::run)),
 ];
 
 enum Verdict {
