@@ -19,6 +19,12 @@ mod reward_fl_step;
 mod scheduler;
 #[path = "parity/umt5.rs"]
 mod umt5;
+#[path = "parity/i2v_condition.rs"]
+mod i2v_condition;
+#[path = "parity/vae21.rs"]
+mod vae21;
+#[path = "parity/vae22.rs"]
+mod vae22;
 
 use case::{Case, Outcome, Report};
 
@@ -31,6 +37,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("agentic_pg_variants", None),
     ("dit", Some(dit::run)),
     ("gguf_smollm2", None),
+    ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", None),
     ("merge_lora", None),
     ("optimizer", Some(optimizer::run)),
@@ -39,6 +46,8 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("reward_fl_step", Some(reward_fl_step::run)),
     ("scheduler", Some(scheduler::run)),
     ("umt5", Some(umt5::run)),
+    ("vae21", Some(vae21::run)),
+    ("vae22", Some(vae22::run)),
 ];
 
 enum Verdict {
