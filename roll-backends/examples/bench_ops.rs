@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use burn::tensor::ops::{ConvOptions};
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Distribution, Tensor, module};
 use roll_backends::ops;
 

@@ -10,7 +10,6 @@ pub mod names;
 pub mod paths;
 mod resize;
 mod text;
-mod tiny_vae;
 pub mod tokenizer;
 pub mod umt5;
 pub mod vae;
