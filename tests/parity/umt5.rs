@@ -1,7 +1,7 @@
 //! The text encoder under both namings, with padding kept and masked as the reference does.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_core::{DType, Tensor};
 use roll_models::wan2_2::components::{Component, recognise};
@@ -23,14 +23,14 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let sink = seen.clone();
     let resident = Umt5::new(&official.all()?, &device)?.with_probe(Arc::new(move |name, value| {
         if let Ok(value) = roll_backends::to_host(value.clone()) {
-            sink.lock().unwrap().entry(name.into()).or_default().push(value);
+            sink.lock().unwrap_or_else(PoisonError::into_inner).entry(name.into()).or_default().push(value);
         }
     }));
     let keys: Vec<Vec<usize>> = mask.iter().map(|row| (0..length).filter(|&i| row[i] != 0).collect()).collect();
     let encoded: Vec<Tensor> =
         ids.iter().zip(&keys).map(|(ids, keys)| resident.hidden(ids, keys)).collect::<Result<_, _>>()?;
     report.compare("encoded", &stack(&encoded)?);
-    let seen = seen.lock().unwrap().clone();
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
     report.compare("block0_attn_out", &stack(&seen["blocks.0.attn"])?);
     report.compare("block0_out", &stack(&seen["blocks.0"])?);
 

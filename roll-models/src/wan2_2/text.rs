@@ -57,11 +57,7 @@ fn fix(text: &str) -> String {
 /// Skips `[ parameters letter`.
 fn skip_terminal_escape(rest: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     rest.next();
-    while let Some(c) = rest.next() {
-        if !matches!(c, '0'..='9' | ';') {
-            break;
-        }
-    }
+    rest.find(|c| !matches!(c, '0'..='9' | ';'));
 }
 
 /// Replaces HTML entities: numeric ones, and the names below. A name nobody knows stays as it is.
