@@ -298,6 +298,7 @@ fn hash(path: &Path) -> Result<FileRecord> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -36,12 +36,11 @@ impl RunDir {
     /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
     pub fn create(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
         let run = Self { path: path.into() };
-        if existing == Existing::Refuse {
-            if let Some(trace) = run.trace() {
-                let problem =
-                    format!("already holds a run (it has {trace}); choose another directory, or resume that run");
-                return Err(Error::bad_file(run.path, problem));
-            }
+        if existing == Existing::Refuse
+            && let Some(trace) = run.trace()
+        {
+            let problem = format!("already holds a run (it has {trace}); choose another directory, or resume that run");
+            return Err(Error::bad_file(run.path, problem));
         }
         fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
         Ok(run)
@@ -159,6 +158,7 @@ pub(crate) fn sync_directory(directory: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -182,6 +182,7 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

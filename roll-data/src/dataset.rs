@@ -190,6 +190,7 @@ impl Cache {
         if clip.bytes() > self.limit || self.clips.contains_key(&index) {
             return;
         }
+        self.clock += 1;
         self.bytes += clip.bytes();
         self.clips.insert(index, (self.clock, clip));
         while self.bytes > self.limit {
@@ -202,6 +203,7 @@ impl Cache {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -108,6 +108,7 @@ fn problem(error: &csv::Error) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

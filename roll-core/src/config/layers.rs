@@ -79,11 +79,11 @@ impl ConfigLayers {
         map.retain(|key, value| {
             !(value.kind == ValueKind::Nil && matches!(schema::find(key), Some(Json::Object(_) | Json::Array(_))))
         });
-        if let Some(reward) = map.get_mut("reward") {
-            if let ValueKind::Table(_) = reward.kind {
-                let origin = reward.origin().map(String::from);
-                *reward = Value::new(origin.as_ref(), ValueKind::Array(vec![reward.clone()]));
-            }
+        if let Some(reward) = map.get_mut("reward")
+            && let ValueKind::Table(_) = reward.kind
+        {
+            let origin = reward.origin().map(String::from);
+            *reward = Value::new(origin.as_ref(), ValueKind::Array(vec![reward.clone()]));
         }
         let mut layer: Vec<_> = map.into_iter().collect();
         layer.sort_by(|a, b| a.0.cmp(&b.0));

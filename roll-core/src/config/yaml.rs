@@ -198,6 +198,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

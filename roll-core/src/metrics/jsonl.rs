@@ -67,6 +67,7 @@ pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

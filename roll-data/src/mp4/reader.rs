@@ -79,10 +79,10 @@ impl Mp4Reader {
             }
             let decoded = decoder.decode(&annex_b).map_err(|e| format!("frame {i} cannot be decoded: {e}"))?;
             annex_b.clear();
-            if let Some(frame) = decoded {
-                if each(picture(&frame, color, container)?.rotated(quarters))?.is_break() {
-                    return Ok(());
-                }
+            if let Some(frame) = decoded
+                && each(picture(&frame, color, container)?.rotated(quarters))?.is_break()
+            {
+                return Ok(());
             }
         }
         let rest = decoder.flush_remaining().map_err(|e| format!("the last frames cannot be decoded: {e}"))?;

@@ -134,6 +134,7 @@ fn vui_color(bits: &mut Bits) -> Option<(u8, bool)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
