@@ -4,8 +4,10 @@
 //! cannot do. When it runs, it checks the shapes it meets before any tensor library does.
 
 mod broadcast;
+mod constant;
 mod conv;
 mod elementwise;
+mod layout;
 mod matmul;
 mod norm;
 mod pool;
@@ -54,19 +56,19 @@ fn builder(operator: &str) -> Option<Builder> {
         | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu" | "Clip" => {
             elementwise::one
         }
-        "Identity" | "Dropout" => shape::identity,
-        "Cast" => shape::cast,
-        "Constant" => shape::constant,
-        "ConstantOfShape" => shape::constant_of_shape,
+        "Identity" | "Dropout" => constant::identity,
+        "Cast" => constant::cast,
+        "Constant" => constant::constant,
+        "ConstantOfShape" => constant::constant_of_shape,
         "Shape" => shape::shape,
         "Reshape" => shape::reshape,
         "Flatten" => shape::flatten,
         "Squeeze" | "Unsqueeze" => shape::squeeze,
-        "Transpose" => shape::transpose,
-        "Concat" => shape::concat,
-        "Gather" => shape::gather,
-        "Slice" => shape::slice,
-        "Pad" => shape::pad,
+        "Transpose" => layout::transpose,
+        "Concat" => layout::concat,
+        "Gather" => layout::gather,
+        "Slice" => layout::slice,
+        "Pad" => layout::pad,
         "ReduceMean" | "ReduceSum" | "ReduceL2" => reduce::reduce,
         "Softmax" | "LogSoftmax" => reduce::softmax,
         "LpNormalization" => reduce::lp_normalization,

@@ -41,9 +41,9 @@ fn real_networks_give_the_numbers_of_onnx_runtime() {
             assert_eq!(output.shape(), shape, "{name} {}", expected["name"]);
             let at: Vec<usize> = serde_json::from_value(expected["at"].clone()).unwrap();
             let values: Vec<f32> = serde_json::from_value(expected["values"].clone()).unwrap();
-            // Probabilities near zero are compared as parts of one thousandth: ONNX Runtime's sigmoid is a rational
-            // approximation with an absolute error.
-            let largest = (expected["largest"].as_f64().unwrap() as f32).max(1e-3);
+            // ONNX Runtime's sigmoid is a rational approximation, off by up to about 1e-7 absolutely, so probabilities
+            // that are all near zero are compared as parts of one hundredth.
+            let largest = (expected["largest"].as_f64().unwrap() as f32).max(1e-2);
             let found = host(output);
             worst = at.iter().zip(&values).map(|(i, v)| (found[*i] - v).abs() / largest).fold(worst, f32::max);
         }
