@@ -1,6 +1,6 @@
 //! Constants, and operators that hand a value on as it is or in another type.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 use roll_backends::host::to_host_nd;
 
@@ -41,6 +41,7 @@ impl Operator for Identity {
 #[derive(Debug)]
 struct Cast {
     to_int: bool,
+    device: Device,
 }
 
 pub(super) fn cast(build: &mut Build) -> Built {
@@ -51,7 +52,7 @@ pub(super) fn cast(build: &mut Build) -> Built {
         Some(2..=7) => true,
         other => return Err(format!("`to` is {other:?}: only floats and integers are cast to here").into()),
     };
-    Ok(Box::new(Cast { to_int }))
+    Ok(Box::new(Cast { to_int, device: build.device.clone() }))
 }
 
 impl Operator for Cast {
@@ -64,7 +65,10 @@ impl Operator for Cast {
                 let values = to_host_nd(&x.clone().untracked())?.to_f32_vec().iter().map(|&v| v as i64).collect();
                 Value::Int { values, shape: x.shape().to_vec() }
             }
-            (Value::Int { .. }, false) => return Err("integers are cast to floats only at open".into()),
+            (Value::Int { values, shape }, false) if !values.is_empty() => {
+                let values = values.iter().map(|&v| v as f32).collect();
+                Value::Float(upload(values, shape.clone(), &self.device))
+            }
             (same, _) => same.clone(),
         }])
     }
@@ -108,7 +112,7 @@ impl Operator for Fixed {
 #[derive(Debug)]
 struct ConstantOfShape {
     number: Constant,
-    device: burn::tensor::Device,
+    device: Device,
 }
 
 pub(super) fn constant_of_shape(build: &mut Build) -> Built {
