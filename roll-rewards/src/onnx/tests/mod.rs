@@ -124,3 +124,11 @@ fn noise(count: usize, seed: u32) -> Vec<f32> {
 fn host(t: &NdTensor) -> Vec<f32> {
     to_host_nd(t).unwrap().to_f32_vec()
 }
+
+#[test]
+fn models_are_shared_between_threads_and_pullbacks_move() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<Model>();
+    moved::<super::Recorded>();
+}

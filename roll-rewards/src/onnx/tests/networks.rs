@@ -91,3 +91,21 @@ fn the_gradient_of_a_real_embedder_predicts_a_small_step() {
     let slope = (objective(step) - objective(-step)) / f64::from(2.0 * step);
     assert!((slope / f64::from(norm) - 1.0).abs() < 1e-2, "slope {slope}, gradient norm {norm}");
 }
+
+#[test]
+fn damaged_real_files_are_errors_or_models() {
+    let Some(model) = open("yunet_s_dynamic") else { return };
+    let bytes = std::fs::read(model.path()).unwrap();
+    for seed in 0..200u32 {
+        let mut damaged = bytes.clone();
+        let places = noise(8, seed);
+        for place in &places {
+            let at = ((place + 1.0) / 2.0 * damaged.len() as f32) as usize % damaged.len();
+            damaged[at] ^= 1 << (seed % 8);
+        }
+        if seed % 4 == 0 {
+            damaged.truncate(damaged.len() / 200 * (seed as usize));
+        }
+        let _ = Model::parse(Path::new("damaged.onnx"), &damaged, &Device::flex());
+    }
+}

@@ -137,14 +137,10 @@ fn functions_of_two_elements_broadcast() {
     check(file, &x, &[1, 2, 1, 2], &[2.5, 2.5, 3., 4.], &[1, 2, 1, 2]);
     let file = File::new(13, &[1, 4]).floats("c", &[], &[3.]).node("Pow", &["x", "c"], "y", vec![]);
     check(file, &x, &[1, 4], &[1., 8., 27., 64.], &[1, 4]);
-    for slope in [&[2, 1, 1][..], &[1, 1, 2]] {
-        let file = File::new(9, &[1, 2, 1, 2]).floats(
-            "s",
-            slope.iter().map(|d| *d as i64).collect::<Vec<_>>().as_slice(),
-            &[0.1, 0.2],
-        );
-        let y = if slope[0] == 2 { [-0.1, 2., 3., -0.8] } else { [-0.1, 2., 3., -0.8] };
-        check(file.node("PRelu", &["x", "s"], "y", vec![]), &[-1., 2., 3., -4.], &[1, 2, 1, 2], &y, &[1, 2, 1, 2]);
+    // One slope per channel takes the fused operator, one per column the general way.
+    for (slope, y) in [([2, 1, 1], [-0.1, -0.2, 3., -0.8]), ([1, 1, 2], [-0.1, -0.4, 3., -0.8])] {
+        let file = File::new(9, &[1, 2, 1, 2]).floats("s", &slope, &[0.1, 0.2]);
+        check(file.node("PRelu", &["x", "s"], "y", vec![]), &[-1., -2., 3., -4.], &[1, 2, 1, 2], &y, &[1, 2, 1, 2]);
     }
 }
 
