@@ -13,8 +13,18 @@ mod case;
 mod dit;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
+#[path = "parity/reward_fl_step.rs"]
+mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
+#[path = "parity/umt5.rs"]
+mod umt5;
+#[path = "parity/i2v_condition.rs"]
+mod i2v_condition;
+#[path = "parity/vae21.rs"]
+mod vae21;
+#[path = "parity/vae22.rs"]
+mod vae22;
 
 use case::{Case, Outcome, Report};
 
@@ -27,12 +37,17 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("agentic_pg_variants", None),
     ("dit", Some(dit::run)),
     ("gguf_smollm2", None),
+    ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", None),
     ("merge_lora", None),
     ("optimizer", Some(optimizer::run)),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),
+    ("reward_fl_step", Some(reward_fl_step::run)),
     ("scheduler", Some(scheduler::run)),
+    ("umt5", Some(umt5::run)),
+    ("vae21", Some(vae21::run)),
+    ("vae22", Some(vae22::run)),
 ];
 
 enum Verdict {

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use roll_core::Result;
 
-use crate::{Snapshot, Tape, Weights, weights};
+use crate::{Snapshot, Tape, Weights, ops, weights};
 
 /// The weights of one segment during one forward pass.
 ///
@@ -40,16 +40,12 @@ impl Scope<'_> {
     /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional.
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let weight = self.weight::<2>(&format!("{name}.weight"))?;
-        let mut y = x.clone().matmul(weight.transpose());
-        if let Some(bias) = self.optional::<1>(&format!("{name}.bias"))? {
-            y = y + bias.unsqueeze();
-        }
-        let down = self.parameter::<2>(&lora_a(name));
-        let up = self.parameter::<2>(&lora_b(name));
-        if let (Some(down), Some(up)) = (down, up) {
-            y = y + x.matmul(down.transpose()).matmul(up.transpose()).mul_scalar(self.lora_scale);
-        }
-        Ok(y)
+        let bias = self.optional::<1>(&format!("{name}.bias"))?;
+        let (down, up) = (self.parameter::<2>(&lora_a(name)), self.parameter::<2>(&lora_b(name)));
+        Ok(match (down, up) {
+            (Some(down), Some(up)) => ops::linear_lora(x, weight, bias, down, up, self.lora_scale),
+            _ => ops::linear(x, weight, bias),
+        })
     }
 
     fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {

@@ -1,6 +1,6 @@
 //! Flow-matching video diffusion models.
 
-use crate::{Adapter, Grad, Pullback, Result, Tensor};
+use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
 
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -45,6 +45,26 @@ pub struct Conditioning {
     pub first_frame: Option<Tensor>,
     /// Shape of the latents, `[C, T, H, W]`.
     pub latent_shape: [usize; 4],
+}
+
+impl Conditioning {
+    /// `latents` (`[C, T, H, W]`) with their first frame replaced by the known one, where there is one.
+    pub fn with_first_frame(&self, latents: &Tensor) -> Result<Tensor> {
+        let Some(known) = &self.first_frame else { return Ok(latents.clone()) };
+        let [channels, frames, height, width] = *latents.shape() else {
+            return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));
+        };
+        if known.shape() != [channels, 1, height, width] || frames == 0 {
+            let expected = format!("[{channels}, 1, {height}, {width}]");
+            return Err(Error::shape("the known first frame", expected, known.shape()));
+        }
+        let pixels = height * width;
+        let mut values = latents.f32s()?.to_vec();
+        for (channel, frame) in values.chunks_exact_mut(frames * pixels).zip(known.f32s()?.chunks_exact(pixels)) {
+            channel[..pixels].copy_from_slice(frame);
+        }
+        Tensor::new(values, latents.shape())
+    }
 }
 
 /// Facts of the checkpoint that a sampler needs.

@@ -35,9 +35,9 @@ impl FlowSchedule {
         }
         let start = strength as f32;
         let step = -start / steps as f32;
-        // `torch.linspace` counts from the nearer end.
+        // `torch.linspace` counts from the nearer end and rounds product and sum at once.
         let linear = (0..steps).map(|i| match i < steps.div_ceil(2) {
-            true => start + step * i as f32,
+            true => step.mul_add(i as f32, start),
             false => -step * (steps - i) as f32,
         });
         Ok(Self::shifted(linear, shift))

@@ -1,3 +1,4 @@
 //! Models of roll: Wan2.2 video diffusion, and the weight file formats.
 
 pub mod wan2_2;
+pub mod weights;

@@ -1,66 +1,80 @@
 //! Operators with a fused forward and their own backward.
+//!
+//! One file per family: the public function, the trait through which Burn's dispatch reaches it, the trait of kernels
+//! that a backend implements, and the backward pass. Another backend joins by implementing those two traits.
 
-use burn::tensor::{Tensor, activation, module, ops::AttentionModuleOptions};
+mod activation;
+mod attention;
+mod channel_norm;
+mod cotangent;
+#[cfg(feature = "flex")]
+mod flex;
+mod gate;
+#[cfg(feature = "flex")]
+mod kernels;
+mod linear;
+mod norm;
+mod rope;
+#[cfg(all(test, feature = "flex"))]
+mod tests;
 
-/// Scaled dot-product attention of `heads` heads, without mask: q `[Lq, heads * d]`, k and v `[Lk, heads * d]`,
-/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix.
-pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
-    let split = |t: Tensor<2>| {
-        let [l, c] = t.dims();
-        t.reshape([1, l, heads, c / heads]).swap_dims(1, 2)
-    };
-    let [l, c] = q.dims();
-    let out = module::attention(split(q), split(k), split(v), None, None, AttentionModuleOptions::default());
-    out.swap_dims(1, 2).reshape([l, c])
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::{Autodiff, Backend, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
+pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
+pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
+pub use cotangent::{SeedOps, seed};
+pub use gate::{GateKernel, GateOps, gated_add};
+pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
+pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};
+pub use rope::{RopeKernel, RopeOps, rope};
+
+/// Runs an operator and, if one of its parents is tracked, records it. `forward` returns the result and what the
+/// backward needs.
+fn operator<O, B, C, const N: usize>(
+    backward: O,
+    parents: [NodeGuard; N],
+    forward: impl FnOnce() -> (FloatTensor<B>, O::State),
+) -> FloatTensor<Autodiff<B, C>>
+where
+    O: Backward<B, N>,
+    B: Backend,
+    C: CheckpointStrategy,
+{
+    let (result, saved) = forward();
+    match backward.prepare::<C>(parents).compute_bound().stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish(saved, result),
+        OpsKind::UnTracked(prepared) => prepared.finish(result),
+    }
 }
 
-/// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
-/// `[L, D]`.
-pub fn layer_norm(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64) -> Tensor<2> {
-    let centred = x.clone() - x.mean_dim(1);
-    let variance = centred.clone().square().mean_dim(1);
-    centred * (variance + eps).sqrt().recip() * gain + shift
+/// The backward of an operator: `gradients_of` gets what the forward saved, the cotangent of the result and which
+/// parents are tracked, and returns the gradients of those.
+fn pull<B: Backend, S, const N: usize>(
+    ops: Ops<S, N>,
+    gradients: &mut Gradients,
+    gradients_of: impl FnOnce(S, FloatTensor<B>, [bool; N]) -> [Option<FloatTensor<B>>; N],
+) where
+    S: Clone + Send + std::fmt::Debug + 'static,
+{
+    let cotangent = gradients.consume::<B>(&ops.node);
+    let wanted = ops.parents.each_ref().map(Option::is_some);
+    let found = gradients_of(ops.state, cotangent, wanted);
+    for (parent, gradient) in ops.parents.into_iter().zip(found) {
+        if let (Some(parent), Some(gradient)) = (parent, gradient) {
+            gradients.register::<B>(parent.id, gradient);
+        }
+    }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * gain` over the last axis of `[L, D]`.
-pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
-    let scale = (x.clone().square().mean_dim(1) + eps).sqrt().recip();
-    x * scale * gain.unsqueeze()
-}
-
-/// Rotates neighbouring pairs of each head of `x` `[L, heads * d]` by the angles whose cosine and sine are given,
-/// `[L, d / 2]`.
-pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tensor<2> {
-    let [l, c] = x.dims();
-    let half = c / heads / 2;
-    let pairs = x.reshape([l, heads, half, 2]);
-    let even: Tensor<3> = pairs.clone().narrow(3, 0, 1).squeeze_dim(3);
-    let odd: Tensor<3> = pairs.narrow(3, 1, 1).squeeze_dim(3);
-    let (cos, sin) = (cos.reshape([l, 1, half]), sin.reshape([l, 1, half]));
-    let first = even.clone() * cos.clone() - odd.clone() * sin.clone();
-    let second = even * sin + odd * cos;
-    Tensor::stack::<4>(vec![first, second], 3).reshape([l, c])
-}
-
-/// GELU in its tanh form.
-pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    activation::gelu_approximate(x)
-}
-
-/// `x * sigmoid(x)`.
-pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    activation::silu(x)
-}
-
-/// `x + y * gate`; gate is `[1, D]` or `[L, D]`.
-pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
-    x + y * gate
-}
-
-/// `x / max(|x|, 1e-12) * sqrt(C) * gain`, the norm taken over the channels of `[C, T, H, W]`: the RMS norm of the
-/// Wan VAE.
-pub fn channel_norm(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
-    let channels = x.dims()[0];
-    let norm = x.clone().square().sum_dim(0).sqrt().clamp_min(1e-12);
-    x / norm * gain.mul_scalar((channels as f64).sqrt()).reshape([channels, 1, 1, 1])
+fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>) {
+    let ([rows, width], found) = (x.dims(), operand.dims());
+    assert!(
+        found[1] == width && (found[0] == 1 || found[0] == rows),
+        "{what}: expected [1, {width}] or [{rows}, {width}], found {found:?}"
+    );
 }

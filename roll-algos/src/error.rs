@@ -1,0 +1,63 @@
+//! Errors of this crate.
+
+use roll_core::{Error, Fault};
+
+/// What an algorithm cannot work with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AlgorithmError {
+    /// The model is of another kind.
+    #[error("the algorithm `{algorithm}` trains video diffusion models; this model is none")]
+    NotDiffusion {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+    },
+    /// Nothing to train.
+    #[error("the model has no trainable parameters; choose some with `trainable_models` or `lora_base_model`")]
+    NothingToTrain,
+    /// The configuration names no reward.
+    #[error("the algorithm `{algorithm}` needs a reward; name one in the configuration")]
+    NoReward {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+    },
+    /// The reward gives no gradient.
+    #[error(
+        "the reward `{reward}` is not differentiable, and the algorithm `{algorithm}` back-propagates through it; \
+         choose another reward"
+    )]
+    NotDifferentiable {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+        /// Name of the reward.
+        reward: String,
+    },
+    /// A part that promised a pullback gave none.
+    #[error("{what} returned no pullback although one was asked for")]
+    NoPullback {
+        /// What was asked: "the velocity of step 4".
+        what: String,
+    },
+    /// A sample without anything to score, and the policy is to stop.
+    #[error(
+        "{sample}: the reward `{reward}` found nothing to score ({reason}); `on_missing: skip` leaves such samples out"
+    )]
+    NothingToScore {
+        /// Where the sample comes from.
+        sample: String,
+        /// Name of the reward.
+        reward: String,
+        /// The reward's reason.
+        reason: String,
+    },
+}
+
+impl From<AlgorithmError> for Error {
+    fn from(e: AlgorithmError) -> Self {
+        let fault = match e {
+            AlgorithmError::NoPullback { .. } => Fault::Failure,
+            _ => Fault::User,
+        };
+        Error::component(fault, e)
+    }
+}

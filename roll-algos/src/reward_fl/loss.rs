@@ -1,0 +1,73 @@
+//! The objective: normalised reward and KL to the model without its adapter.
+
+use roll_core::{Result, Sigma, Tensor};
+
+use super::Config;
+
+/// Value of a sample's loss, and its slope in its two arguments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loss {
+    /// `-reward_weight * (score - mean) / std + kl_weight * kl`.
+    pub value: f64,
+    /// d value / d score; 0 where the reward clip holds.
+    pub d_score: f64,
+    /// d value / d kl.
+    pub d_kl: f64,
+}
+
+impl Loss {
+    /// The loss at `score` and `kl`.
+    pub fn at(score: f64, kl: f64, config: &Config) -> Self {
+        let reward = (score - config.reward_mean) / config.reward_std;
+        let bound = config.reward_clip.unwrap_or(f64::INFINITY);
+        // Not `clamp` alone: a score that is not a number must stay one that is not.
+        let clipped = if reward.abs() > bound { bound.copysign(reward) } else { reward };
+        let slope = if reward.abs() > bound { 0.0 } else { 1.0 / config.reward_std };
+        Self {
+            value: -config.reward_weight * clipped + config.kl_weight * kl,
+            d_score: -config.reward_weight * slope,
+            d_kl: config.kl_weight,
+        }
+    }
+}
+
+/// KL of one step between two Gaussians of one variance: `mean((v - u)^2 / (2 sigma^2))`, and its gradient in `v`.
+pub fn step_kl(v: &Tensor, u: &Tensor, sigma: Sigma) -> Result<(f64, Tensor)> {
+    let (v, u, shape) = (v.f32s()?, u.f32s()?, v.shape());
+    let n = v.len() as f64;
+    let variance = sigma.0 * sigma.0;
+    let squares: f64 = v.iter().zip(u).map(|(v, u)| (f64::from(*v) - f64::from(*u)).powi(2)).sum();
+    let slope = (1.0 / (variance * n)) as f32;
+    let gradient = v.iter().zip(u).map(|(v, u)| (v - u) * slope).collect::<Vec<f32>>();
+    Ok((squares / (2.0 * variance * n), Tensor::new(gradient, shape)?))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_reference() {
+        let loss = Loss::at(-0.15267916, 0.03724366, &Config::default());
+        assert!((loss.value - 0.47016817).abs() < 1e-6);
+        assert!((loss.d_score + 0.625).abs() < 1e-12);
+        assert_eq!(loss.d_kl, 1.0);
+    }
+
+    #[test]
+    fn beyond_the_clip_the_reward_has_no_slope() {
+        let config = Config { reward_clip: Some(1.0), ..Config::default() };
+        assert_eq!(Loss::at(0.9, 0.0, &config), Loss { value: -0.1, d_score: -0.0, d_kl: 1.0 });
+        assert!(Loss::at(0.6, 0.0, &config).d_score < 0.0);
+        assert!(Loss::at(f64::NAN, 0.0, &config).value.is_nan());
+    }
+
+    #[test]
+    fn the_gradient_of_the_kl_is_its_difference_quotient() {
+        let u = Tensor::new(vec![0.3f32, -0.2, 0.5], [3]).unwrap();
+        let at = |x: f32| step_kl(&Tensor::new(vec![x, 0.1, 0.4], [3]).unwrap(), &u, Sigma(0.5)).unwrap();
+        let quotient = (at(0.71).0 - at(0.69).0) / 0.02;
+        assert!((quotient - f64::from(at(0.7).1.f32s().unwrap()[0])).abs() < 1e-4);
+    }
+}

@@ -1,0 +1,104 @@
+//! What a step adds up over its samples, and the metrics that come of it.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Communicator, Result, Sample, StepReport, StrategyReport, Video};
+
+/// What became of a sample.
+pub(super) enum Outcome {
+    Scored(Scored),
+    Skipped(String),
+    NonFinite(String, f64),
+}
+
+/// The numbers of a sample that had a score.
+pub(super) struct Scored {
+    pub(super) loss: f64,
+    pub(super) score: f64,
+    pub(super) kl: f64,
+    pub(super) details: BTreeMap<String, f64>,
+}
+
+/// Sums over the samples of a step.
+#[derive(Default)]
+pub(super) struct Tally {
+    scored: Vec<Scored>,
+    skipped: Vec<(String, String)>,
+    pixels: u64,
+    clamped: u64,
+    pub(super) videos: Vec<(String, Video)>,
+    /// Norms of the reward's and the KL's gradient.
+    pub(super) split: Option<(f64, f64)>,
+    /// What was not finite, and its value.
+    pub(super) nonfinite: Option<(String, f64)>,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, sample: &Sample, outcome: Outcome) {
+        match outcome {
+            Outcome::Scored(scored) => self.scored.push(scored),
+            Outcome::NonFinite(what, value) => self.nonfinite = Some((what, value)),
+            Outcome::Skipped(reason) => {
+                tracing::warn!(sample = %sample.origin, reason, "the sample is skipped");
+                self.skipped.push((sample.origin.clone(), reason));
+            }
+        }
+    }
+
+    /// Counts the pixels that stand at the decoder's clamp, where no gradient passes.
+    pub(super) fn see(&mut self, video: &Video) {
+        let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
+        self.pixels += values.len() as u64;
+        self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
+    }
+
+    /// Samples with a score on all ranks, and whether any rank met a value that is not finite.
+    pub(super) fn over_ranks(&self, ranks: &dyn Communicator) -> Result<(f64, bool)> {
+        let mut sums = [self.scored.len() as f32, f32::from(u8::from(self.nonfinite.is_some()))];
+        ranks.all_reduce(&mut sums)?;
+        Ok((f64::from(sums[0]), sums[1] > 0.0))
+    }
+
+    /// Means over this rank's samples that had a score.
+    pub(super) fn report(
+        self,
+        update: Option<StrategyReport>,
+        learning_rate: f64,
+        seconds: BTreeMap<&'static str, f64>,
+    ) -> StepReport {
+        let n = self.scored.len() as f64;
+        let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
+        metrics.insert("lr".into(), learning_rate);
+        metrics.insert("actor/samples".into(), n);
+        metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
+        if self.pixels > 0 {
+            metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.pixels as f64);
+        }
+        for scored in &self.scored {
+            let main = [("actor/loss", scored.loss), ("actor/face_score", scored.score), ("actor/kl_loss", scored.kl)];
+            for (name, value) in main {
+                *metrics.entry(name.into()).or_default() += value / n;
+            }
+        }
+        // A detail may be there for some samples only: its mean is over those.
+        let mut details: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (name, value) in self.scored.iter().flat_map(|s| &s.details) {
+            details.entry(name).or_default().push(*value);
+        }
+        for (name, values) in details {
+            metrics.insert(format!("reward/{name}"), values.iter().sum::<f64>() / values.len() as f64);
+        }
+        if let Some(update) = &update {
+            metrics.insert("actor/grad_norm".into(), update.grad_norm);
+        }
+        if let Some((reward, kl)) = self.split {
+            metrics.insert("actor/grad_norm_reward".into(), reward);
+            metrics.insert("actor/grad_norm_kl".into(), kl);
+        }
+        if self.nonfinite.is_some() {
+            metrics.insert("actor/nonfinite".into(), 1.0);
+        }
+        let applied = update.is_some_and(|u| u.applied);
+        StepReport { metrics, skipped: self.skipped, videos: self.videos, applied }
+    }
+}

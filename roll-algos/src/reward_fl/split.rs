@@ -1,0 +1,78 @@
+//! The gradients of reward and KL apart: which of the two drives the update?
+
+use std::collections::BTreeMap;
+
+use roll_core::{Communicator, DiffusionModel, Model, ParameterSpec, Result, StateDict, Strategy};
+
+/// Sums over samples.
+pub(super) struct Split {
+    total: Vec<f32>,
+    kl: Vec<f32>,
+}
+
+impl Split {
+    pub(super) fn new(parameters: usize) -> Self {
+        Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
+    }
+
+    /// Hands the gradient in the model to the strategy, unchanged, and keeps what the norms need.
+    pub(super) fn accumulate(
+        &mut self,
+        strategy: &mut dyn Strategy,
+        model: &mut dyn Model,
+        kl_alone: &[f32],
+    ) -> Result<()> {
+        let gradients = taken(model)?;
+        self.total.iter_mut().zip(&gradients).for_each(|(sum, g)| *sum += g);
+        self.kl.iter_mut().zip(kl_alone).for_each(|(sum, g)| *sum += g);
+        strategy.accumulate(&mut Holding { model, gradients })
+    }
+
+    /// Norms of the reward's and of the KL's gradient, averaged over `scored` samples of all ranks.
+    pub(super) fn norms(mut self, ranks: &dyn Communicator, scored: f64) -> Result<(f64, f64)> {
+        ranks.all_reduce(&mut self.total)?;
+        ranks.all_reduce(&mut self.kl)?;
+        let norm = |squares: f64| squares.sqrt() / scored;
+        let reward = self.total.iter().zip(&self.kl).map(|(t, k)| (f64::from(*t) - f64::from(*k)).powi(2)).sum();
+        let kl = self.kl.iter().map(|k| f64::from(*k).powi(2)).sum();
+        Ok((norm(reward), norm(kl)))
+    }
+}
+
+/// The gradient in the model's accumulators, which are empty afterwards.
+pub(super) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
+    let mut gradients = vec![0.0; model.parameter_count()];
+    model.take_gradients(&mut gradients)?;
+    Ok(gradients)
+}
+
+/// A model whose accumulated gradient somebody took out to look at.
+struct Holding<'a> {
+    model: &'a mut dyn Model,
+    gradients: Vec<f32>,
+}
+
+impl Model for Holding<'_> {
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.model.parameters()
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.model.read_parameters(out)
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.model.write_parameters(values)
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        add_into.iter_mut().zip(std::mem::take(&mut self.gradients)).for_each(|(sum, g)| *sum += g);
+        self.model.take_gradients(add_into)
+    }
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        self.model.as_diffusion()
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.model.export_adapter()
+    }
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.model.import_adapter(files)
+    }
+}

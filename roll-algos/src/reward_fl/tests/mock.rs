@@ -1,0 +1,265 @@
+//! A model small enough to differentiate by hand, a reward, and a strategy that shows the gradient it was given.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use roll_core::*;
+
+/// Latents `[2, 2, 1, 2]`.
+pub const SHAPE: [usize; 4] = [2, 2, 1, 2];
+const N: usize = 8;
+/// Frames `[2, 3, 1, 2]`.
+const FRAMES: [usize; 4] = [2, 3, 1, 2];
+const PIXELS: usize = 12;
+
+pub fn values(key: u64, n: usize) -> Vec<f32> {
+    let noise = Noise::new(key);
+    let mut draw = noise.uniform(Purpose::Synthetic, 0, 0);
+    (0..n).map(|_| draw()).collect()
+}
+
+fn product(matrix: &[f32], x: &[f32]) -> Vec<f32> {
+    matrix.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+}
+
+fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
+    (0..n).map(|j| y.iter().enumerate().map(|(i, y)| matrix[i * n + j] * y).sum()).collect()
+}
+
+/// velocity = tanh((W + adapter) x + b t / 1000); frames = D x. Parameters: the adapter.
+pub struct Mock {
+    specs: Vec<ParameterSpec>,
+    pub adapter: Vec<f32>,
+    gradients: Arc<Mutex<Vec<f32>>>,
+    base: Vec<f32>,
+    bias: Vec<f32>,
+    decoder: Vec<f32>,
+    pub first_frame: Option<Tensor>,
+    /// Another adapter, for timesteps above this one.
+    pub early: Option<(f64, Vec<f32>)>,
+    /// Velocities without the adapter in the order they were asked for, and which of them come next instead of new
+    /// ones.
+    pub references: Vec<Tensor>,
+    pub replay: Option<usize>,
+    pub encoded: usize,
+    pub diffusion: bool,
+}
+
+impl Mock {
+    pub fn new() -> Self {
+        Self {
+            specs: vec![ParameterSpec { name: "adapter".into(), shape: vec![N, N] }],
+            adapter: values(1, N * N).into_iter().map(|v| 0.3 * v).collect(),
+            gradients: Arc::new(Mutex::new(vec![0.0; N * N])),
+            base: values(2, N * N).into_iter().map(|v| 0.5 * v).collect(),
+            bias: values(3, N),
+            decoder: values(4, PIXELS * N).into_iter().map(|v| 0.2 * v).collect(),
+            first_frame: None,
+            early: None,
+            references: Vec::new(),
+            replay: None,
+            encoded: 0,
+            diffusion: true,
+        }
+    }
+}
+
+impl Model for Mock {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.adapter);
+        Ok(())
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.adapter.copy_from_slice(values);
+        Ok(())
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        let mut gradients = self.gradients.lock().unwrap();
+        add_into.iter_mut().zip(gradients.iter_mut()).for_each(|(a, g)| *a += std::mem::take(g));
+        Ok(())
+    }
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        self.diffusion.then_some(self)
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        Ok(BTreeMap::new())
+    }
+    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl DiffusionModel for Mock {
+    fn schedule(&self) -> ScheduleFacts {
+        ScheduleFacts { shift: 5.0, boundary: None }
+    }
+    fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
+        self.encoded += 1;
+        Ok(Conditioning {
+            context: Tensor::zeros([1, 1]),
+            channels: None,
+            image_tokens: None,
+            first_frame: self.first_frame.clone(),
+            latent_shape: SHAPE,
+        })
+    }
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        _conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay) {
+            *next += 1;
+            return Ok((self.references[*next - 1].clone(), None));
+        }
+        let x = latents.f32s()?.to_vec();
+        let trained = match &self.early {
+            Some((above, adapter)) if timestep.0 > *above => adapter,
+            _ => &self.adapter,
+        };
+        let matrix: Vec<f32> = match adapter {
+            Adapter::On => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
+            Adapter::Off => self.base.clone(),
+        };
+        let t = timestep.0 as f32 / 1000.0;
+        let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
+        let value = Tensor::new(v.clone(), SHAPE)?;
+        if adapter == Adapter::Off {
+            self.references.push(value.clone());
+        }
+        let gradients = self.gradients.clone();
+        let pullback = grad.is_on().then(|| {
+            Pullback::new(move |d: &Tensor| {
+                let inner: Vec<f32> = d.f32s()?.iter().zip(&v).map(|(d, v)| d * (1.0 - v * v)).collect();
+                if adapter == Adapter::On {
+                    let mut gradients = gradients.lock().unwrap();
+                    for (i, d) in inner.iter().enumerate() {
+                        gradients[i * N..(i + 1) * N].iter_mut().zip(&x).for_each(|(g, x)| *g += d * x);
+                    }
+                }
+                Tensor::new(transposed_product(&matrix, &inner, N), SHAPE)
+            })
+        });
+        Ok((value, pullback))
+    }
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let frames = Tensor::new(product(&self.decoder, latents.f32s()?), FRAMES)?;
+        let decoder = self.decoder.clone();
+        let pull = move |d: &Tensor| Tensor::new(transposed_product(&decoder, d.f32s()?, N), SHAPE);
+        Ok((frames, grad.is_on().then(|| Pullback::new(pull))))
+    }
+    fn encode_video(&mut self, _frames: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::zeros(SHAPE))
+    }
+}
+
+/// Score = mean of sin(3 frame + reference); behaves otherwise for prompts that say so.
+pub struct Sines {
+    pub on_missing: OnMissing,
+    pub differentiable: bool,
+    pub prepared: Vec<usize>,
+}
+
+impl Sines {
+    pub fn new() -> Self {
+        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new() }
+    }
+}
+
+impl RewardScorer for Sines {
+    fn name(&self) -> &str {
+        "sines"
+    }
+    fn differentiable(&self) -> bool {
+        self.differentiable
+    }
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        self.prepared.push(reference.dims()[0]);
+        let level = reference.frames().f32s()?[0];
+        Ok(Target { tensors: [("level".to_string(), Tensor::scalar(level))].into() })
+    }
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        if prompt == "missing" {
+            return Ok((Score::Missing { reason: "no face in any frame".into() }, None));
+        }
+        let level = target.tensors["level"].item()?;
+        let angles: Vec<f32> = video.frames().f32s()?.iter().map(|v| 3.0 * v + level).collect();
+        let n = angles.len() as f32;
+        let mut value = angles.iter().map(|a| f64::from(a.sin())).sum::<f64>() / f64::from(n);
+        if prompt == "nan" {
+            value = f64::NAN;
+        }
+        let broken = prompt == "broken gradient";
+        let shape = video.frames().shape().to_vec();
+        let pull = move |d: &Tensor| {
+            let d = if broken { f32::NAN } else { d.item()? };
+            Tensor::new(angles.iter().map(|a| d * 3.0 * a.cos() / n).collect::<Vec<f32>>(), shape)
+        };
+        let score = Score::Value { value, details: [("sine".to_string(), value)].into() };
+        Ok((score, grad.is_on().then(|| Pullback::new(pull))))
+    }
+    fn on_missing(&self) -> OnMissing {
+        self.on_missing
+    }
+}
+
+/// Plain descent; `gradient` is that of the last update.
+#[derive(Default)]
+pub struct Descent {
+    sum: Vec<f32>,
+    pub gradient: Vec<f32>,
+}
+
+impl Strategy for Descent {
+    fn attach(&mut self, _model: &mut dyn Model, _optimizer: &OptimizerConfig) -> Result<()> {
+        Ok(())
+    }
+    fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
+        self.sum.resize(model.parameter_count(), 0.0);
+        model.take_gradients(&mut self.sum)
+    }
+    fn discard(&mut self) {
+        self.sum.fill(0.0);
+    }
+    fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport> {
+        self.gradient = self.sum.iter().map(|g| g * scale as f32).collect();
+        self.discard();
+        let grad_norm = self.gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let applied = grad_norm.is_finite();
+        if applied {
+            let mut values = vec![0.0; model.parameter_count()];
+            model.read_parameters(&mut values)?;
+            values.iter_mut().zip(&self.gradient).for_each(|(v, g)| *v -= learning_rate as f32 * g);
+            model.write_parameters(&values)?;
+        }
+        Ok(StrategyReport { grad_norm, clipped: false, applied })
+    }
+    fn communicator(&self) -> &dyn Communicator {
+        &SingleRank
+    }
+    fn state(&self) -> Result<StateDict> {
+        Ok(StateDict::new())
+    }
+    fn load_state(&mut self, _state: &StateDict) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub fn sample(index: u64, prompt: &str) -> Sample {
+    let frames = Tensor::new(values(100 + index, PIXELS), FRAMES).unwrap();
+    Sample {
+        index,
+        origin: format!("row {index}"),
+        prompt: prompt.into(),
+        video: Arc::new(Video::new(frames, 8.0).unwrap()),
+        image: None,
+        end_image: None,
+        path: None,
+    }
+}

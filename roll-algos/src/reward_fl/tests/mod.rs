@@ -1,0 +1,358 @@
+#![allow(clippy::unwrap_used)]
+
+mod mock;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mock::{Descent, Mock, SHAPE, Sines, sample, values};
+use roll_core::*;
+
+use super::*;
+
+/// One run of the algorithm on mocks.
+struct Bench {
+    algorithm: RewardFl,
+    model: Mock,
+    reward: Sines,
+    strategy: Descent,
+}
+
+impl Bench {
+    fn new(config: Config) -> Self {
+        Self {
+            algorithm: RewardFl::new(config),
+            model: Mock::new(),
+            reward: Sines::new(),
+            strategy: Descent::default(),
+        }
+    }
+
+    fn step_with(&mut self, samples: &[Sample], learning_rate: f64, progress: &dyn Progress) -> Result<StepReport> {
+        self.algorithm.step(&mut StepContext {
+            step: 0,
+            samples,
+            model: &mut self.model,
+            reward: Some(&mut self.reward),
+            strategy: &mut self.strategy,
+            learning_rate,
+            noise: &Noise::new(11),
+            progress,
+            want_videos: true,
+        })
+    }
+
+    fn step(&mut self, samples: &[Sample]) -> StepReport {
+        self.step_with(samples, 0.0, &Silent).unwrap()
+    }
+
+    fn loss(&mut self, samples: &[Sample]) -> f64 {
+        self.step(samples).metrics["actor/loss"]
+    }
+
+    /// Compares the gradient of an update with central differences of the loss, in random directions. The velocities
+    /// without the adapter are those of the first run: the KL takes them for constants, although the latents they
+    /// were taken at depend on the parameters.
+    fn check_gradient(&mut self, samples: &[Sample]) {
+        self.model.references.clear();
+        self.step(samples);
+        let gradient = self.strategy.gradient.clone();
+        let at = self.model.adapter.clone();
+        for seed in 0..5 {
+            let direction = values(50 + seed, at.len());
+            let mut moved = |h: f32| {
+                self.model.adapter = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
+                self.model.replay = Some(0);
+                self.loss(samples)
+            };
+            let h = 2e-3f32;
+            let quotient = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+            let slope: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
+            assert!((quotient - slope).abs() < 1e-3 * (slope.abs() + 0.05), "direction {seed}: {quotient} or {slope}");
+        }
+        self.model.adapter = at;
+        self.model.replay = None;
+    }
+}
+
+fn two() -> [Sample; 2] {
+    [sample(0, "a"), sample(1, "b")]
+}
+
+#[test]
+fn the_gradient_of_a_whole_step_is_that_of_its_loss_when_all_steps_are_trained() {
+    Bench::new(Config { mid_timestep: 0, ..Config::default() }).check_gradient(&two());
+}
+
+#[test]
+fn steps_before_the_first_trained_one_count_as_constants() {
+    let mut bench = Bench::new(Config::default());
+    // Step 3 stands at 892.9, step 4 at 833.3: the parameters that the quotient moves act from step 4 on.
+    bench.model.early = Some((850.0, bench.model.adapter.clone()));
+    bench.check_gradient(&two());
+}
+
+#[test]
+fn the_gradient_is_right_for_every_way_to_stop_early() {
+    for early_stop in [EarlyStop::Decode, EarlyStop::PredictX0] {
+        Bench::new(Config { mid_timestep: 0, final_timestep: 4, early_stop, ..Config::default() })
+            .check_gradient(&two());
+    }
+}
+
+#[test]
+fn predict_x0_decodes_where_the_last_velocity_points_and_changes_nothing_at_the_last_step() {
+    let at = |final_timestep, early_stop| {
+        let config = Config { mid_timestep: 0, final_timestep, early_stop, ..Config::default() };
+        Bench::new(config).loss(&two())
+    };
+    assert_eq!(at(7, EarlyStop::Decode), at(7, EarlyStop::PredictX0));
+    assert_ne!(at(3, EarlyStop::Decode), at(3, EarlyStop::PredictX0));
+}
+
+#[test]
+fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
+    let mut bench = Bench::new(Config { mid_timestep: 0, ..Config::default() });
+    bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
+    bench.check_gradient(&two());
+
+    struct FirstFrames(Vec<Vec<f32>>);
+    impl Observer for FirstFrames {
+        fn latents(&mut self, _step: usize, latents: &Tensor) {
+            self.0.push(latents.f32s().unwrap().chunks(4).flat_map(|channel| channel[..2].to_vec()).collect());
+        }
+    }
+    let plan = Config::default().plan(bench.model.schedule()).unwrap();
+    let conditioning = bench.model.encode(&ConditionInput::default()).unwrap();
+    let mut seen = FirstFrames(Vec::new());
+    rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, &mut seen).unwrap();
+    let (last, before) = seen.0.split_last().unwrap();
+    assert!(before.iter().all(|frame| frame == &[0.7; 4]));
+    assert_ne!(last, &[0.7; 4]);
+}
+
+#[test]
+fn a_first_frame_of_another_size_is_an_error() {
+    let mut bench = Bench::new(Config::default());
+    bench.model.first_frame = Some(Tensor::zeros([2, 1, 2, 2]));
+    assert!(bench.step_with(&two(), 0.0, &Silent).is_err());
+}
+
+#[test]
+fn an_adapter_of_zeros_has_no_kl() {
+    let mut bench = Bench::new(Config::default());
+    assert!(bench.step(&two()).metrics["actor/kl_loss"] > 0.0);
+    bench.model.adapter.fill(0.0);
+    assert_eq!(bench.step(&two()).metrics["actor/kl_loss"], 0.0);
+}
+
+#[test]
+fn timestep_boundaries_restrict_the_trained_steps() {
+    // Steps 4 to 7 stand at 0.833, 0.75, 0.625 and 0.417.
+    let config = Config { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..Config::default() };
+    let plan = config.plan(Mock::new().schedule()).unwrap();
+    assert_eq!(plan.trained, [6]);
+    let mut bench = Bench::new(config);
+    bench.step(&two());
+    assert!(bench.strategy.gradient.iter().any(|g| *g != 0.0));
+}
+
+#[test]
+fn bf16_latents_are_rounded_after_every_step() {
+    struct Rounded(usize);
+    impl Observer for Rounded {
+        fn latents(&mut self, _step: usize, latents: &Tensor) {
+            let values = latents.f32s().unwrap();
+            assert!(values.iter().all(|v| v.to_bits() & 0xffff == 0));
+            self.0 += 1;
+        }
+    }
+    let config = Config { latent_dtype: LatentDtype::Bf16, ..Config::default() };
+    let mut model = Mock::new();
+    let plan = config.plan(model.schedule()).unwrap();
+    let conditioning = model.encode(&ConditionInput::default()).unwrap();
+    let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
+    let mut rounded = Rounded(0);
+    let trajectory = rollout(&mut model, &conditioning, &noise, &plan, &mut rounded).unwrap();
+    assert_eq!(rounded.0, 8);
+    trajectory.pull(None, 1.0, &mut Unobserved).unwrap();
+    let (a, b) = (Bench::new(config).loss(&two()), Bench::new(Config::default()).loss(&two()));
+    assert!(a != b && (a - b).abs() < 0.05);
+}
+
+#[test]
+fn a_sample_with_nothing_to_score_leaves_the_update_of_the_others_as_it_is() {
+    let mut bench = Bench::new(Config::default());
+    let report = bench.step(&[sample(0, "a"), sample(1, "missing")]);
+    assert_eq!(report.skipped, [("row 1".to_string(), "no face in any frame".to_string())]);
+    assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
+    assert!(report.applied);
+    let gradient = bench.strategy.gradient.clone();
+    bench.step(&[sample(0, "a")]);
+    assert_eq!(gradient, bench.strategy.gradient);
+}
+
+#[test]
+fn without_any_score_nothing_is_updated_and_the_report_says_so() {
+    let mut bench = Bench::new(Config::default());
+    let before = bench.model.adapter.clone();
+    let report = bench.step_with(&[sample(0, "missing")], 1.0, &Silent).unwrap();
+    assert!(!report.applied && bench.model.adapter == before);
+    assert!(!report.metrics.contains_key("actor/face_score"));
+}
+
+#[test]
+fn a_missing_score_follows_its_policy() {
+    let mut bench = Bench::new(Config::default());
+    bench.reward.on_missing = OnMissing::Error;
+    let error = bench.step_with(&[sample(0, "missing")], 0.0, &Silent).unwrap_err();
+    let chain = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(chain.contains("row 0") && chain.contains("no face") && chain.contains("on_missing: skip"), "{chain}");
+    assert_eq!(error.fault(), roll_core::error::Fault::User);
+
+    bench.reward.on_missing = OnMissing::Value(-1.0);
+    let report = bench.step(&[sample(0, "missing")]);
+    assert_eq!(report.metrics["actor/face_score"], -1.0);
+    // The KL still pulls.
+    assert!(report.metrics["actor/grad_norm"] > 0.0);
+}
+
+#[test]
+fn what_is_not_finite_leaves_the_parameters_as_they_were() {
+    for prompt in ["nan", "broken gradient"] {
+        let samples = [sample(0, "a"), sample(1, prompt)];
+        let mut bench = Bench::new(Config::default());
+        let before = bench.model.adapter.clone();
+        let report = bench.step_with(&samples, 1.0, &Silent).unwrap();
+        assert!(!report.applied && bench.model.adapter == before, "{prompt}");
+        assert_eq!(report.metrics["actor/nonfinite"], 1.0);
+
+        bench.algorithm = RewardFl::new(Config { on_nonfinite: OnNonfinite::Stop, ..Config::default() });
+        assert!(matches!(bench.step_with(&samples, 1.0, &Silent), Err(Error::NonFinite { .. })), "{prompt}");
+        assert!(bench.model.adapter == before);
+        // Nothing of it is left behind.
+        assert!(bench.step(&[sample(0, "a")]).applied);
+        let gradient = bench.strategy.gradient.clone();
+        let mut fresh = Bench::new(Config::default());
+        fresh.step(&[sample(0, "a")]);
+        assert_eq!(gradient, fresh.strategy.gradient);
+    }
+}
+
+#[test]
+fn measuring_the_gradients_apart_changes_no_bit_of_the_update() {
+    let mut plain = Bench::new(Config::default());
+    plain.step(&two());
+    let mut split = Bench::new(Config { gradient_split_every: 1, ..Config::default() });
+    let report = split.step(&two());
+    assert_eq!(plain.strategy.gradient, split.strategy.gradient);
+
+    let norm_of = |config: Config| Bench::new(config).step(&two()).metrics["actor/grad_norm"];
+    let kl = norm_of(Config { reward_weight: 0.0, ..Config::default() });
+    let reward = norm_of(Config { kl_weight: 0.0, ..Config::default() });
+    assert!((report.metrics["actor/grad_norm_kl"] / kl - 1.0).abs() < 1e-4);
+    assert!((report.metrics["actor/grad_norm_reward"] / reward - 1.0).abs() < 1e-4);
+}
+
+#[test]
+fn descending_the_gradient_lowers_the_loss() {
+    let mut bench = Bench::new(Config { mid_timestep: 0, ..Config::default() });
+    let losses: Vec<f64> =
+        (0..5).map(|_| bench.step_with(&two(), 0.05, &Silent).unwrap().metrics["actor/loss"]).collect();
+    assert!(losses.windows(2).all(|w| w[1] < w[0]), "{losses:?}");
+}
+
+#[test]
+fn an_interrupt_at_any_phase_changes_nothing() {
+    struct StopAt(AtomicUsize);
+    impl Progress for StopAt {
+        fn phase(&self, _phase: &str) {}
+        fn interrupted(&self) -> bool {
+            self.0.fetch_sub(1, Ordering::Relaxed) == 0
+        }
+    }
+    let mut fresh = Bench::new(Config::default());
+    fresh.step(&two());
+    for phase in [0, 3, 10, 14, 18, 30] {
+        let mut bench = Bench::new(Config::default());
+        let before = bench.model.adapter.clone();
+        let error = bench.step_with(&two(), 1.0, &StopAt(AtomicUsize::new(phase))).unwrap_err();
+        assert_eq!(error.fault(), roll_core::error::Fault::Interrupt);
+        assert_eq!(bench.model.adapter, before);
+        bench.step(&two());
+        assert_eq!(bench.strategy.gradient, fresh.strategy.gradient);
+    }
+}
+
+#[test]
+fn a_step_tells_its_phases_and_times() {
+    struct Phases(Mutex<Vec<String>>);
+    impl Progress for Phases {
+        fn phase(&self, phase: &str) {
+            self.0.lock().unwrap().push(phase.into());
+        }
+    }
+    let phases = Phases(Mutex::default());
+    let report = Bench::new(Config::default()).step_with(&[sample(0, "a")], 0.0, &phases).unwrap();
+    let phases = phases.0.into_inner().unwrap();
+    assert!(phases.iter().any(|p| p == "denoising step 8 of 8"), "{phases:?}");
+    for name in "encode rollout reference decode score pull optimizer step".split(' ') {
+        assert!(report.metrics[&format!("time/{name}")] >= 0.0);
+    }
+    assert_eq!(report.metrics["reward/sine"], report.metrics["actor/face_score"]);
+    assert_eq!(report.metrics["lr"], 0.0);
+    assert_eq!(report.videos.len(), 1);
+}
+
+#[test]
+fn a_sample_is_prepared_once_over_epochs() {
+    let mut bench = Bench::new(Config::default());
+    bench.step(&two());
+    bench.step(&two());
+    assert_eq!((bench.model.encoded, bench.reward.prepared.len()), (2, 2));
+}
+
+#[test]
+fn the_reward_compares_with_what_is_configured() {
+    for (reference, frames) in [(Reference::Clip, 2), (Reference::FirstFrame, 1), (Reference::Image, 1)] {
+        let mut bench = Bench::new(Config { reference, ..Config::default() });
+        bench.step(&[sample(0, "a")]);
+        assert_eq!(bench.reward.prepared, [frames]);
+    }
+}
+
+#[test]
+fn the_check_names_what_cannot_work() {
+    let check = |config: Config, spoil: fn(&mut Mock, &mut Sines)| {
+        let mut bench = Bench::new(config);
+        spoil(&mut bench.model, &mut bench.reward);
+        let error = bench.algorithm.check(&mut bench.model, Some(&bench.reward));
+        error.map_err(|e| e.to_string())
+    };
+    let with = |spoil: fn(&mut Config)| {
+        let mut config = Config::default();
+        spoil(&mut config);
+        check(config, |_, _| {}).unwrap_err()
+    };
+    check(Config::default(), |_, _| {}).unwrap();
+    assert!(with(|c| c.final_timestep = 8).contains("0 to 7"));
+    assert!(with(|c| c.mid_timestep = 8).contains("mid_timestep"));
+    assert!(with(|c| c.min_timestep_boundary = 0.9).contains("no step is left to train"));
+    assert!(with(|c| c.reward_std = 0.0).contains("reward_std"));
+    assert!(with(|c| c.num_inference_steps = 0).contains("num_inference_steps"));
+    assert!(with(|c| c.kl_weight = f64::NAN).contains("kl_weight"));
+    assert!(check(Config::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
+    assert!(check(Config::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));
+    let mut bench = Bench::new(Config::default());
+    assert!(bench.algorithm.check(&mut bench.model, None).is_err());
+}
+
+#[test]
+fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
+    let registry = Registry::linked().unwrap();
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+    let options = |json: serde_json::Value| json.as_object().unwrap().clone();
+    assert!(registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestep": 3})), &context).is_ok());
+    let error = registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestp": 3})), &context).err();
+    assert!(error.unwrap().to_string().contains("did you mean `mid_timestep`"));
+}

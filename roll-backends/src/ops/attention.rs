@@ -1,0 +1,183 @@
+//! Scaled dot-product attention.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use super::{operator, pull};
+
+/// How [`attention_with`] weighs values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionOptions {
+    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    pub scale: Option<f32>,
+    /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
+    pub causal: bool,
+}
+
+/// Scaled dot-product attention of `heads` heads, without mask: q `[Lq, heads * d]`, k and v `[Lk, heads * d]`,
+/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix.
+pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
+    attention_with(q, k, v, heads, AttentionOptions::default())
+}
+
+/// As [`attention`], with a scale or a causal mask.
+pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, options: AttentionOptions) -> Tensor<2> {
+    let ([_, channels], [keys, k_channels]) = (q.dims(), k.dims());
+    assert!(
+        heads > 0 && channels.is_multiple_of(heads) && k_channels == channels && v.dims() == [keys, channels],
+        "attention of {heads} heads over q {:?}, k {:?}, v {:?}",
+        q.dims(),
+        k.dims(),
+        v.dims()
+    );
+    let scale = options.scale.unwrap_or_else(|| (1.0 / ((channels / heads) as f64).sqrt()) as f32);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, heads, scale, options.causal))
+}
+
+/// Attention as the run-time dispatch calls it. A backend implements [`AttentionKernel`] and forwards to it here.
+#[backend_extension(Flex, Autodiff)]
+pub trait AttentionOps: Backend {
+    /// See [`attention_with`].
+    fn attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        heads: usize,
+        scale: f32,
+        causal: bool,
+    ) -> FloatTensor<Self>;
+}
+
+/// Heads, scale and mask of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCall {
+    /// Heads, side by side in each row.
+    pub heads: usize,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// Whether later keys are hidden.
+    pub causal: bool,
+}
+
+/// Attention and its gradients on one backend.
+pub trait AttentionKernel: Backend {
+    /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout).
+    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The wanted ones of the gradients of q, k and v.
+    fn attention_backward(
+        qkv: [FloatTensor<Self>; 3],
+        out: FloatTensor<Self>,
+        softmax: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        call: AttentionCall,
+        wanted: [bool; 3],
+    ) -> [Option<FloatTensor<Self>>; 3];
+}
+
+impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
+    fn attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        heads: usize,
+        scale: f32,
+        causal: bool,
+    ) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Attention;
+        #[derive(Clone, Debug)]
+        struct State<T> {
+            qkv: [T; 3],
+            out: T,
+            softmax: T,
+            call: AttentionCall,
+        }
+        impl<B: AttentionKernel> Backward<B, 3> for Attention {
+            type State = State<FloatTensor<B>>;
+            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
+                pull::<B, _, 3>(ops, gradients, |State { qkv, out, softmax, call }, d_out, wanted| {
+                    B::attention_backward(qkv, out, softmax, d_out, call, wanted)
+                });
+            }
+        }
+        let call = AttentionCall { heads, scale, causal };
+        let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
+        let qkv = [q, k, v];
+        operator::<_, B, C, 3>(Attention, [q_node, k_node, v_node], || {
+            let (out, softmax) = B::attention_forward(qkv.clone(), call);
+            (out.clone(), State { qkv, out, softmax, call })
+        })
+    }
+}
+
+#[cfg(feature = "flex")]
+mod on_flex {
+    use burn::backend::{Flex, TensorMetadata};
+
+    use super::*;
+    use crate::ops::flex::{Values, tensor};
+    use crate::ops::kernels::attention::{RowSoftmax, Saved, Shape, Wanted, backward, forward};
+
+    fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
+        let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
+        let AttentionCall { heads, scale, causal } = call;
+        Shape { queries, keys, heads, width: channels / heads, scale, causal }
+    }
+
+    impl AttentionOps for Flex {
+        fn attention(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            heads: usize,
+            scale: f32,
+            causal: bool,
+        ) -> FloatTensor<Self> {
+            Self::attention_forward([q, k, v], AttentionCall { heads, scale, causal }).0
+        }
+    }
+
+    impl AttentionKernel for Flex {
+        fn attention_forward(
+            [q, k, v]: [FloatTensor<Self>; 3],
+            call: AttentionCall,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            let shape = shape(&q, &k, call);
+            let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+            let mut out = vec![0.0; q.slice().len()];
+            let mut softmax = vec![RowSoftmax::default(); shape.heads * shape.queries];
+            forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
+            let softmax = bytemuck::cast_slice(&softmax).to_vec();
+            let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
+            (q.like(out), softmax)
+        }
+
+        fn attention_backward(
+            [q, k, v]: [FloatTensor<Self>; 3],
+            out: FloatTensor<Self>,
+            softmax: FloatTensor<Self>,
+            d_out: FloatTensor<Self>,
+            call: AttentionCall,
+            wanted: [bool; 3],
+        ) -> [Option<FloatTensor<Self>>; 3] {
+            let shape = shape(&q, &k, call);
+            let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+            let (out, softmax, d_out) = (Values::of(out), Values::of(softmax), Values::of(d_out));
+            let saved = Saved {
+                q: q.slice(),
+                k: k.slice(),
+                v: v.slice(),
+                out: out.slice(),
+                softmax: bytemuck::cast_slice(softmax.slice()),
+                d_out: d_out.slice(),
+            };
+            let [dq, dk, dv] = backward(shape, saved, Wanted { q: wanted[0], k: wanted[1], v: wanted[2] });
+            [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))]
+        }
+    }
+}

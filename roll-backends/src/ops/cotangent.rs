@@ -1,0 +1,46 @@
+//! Starting a backward pass from a cotangent.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{FloatDType, Shape, Tensor};
+
+use super::{operator, pull};
+
+/// A scalar whose gradient with respect to `y` is `cotangent`; its value is 0, and means nothing.
+///
+/// `seed(y, g).backward()` is what `(y * g).sum().backward()` is, without the four passes over memory. The scalar
+/// must be differentiated as it is, or added to others of its kind: a factor on it would have no effect.
+pub fn seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
+    assert_eq!(y.dims(), cotangent.dims(), "a value and its cotangent");
+    Tensor::from_dispatch(<Dispatch as SeedOps>::seed_cotangent(y.into_dispatch(), cotangent.into_dispatch()))
+}
+
+/// [`seed`] as the run-time dispatch calls it.
+#[backend_extension(Flex, Autodiff)]
+pub trait SeedOps: Backend {
+    /// See [`seed`].
+    fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
+        let _ = cotangent;
+        Self::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()))
+    }
+}
+
+#[cfg(feature = "flex")]
+impl SeedOps for burn::backend::Flex {}
+
+impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
+    fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Seed;
+        impl<B: Backend> Backward<B, 1> for Seed {
+            type State = FloatTensor<B>;
+            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+                pull::<B, _, 1>(ops, gradients, |cotangent, _, _| [Some(cotangent)]);
+            }
+        }
+        let ((y, node), cotangent) = (y.into_parts(), cotangent.into_primitive());
+        operator::<_, B, C, 1>(Seed, [node], || (B::seed_cotangent(y, cotangent.clone()), cotangent))
+    }
+}

@@ -1,0 +1,98 @@
+//! The residual with a gate.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use super::{assert_row_operand, operator, pull};
+
+/// `x + y * gate`; gate is `[1, D]` or `[L, D]`.
+pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
+    assert_eq!(x.dims(), y.dims(), "both sides of a gated sum");
+    assert_row_operand("the gate of a sum", &gate, &x);
+    let (x, y, gate) = (x.into_dispatch(), y.into_dispatch(), gate.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as GateOps>::gated_add(x, y, gate))
+}
+
+/// The gated sum as the run-time dispatch calls it. A backend implements [`GateKernel`] and forwards to it here.
+#[backend_extension(Flex, Autodiff)]
+pub trait GateOps: Backend {
+    /// See [`gated_add`].
+    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// The gated sum and its gradients on one backend.
+pub trait GateKernel: Backend {
+    /// The sum.
+    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The wanted ones of the gradients of y and gate; that of x is the cotangent itself.
+    fn gated_add_backward(
+        y: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_z: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2];
+}
+
+impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
+    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct GatedAdd;
+        impl<B: GateKernel> Backward<B, 3> for GatedAdd {
+            type State = [FloatTensor<B>; 2];
+            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
+                pull::<B, _, 3>(ops, gradients, |[y, gate], d_z, [x_wanted, y_wanted, gate_wanted]| {
+                    let [d_y, d_gate] = B::gated_add_backward(y, gate, d_z.clone(), [y_wanted, gate_wanted]);
+                    [x_wanted.then_some(d_z), d_y, d_gate]
+                });
+            }
+        }
+        let ((x, x_node), (y, y_node), (gate, gate_node)) = (x.into_parts(), y.into_parts(), gate.into_parts());
+        operator::<_, B, C, 3>(GatedAdd, [x_node, y_node, gate_node], || {
+            (B::gated_add_forward(x, y.clone(), gate.clone()), [y, gate])
+        })
+    }
+}
+
+#[cfg(feature = "flex")]
+mod on_flex {
+    use burn::backend::{Flex, TensorMetadata};
+
+    use super::*;
+    use crate::ops::flex::Values;
+    use crate::ops::kernels::norm as kernels;
+    use crate::ops::kernels::rows::RowOperand;
+
+    impl GateOps for Flex {
+        fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::gated_add_forward(x, y, gate)
+        }
+    }
+
+    impl GateKernel for Flex {
+        fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+            let [rows, width] = x.shape().dims::<2>();
+            let (x, y, gate) = (Values::of(x), Values::of(y), Values::of(gate));
+            x.like(kernels::gated_add(x.slice(), y.slice(), rows, RowOperand::new(gate.slice(), rows, width)))
+        }
+
+        fn gated_add_backward(
+            y: FloatTensor<Self>,
+            gate: FloatTensor<Self>,
+            d_z: FloatTensor<Self>,
+            wanted: [bool; 2],
+        ) -> [Option<FloatTensor<Self>>; 2] {
+            let [rows, width] = y.shape().dims::<2>();
+            let (y, gate, d_z) = (Values::of(y), Values::of(gate), Values::of(d_z));
+            let operand = RowOperand::new(gate.slice(), rows, width);
+            let d_y = wanted[0].then(|| y.like(kernels::gated_add_backward_y(rows, operand, d_z.slice())));
+            let d_gate = wanted[1].then(|| {
+                gate.like(kernels::gated_add_backward_gate(rows, y.slice(), operand.is_shared(), d_z.slice()))
+            });
+            [d_y, d_gate]
+        }
+    }
+}

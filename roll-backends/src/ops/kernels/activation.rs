@@ -1,0 +1,105 @@
+//! Element-wise operators and their derivatives.
+
+use rayon::prelude::*;
+
+use super::simd::{MulAdd, sigmoid, vectorised};
+
+/// Elements per task: large against the cost of a task, small against the cache.
+const CHUNK: usize = 1 << 14;
+
+/// An element-wise function that is its argument times a sigmoid of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2`.
+    GeluTanh,
+    /// `x / (1 + e^-x)`.
+    Silu,
+}
+
+/// The function.
+pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
+    let mut y = vec![0.0; x.len()];
+    y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| match activation {
+        Activation::GeluTanh => gelu(x, y),
+        Activation::Silu => silu(x, y),
+    });
+    y
+}
+
+/// The gradient of `x`, given the cotangent of the result.
+pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
+    let mut d_x = vec![0.0; x.len()];
+    let chunks = d_x.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(d_y.par_chunks(CHUNK));
+    chunks.for_each(|((d_x, x), d_y)| match activation {
+        Activation::GeluTanh => gelu_backward(x, d_y, d_x),
+        Activation::Silu => silu_backward(x, d_y, d_x),
+    });
+    d_x
+}
+
+// (1 + tanh(u)) / 2 = sigmoid(2u), with 2u = x * (LINEAR + CUBIC * x^2).
+const LINEAR: f32 = 1.595_769_1;
+const CUBIC: f32 = 0.071_354_816;
+
+/// Keeps powers of `x` finite, far beyond where the sigmoid is 0 or 1. NaN stays NaN.
+#[inline(always)]
+fn bounded(x: f32) -> f32 {
+    let x = if x > 1e4 { 1e4 } else { x };
+    if x < -1e4 { -1e4 } else { x }
+}
+
+/// The sigmoid's argument, of a bounded `x`.
+#[inline(always)]
+fn gelu_argument<M: MulAdd>(x: f32) -> f32 {
+    x * M::mul_add(CUBIC, x * x, LINEAR)
+}
+
+vectorised! {
+    fn gelu(x: &[f32], y: &mut [f32]) = gelu_body
+}
+
+#[inline(always)]
+fn gelu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = x * sigmoid::<M>(gelu_argument::<M>(bounded(x)));
+    }
+}
+
+vectorised! {
+    fn gelu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_backward_body
+}
+
+#[inline(always)]
+fn gelu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+        let x = bounded(x);
+        let u = gelu_argument::<M>(x);
+        // s (1 - s) as a product of two sigmoids: 1 - s would lose the digits of a small one.
+        let (s, rest) = (sigmoid::<M>(u), sigmoid::<M>(-u));
+        let slope = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
+        *d_x = d_y * M::mul_add(x * slope, s * rest, s);
+    }
+}
+
+vectorised! {
+    fn silu(x: &[f32], y: &mut [f32]) = silu_body
+}
+
+#[inline(always)]
+fn silu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = x * sigmoid::<M>(x);
+    }
+}
+
+vectorised! {
+    fn silu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = silu_backward_body
+}
+
+#[inline(always)]
+fn silu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+        let (s, rest) = (sigmoid::<M>(x), sigmoid::<M>(-x));
+        *d_x = d_y * M::mul_add(x, s * rest, s);
+    }
+}

@@ -1,0 +1,327 @@
+//! Scaled dot-product attention, forward and backward, head by head and block of query rows by block.
+//!
+//! The probabilities of one block exist at a time; the backward recomputes them from the log-sum-exp of each row.
+
+use rayon::prelude::*;
+
+use super::matrix::{Threads, View, ViewMut};
+use super::simd::{LANES, MulAdd, exp, sum_lanes, vectorised};
+
+/// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Rows of q.
+    pub queries: usize,
+    /// Rows of k and v.
+    pub keys: usize,
+    /// Heads, side by side in each row.
+    pub heads: usize,
+    /// Numbers per head.
+    pub width: usize,
+    /// What products of q and k are multiplied by.
+    pub scale: f32,
+    /// Whether query `i` sees only the keys up to `i + keys - queries`.
+    pub causal: bool,
+}
+
+/// Which gradients [`backward`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// That of q.
+    pub q: bool,
+    /// That of k.
+    pub k: bool,
+    /// That of v.
+    pub v: bool,
+}
+
+/// Scores of one block are kept to about this many numbers (1 MiB), so that they stay in the cache.
+const BLOCK_SCORES: usize = 1 << 18;
+
+impl Shape {
+    fn channels(&self) -> usize {
+        self.heads * self.width
+    }
+
+    /// Query rows per block.
+    fn block(&self) -> usize {
+        (BLOCK_SCORES / self.keys.max(1)).clamp(16, 256).min(self.queries.max(1))
+    }
+
+    /// How many keys the query sees.
+    fn visible(&self, query: usize) -> usize {
+        match self.causal {
+            true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
+            false => self.keys,
+        }
+    }
+
+    fn head<'a>(&self, data: &'a [f32], rows: usize, head: usize) -> View<'a> {
+        View::new(data, rows, self.channels()).columns(head * self.width..(head + 1) * self.width)
+    }
+}
+
+/// What the backward needs to know of a row's softmax. Kept apart rather than as one log-sum-exp: with scores of
+/// some thousands the rounding of their sum would show in the probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct RowSoftmax {
+    /// Largest score.
+    pub max: f32,
+    /// One over the sum of `exp(score - max)`; 0 for a row that sees no key.
+    pub inverse_sum: f32,
+}
+
+/// Writes the attended values to `out` `[queries, heads * width]` and what the backward needs to `softmax`
+/// `[heads, queries]`. A row that sees no key is zero.
+pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
+    if out.is_empty() {
+        return;
+    }
+    let block = shape.block();
+    let heads = ViewMut::new(out, shape.queries, shape.channels()).split_columns(shape.width);
+    let tasks: Vec<_> = heads
+        .into_iter()
+        .zip(softmax.chunks_mut(shape.queries))
+        .enumerate()
+        .flat_map(|(head, (out, softmax))| {
+            let blocks = out.split_rows(block).into_iter().zip(softmax.chunks_mut(block));
+            blocks.enumerate().map(move |(i, (out, softmax))| (head, i * block, out, softmax))
+        })
+        .collect();
+    tasks.into_par_iter().for_each_init(
+        || vec![0.0; block * shape.keys],
+        |scores, (head, first, mut out, softmax)| {
+            let rows = out.rows();
+            let keys = shape.visible(first + rows - 1);
+            let q = shape.head(q, shape.queries, head).rows(first..first + rows);
+            let k = shape.head(k, shape.keys, head).rows(0..keys);
+            let v = shape.head(v, shape.keys, head).rows(0..keys);
+            let scores = &mut scores[..rows * keys];
+            ViewMut::new(scores, rows, keys).product(q, k.t(), shape.scale, false, Threads::One);
+            for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
+                let (seen, hidden) = row.split_at_mut(shape.visible(first + i));
+                hidden.fill(0.0);
+                if !seen.is_empty() {
+                    let max = maximum(seen);
+                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(seen, max, 1.0) };
+                }
+            }
+            out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
+            for (i, row) in softmax.iter().enumerate() {
+                out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
+            }
+        },
+    );
+}
+
+/// What [`forward`] read and wrote, and the cotangent of its output.
+#[derive(Clone, Copy)]
+pub struct Saved<'a> {
+    /// Queries.
+    pub q: &'a [f32],
+    /// Keys.
+    pub k: &'a [f32],
+    /// Values.
+    pub v: &'a [f32],
+    /// The result.
+    pub out: &'a [f32],
+    /// Per head and row.
+    pub softmax: &'a [RowSoftmax],
+    /// Cotangent of the result.
+    pub d_out: &'a [f32],
+}
+
+/// Gradients of q, k and v; `None` where they are not wanted.
+pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>; 3] {
+    let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
+    let block = shape.block();
+    let blocks = queries.div_ceil(block);
+    // With fewer heads than threads the blocks of a head are shared out, each share with sums of its own.
+    let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
+    let mut dq = if wanted.q { vec![0.0; queries * channels] } else { Vec::new() };
+    let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.k { keys * channels } else { 0 }]).collect();
+    let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.v { keys * channels } else { 0 }]).collect();
+    if queries * keys * channels > 0 {
+        let rows_per_share = blocks.div_ceil(shares) * block;
+        let mut dq_parts = by_head(&mut dq, wanted.q, queries, shape)
+            .into_iter()
+            .map(|head| head.map_or_else(Vec::new, |head| head.split_rows(rows_per_share)).into_iter())
+            .collect::<Vec<_>>();
+        let tasks: Vec<_> = dk
+            .iter_mut()
+            .zip(&mut dv)
+            .enumerate()
+            .flat_map(|(share, (dk, dv))| {
+                let parts = by_head(dk, wanted.k, keys, shape).into_iter().zip(by_head(dv, wanted.v, keys, shape));
+                parts.enumerate().map(move |(head, (dk, dv))| (share, head, dk, dv)).collect::<Vec<_>>()
+            })
+            .map(|(share, head, dk, dv)| Task {
+                head,
+                first: share * rows_per_share,
+                dq: dq_parts[head].next(),
+                dk,
+                dv,
+            })
+            .collect();
+        tasks.into_par_iter().for_each_init(
+            || Scratch { probabilities: vec![0.0; block * keys], d_scores: vec![0.0; block * keys] },
+            |scratch, task| {
+                let end = (task.first + rows_per_share).min(queries);
+                task.run(shape, &saved, block, end, scratch);
+            },
+        );
+    }
+    [wanted.q.then_some(dq), wanted.k.then(|| sum_parts(dk)), wanted.v.then(|| sum_parts(dv))]
+}
+
+fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: Shape) -> Vec<Option<ViewMut<'_>>> {
+    match wanted {
+        true => ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect(),
+        false => (0..shape.heads).map(|_| None).collect(),
+    }
+}
+
+fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
+    let mut parts = parts.into_iter();
+    let mut sum = parts.next().unwrap_or_default();
+    for part in parts {
+        sum.par_chunks_mut(1 << 14)
+            .zip(part.par_chunks(1 << 14))
+            .for_each(|(sum, part)| sum.iter_mut().zip(part).for_each(|(s, p)| *s += p));
+    }
+    sum
+}
+
+struct Scratch {
+    probabilities: Vec<f32>,
+    d_scores: Vec<f32>,
+}
+
+/// The rows of one head from `first` on.
+struct Task<'a> {
+    head: usize,
+    first: usize,
+    dq: Option<ViewMut<'a>>,
+    dk: Option<ViewMut<'a>>,
+    dv: Option<ViewMut<'a>>,
+}
+
+impl Task<'_> {
+    fn run(self, shape: Shape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
+        let Task { head, first, dq, mut dk, mut dv } = self;
+        let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
+        for start in (first..end).step_by(block) {
+            let stop = (start + block).min(end);
+            let (rows, keys) = (stop - start, shape.visible(stop - 1));
+            let dq = dq_blocks.next();
+            if keys == 0 {
+                continue;
+            }
+            let q = shape.head(saved.q, shape.queries, head).rows(start..stop);
+            let out = shape.head(saved.out, shape.queries, head).rows(start..stop);
+            let d_out = shape.head(saved.d_out, shape.queries, head).rows(start..stop);
+            let k = shape.head(saved.k, shape.keys, head).rows(0..keys);
+            let v = shape.head(saved.v, shape.keys, head).rows(0..keys);
+            let softmax = &saved.softmax[head * shape.queries..][start..stop];
+
+            let p = &mut scratch.probabilities[..rows * keys];
+            ViewMut::new(p, rows, keys).product(q, k.t(), shape.scale, false, Threads::One);
+            for (i, row) in p.chunks_exact_mut(keys).enumerate() {
+                let (seen, hidden) = row.split_at_mut(shape.visible(start + i));
+                hidden.fill(0.0);
+                exp_minus(seen, softmax[i].max, softmax[i].inverse_sum);
+            }
+            let p = View::new(p, rows, keys);
+            if let Some(dv) = &mut dv {
+                dv.top(keys).product(p.t(), d_out, 1.0, true, Threads::One);
+            }
+            if dq.is_none() && dk.is_none() {
+                continue;
+            }
+            let ds = &mut scratch.d_scores[..rows * keys];
+            ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, false, Threads::One);
+            for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
+                softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.scale);
+            }
+            let ds = View::new(ds, rows, keys);
+            if let Some(mut dq) = dq {
+                dq.product(ds, k, 1.0, false, Threads::One);
+            }
+            if let Some(dk) = &mut dk {
+                dk.top(keys).product(ds.t(), q, 1.0, true, Threads::One);
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Largest of `row`; negative infinity if it is empty.
+    fn maximum(row: &[f32]) -> f32 = maximum_body
+}
+
+#[inline(always)]
+fn maximum_body<M: MulAdd>(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = if x > *lane { x } else { *lane };
+        }
+    }
+    rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, &b| a.max(b))
+}
+
+vectorised! {
+    /// Replaces each `x` by `exp(x - offset) * factor` and returns the sum of the exponentials.
+    fn exp_minus(row: &mut [f32], offset: f32, factor: f32) -> f32 = exp_minus_body
+}
+
+#[inline(always)]
+fn exp_minus_body<M: MulAdd>(row: &mut [f32], offset: f32, factor: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = row.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            let y = exp::<M>(*x - offset);
+            *lane += y;
+            *x = y * factor;
+        }
+    }
+    let mut sum = sum_lanes(lanes);
+    for x in rest {
+        let y = exp::<M>(*x - offset);
+        sum += y;
+        *x = y * factor;
+    }
+    sum
+}
+
+vectorised! {
+    /// From the cotangent of probabilities to that of scores: `p * (dp - sum(p dp)) * scale`.
+    fn softmax_backward(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) = softmax_backward_body
+}
+
+#[inline(always)]
+fn softmax_backward_body<M: MulAdd>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
+    for (ds, &p) in ds.iter_mut().zip(p) {
+        *ds = p * (*ds - mean) * scale;
+    }
+}
+
+vectorised! {
+    /// Sum of products.
+    fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
+}
+
+#[inline(always)]
+fn dot_body<M: MulAdd>(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = M::mul_add(a, b, *lane);
+        }
+    }
+    sum_lanes(lanes) + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+}

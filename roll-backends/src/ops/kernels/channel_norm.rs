@@ -1,0 +1,220 @@
+//! The RMS norm of the Wan VAE: over the channels of `[C, positions]`, position by position.
+//!
+//! Positions are neighbours in memory, so loops run over a stretch of positions at a time and channels outside of it:
+//! one read of the stretch while it is in the cache for the norm, one for the result.
+
+use rayon::prelude::*;
+
+use super::matrix::ViewMut;
+use super::simd::{MulAdd, sigmoid, vectorised};
+
+/// Positions per task.
+const STRETCH: usize = 256;
+
+/// The smallest norm that is divided by.
+const SMALLEST: f32 = 1e-12;
+
+/// What follows the norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing.
+    Nothing,
+    /// `y * sigmoid(y)`.
+    Silu,
+}
+
+/// `x / max(|x|, 1e-12) * sqrt(C) * gain`, for `C = gain.len()`, then perhaps SiLU. Also returns
+/// `sqrt(C) / max(|x|, 1e-12)` of each position.
+pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
+    let channels = gain.len();
+    let positions = x.len() / channels.max(1);
+    let mut y = vec![0.0; x.len()];
+    let mut factors = vec![0.0; positions];
+    stretches(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(STRETCH)).enumerate().for_each(
+        |(task, (mut y, factors))| {
+            let part = |c: usize| &x[c * positions + task * STRETCH..][..factors_len(positions, task)];
+            (0..channels).for_each(|c| add_square(part(c), factors));
+            factors_of_squares(factors, (channels as f32).sqrt());
+            for c in 0..channels {
+                match then {
+                    Then::Nothing => scale(part(c), factors, gain[c], y.row(c)),
+                    Then::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
+                }
+            }
+        },
+    );
+    (y, factors)
+}
+
+/// Gradients of x and gain; `None` where not wanted.
+pub fn backward(
+    x: &[f32],
+    gain: &[f32],
+    factors: &[f32],
+    d_y: &[f32],
+    then: Then,
+    wanted: [bool; 2],
+) -> [Option<Vec<f32>>; 2] {
+    let channels = gain.len();
+    let positions = factors.len();
+    let mut d_x = vec![0.0; if wanted[0] { x.len() } else { 0 }];
+    let outputs: Vec<_> = match wanted[0] {
+        true => stretches(&mut d_x, channels, positions).into_iter().map(Some).collect(),
+        false => (0..positions.div_ceil(STRETCH)).map(|_| None).collect(),
+    };
+    // A norm at or below `SMALLEST` was replaced by it, and does not depend on x.
+    let clamped = (channels as f32).sqrt() / SMALLEST;
+    let parts: Vec<Vec<f32>> = outputs
+        .into_par_iter()
+        .enumerate()
+        .map(|(task, d_x)| {
+            let n = factors_len(positions, task);
+            let at = |c: usize| c * positions + task * STRETCH..c * positions + task * STRETCH + n;
+            let factors = &factors[task * STRETCH..][..n];
+            let mut products = [0.0; STRETCH];
+            let mut d_pre = [0.0; STRETCH];
+            let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
+            let before = |c: usize, d_pre: &mut [f32]| match then {
+                Then::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
+                Then::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+            };
+            for c in 0..channels {
+                before(c, &mut d_pre[..n]);
+                add_product(&x[at(c)], &d_pre[..n], gain[c], &mut products[..n]);
+                if wanted[1] {
+                    d_gain[c] = dot3(&x[at(c)], factors, &d_pre[..n]);
+                }
+            }
+            if let Some(mut d_x) = d_x {
+                radial(&mut products[..n], factors, channels as f32, clamped);
+                for c in 0..channels {
+                    before(c, &mut d_pre[..n]);
+                    scale_backward(&x[at(c)], factors, gain[c], &d_pre[..n], &products[..n], d_x.row(c));
+                }
+            }
+            d_gain
+        })
+        .collect();
+    let d_gain = wanted[1].then(|| {
+        let mut sum = vec![0.0f64; channels];
+        parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(s, &p)| *s += f64::from(p)));
+        sum.into_iter().map(|s| s as f32).collect()
+    });
+    [wanted[0].then_some(d_x), d_gain]
+}
+
+fn factors_len(positions: usize, task: usize) -> usize {
+    STRETCH.min(positions - task * STRETCH)
+}
+
+fn stretches(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut<'_>> {
+    ViewMut::new(data, channels, positions).stretches(STRETCH)
+}
+
+vectorised! {
+    fn add_square(x: &[f32], sum: &mut [f32]) = add_square_body
+}
+
+#[inline(always)]
+fn add_square_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
+    for (sum, &x) in sum.iter_mut().zip(x) {
+        *sum = M::mul_add(x, x, *sum);
+    }
+}
+
+vectorised! {
+    /// From sums of squares to `root / max(norm, SMALLEST)`.
+    fn factors_of_squares(sums: &mut [f32], root: f32) = factors_of_squares_body
+}
+
+#[inline(always)]
+fn factors_of_squares_body<M: MulAdd>(sums: &mut [f32], root: f32) {
+    for sum in sums {
+        *sum = root / sum.sqrt().max(SMALLEST);
+    }
+}
+
+vectorised! {
+    fn scale(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_body
+}
+
+#[inline(always)]
+fn scale_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+        *y = x * factor * gain;
+    }
+}
+
+vectorised! {
+    fn scale_silu(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_silu_body
+}
+
+#[inline(always)]
+fn scale_silu_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+        let pre = x * factor * gain;
+        *y = pre * sigmoid::<M>(pre);
+    }
+}
+
+vectorised! {
+    fn silu_cotangent(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) = silu_cotangent_body
+}
+
+#[inline(always)]
+fn silu_cotangent_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
+    for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
+        let pre = x * factor * gain;
+        let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
+        *d_pre = d_y * M::mul_add(pre, s * rest, s);
+    }
+}
+
+vectorised! {
+    /// Adds `x * y * factor` to `sum`.
+    fn add_product(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) = add_product_body
+}
+
+#[inline(always)]
+fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) {
+    for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
+        *sum = M::mul_add(x * factor, y, *sum);
+    }
+}
+
+vectorised! {
+    /// From `sum(x d_hat)` to what multiplies `x` in its gradient: `sum * factor^3 / C`, 0 where the norm was clamped.
+    fn radial(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) = radial_body
+}
+
+#[inline(always)]
+fn radial_body<M: MulAdd>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
+    for (product, &factor) in products.iter_mut().zip(factors) {
+        let factor = if factor < clamped { factor } else { 0.0 };
+        *product = *product * factor / channels * factor * factor;
+    }
+}
+
+vectorised! {
+    fn scale_backward(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32])
+        = scale_backward_body
+}
+
+#[inline(always)]
+fn scale_backward_body<M: MulAdd>(
+    x: &[f32],
+    factors: &[f32],
+    gain: f32,
+    d_pre: &[f32],
+    radial: &[f32],
+    d_x: &mut [f32],
+) {
+    for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
+        *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));
+    }
+}
+
+/// Sum of `a b c`.
+fn dot3(a: &[f32], b: &[f32], c: &[f32]) -> f32 {
+    a.iter().zip(b).zip(c).map(|((&a, &b), &c)| f64::from(a * b) * f64::from(c)).sum::<f64>() as f32
+}

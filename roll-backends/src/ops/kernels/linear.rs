@@ -1,0 +1,110 @@
+//! `x W^T + b + scale * (x A^T) B^T` and its gradients, as products that add into one result.
+
+use rayon::prelude::*;
+
+use super::matrix::{Threads, View, ViewMut};
+use super::norm::backward_shift;
+
+/// Sizes of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Rows of x.
+    pub rows: usize,
+    /// Columns of x.
+    pub inputs: usize,
+    /// Columns of the result.
+    pub outputs: usize,
+}
+
+/// The low-rank part.
+#[derive(Clone, Copy, Debug)]
+pub struct Lora<'a> {
+    /// `[rank, inputs]`.
+    pub a: &'a [f32],
+    /// `[outputs, rank]`.
+    pub b: &'a [f32],
+    /// alpha / rank.
+    pub scale: f32,
+    /// Its rank.
+    pub rank: usize,
+}
+
+impl Shape {
+    fn x<'a>(&self, x: &'a [f32]) -> View<'a> {
+        View::new(x, self.rows, self.inputs)
+    }
+
+    fn y<'a>(&self, y: &'a [f32]) -> View<'a> {
+        View::new(y, self.rows, self.outputs)
+    }
+
+    fn weight<'a>(&self, weight: &'a [f32]) -> View<'a> {
+        View::new(weight, self.outputs, self.inputs)
+    }
+
+    fn a<'a>(&self, lora: Lora<'a>) -> View<'a> {
+        View::new(lora.a, lora.rank, self.inputs)
+    }
+
+    fn b<'a>(&self, lora: Lora<'a>) -> View<'a> {
+        View::new(lora.b, self.outputs, lora.rank)
+    }
+}
+
+/// The result, and `x A^T` if there is a low-rank part.
+pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
+    let mut y = vec![0.0; shape.rows * shape.outputs];
+    if !y.is_empty() {
+        y.par_chunks_mut(shape.outputs).for_each(|row| row.copy_from_slice(bias));
+    }
+    let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
+    out.product(shape.x(x), shape.weight(weight).t(), 1.0, true, Threads::All);
+    let Some(lora) = lora else { return (y, Vec::new()) };
+    let inner = product(shape.rows, lora.rank, shape.x(x), shape.a(lora).t(), 1.0);
+    out.product(View::new(&inner, shape.rows, lora.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
+    (y, inner)
+}
+
+/// The wanted ones of the gradients of x, weight, bias, a and b. `inner` is `x A^T` as the forward found it.
+pub fn backward(
+    shape: Shape,
+    x: &[f32],
+    weight: &[f32],
+    lora: Option<(Lora, &[f32])>,
+    d_y: &[f32],
+    wanted: [bool; 5],
+) -> [Option<Vec<f32>>; 5] {
+    let Shape { rows, inputs, outputs } = shape;
+    let d = shape.y(d_y);
+    // The cotangent of `x A^T`, which both x and a need.
+    let d_inner = lora
+        .filter(|_| wanted[0] || wanted[3])
+        .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
+    let d_x = wanted[0].then(|| {
+        let mut d_x = product(rows, inputs, d, shape.weight(weight), 1.0);
+        if let Some((lora, d_inner)) = &d_inner {
+            let d_inner = View::new(d_inner, rows, lora.rank);
+            ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);
+        }
+        d_x
+    });
+    let d_weight = wanted[1].then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
+    let d_bias = wanted[2].then(|| match rows {
+        0 => vec![0.0; outputs],
+        _ => backward_shift(rows, d_y),
+    });
+    let d_a = d_inner
+        .as_ref()
+        .filter(|_| wanted[3])
+        .map(|(lora, d_inner)| product(lora.rank, inputs, View::new(d_inner, rows, lora.rank).t(), shape.x(x), 1.0));
+    let d_b = lora
+        .filter(|_| wanted[4])
+        .map(|(lora, inner)| product(outputs, lora.rank, d.t(), View::new(inner, rows, lora.rank), lora.scale));
+    [d_x, d_weight, d_bias, d_a, d_b]
+}
+
+fn product(rows: usize, columns: usize, a: View, b: View, factor: f32) -> Vec<f32> {
+    let mut out = vec![0.0; rows * columns];
+    ViewMut::new(&mut out, rows, columns).product(a, b, factor, false, Threads::All);
+    out
+}

@@ -1,0 +1,290 @@
+//! Layer norm and RMS norm over the rows of a matrix, and the residual with a gate.
+
+use rayon::prelude::*;
+
+use super::rows::{RowOperand, rows_per_task, sum_rows};
+use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
+
+/// Mean and inverse standard deviation of a row; the mean of an RMS norm is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct RowMoments {
+    /// What is subtracted.
+    pub mean: f32,
+    /// What the rest is multiplied by.
+    pub inverse: f32,
+}
+
+/// Which moments a norm takes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Mean and variance.
+    Layer,
+    /// The mean square.
+    Rms,
+}
+
+/// `(x - mean) * inverse * gain + shift` and the moments of each row. `shift` may be absent.
+pub fn forward(
+    norm: Norm,
+    x: &[f32],
+    rows: usize,
+    gain: RowOperand,
+    shift: Option<RowOperand>,
+    eps: f64,
+) -> (Vec<f32>, Vec<RowMoments>) {
+    let mut y = vec![0.0; x.len()];
+    let mut moments = vec![RowMoments::default(); rows];
+    let width = x.len() / rows.max(1);
+    if x.is_empty() {
+        return (y, moments);
+    }
+    let step = rows_per_task(width);
+    y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate().for_each(|(task, (y, moments))| {
+        for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
+            let i = task * step + i;
+            let x = &x[i * width..][..width];
+            *moments = moments_of(norm, x, eps);
+            match shift {
+                Some(shift) => normalise_and_shift(x, *moments, gain.row(i), shift.row(i), y),
+                None => normalise(x, *moments, gain.row(i), y),
+            }
+        }
+    });
+    (y, moments)
+}
+
+/// Gradient of x, given that of the result.
+pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
+    let mut d_x = vec![0.0; x.len()];
+    let width = x.len() / moments.len().max(1);
+    if x.is_empty() {
+        return d_x;
+    }
+    let step = rows_per_task(width);
+    d_x.par_chunks_mut(step * width).enumerate().for_each(|(task, d_x)| {
+        for (i, d_x) in d_x.chunks_exact_mut(width).enumerate() {
+            let i = task * step + i;
+            let at = i * width..(i + 1) * width;
+            let (sum, sum_hat) = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
+            let n = width as f32;
+            let mean = if norm == Norm::Layer { sum / n } else { 0.0 };
+            normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean, sum_hat / n], d_x);
+        }
+    });
+    d_x
+}
+
+/// Gradient of a gain of one row or of many (`shared` says which).
+pub fn backward_gain(x: &[f32], moments: &[RowMoments], shared: bool, d_y: &[f32]) -> Vec<f32> {
+    let rows = moments.len();
+    let width = x.len() / rows.max(1);
+    let add = |i: usize, sum: &mut [f32]| {
+        let at = i * width..(i + 1) * width;
+        add_gain_gradient(&x[at.clone()], moments[i], &d_y[at], sum);
+    };
+    each_or_sum(rows, width, shared, add)
+}
+
+/// Gradient of a shift of one row (the sum of the cotangent's rows).
+pub fn backward_shift(rows: usize, d_y: &[f32]) -> Vec<f32> {
+    let width = d_y.len() / rows.max(1);
+    sum_rows(rows, width, |i, sum| add(&d_y[i * width..][..width], sum))
+}
+
+/// `x + y * gate`.
+pub fn gated_add(x: &[f32], y: &[f32], rows: usize, gate: RowOperand) -> Vec<f32> {
+    let mut z = x.to_vec();
+    for_rows(&mut z, rows, |i, z| add_product(&y[i * z.len()..][..z.len()], gate.row(i), z));
+    z
+}
+
+/// Gradient of y in `x + y * gate`.
+pub fn gated_add_backward_y(rows: usize, gate: RowOperand, d_z: &[f32]) -> Vec<f32> {
+    let mut d_y = vec![0.0; d_z.len()];
+    for_rows(&mut d_y, rows, |i, d_y| product(&d_z[i * d_y.len()..][..d_y.len()], gate.row(i), d_y));
+    d_y
+}
+
+/// Gradient of the gate in `x + y * gate`.
+pub fn gated_add_backward_gate(rows: usize, y: &[f32], shared: bool, d_z: &[f32]) -> Vec<f32> {
+    let width = y.len() / rows.max(1);
+    each_or_sum(rows, width, shared, |i, sum| {
+        let at = i * width..(i + 1) * width;
+        add_product(&y[at.clone()], &d_z[at], sum);
+    })
+}
+
+fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    if shared {
+        return sum_rows(rows, width, add);
+    }
+    let mut each = vec![0.0; rows * width];
+    for_rows(&mut each, rows, add);
+    each
+}
+
+fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+    let width = data.len() / rows.max(1);
+    if width == 0 {
+        return;
+    }
+    let step = rows_per_task(width);
+    data.par_chunks_mut(step * width).enumerate().for_each(|(task, data)| {
+        data.chunks_exact_mut(width).enumerate().for_each(|(i, row)| run(task * step + i, row));
+    });
+}
+
+fn moments_of(norm: Norm, x: &[f32], eps: f64) -> RowMoments {
+    let n = x.len() as f64;
+    let mean = match norm {
+        Norm::Layer => (f64::from(sum_of_differences(x, 0.0)) / n) as f32,
+        Norm::Rms => 0.0,
+    };
+    let variance = f64::from(sum_of_squares(x, mean)) / n;
+    RowMoments { mean, inverse: (1.0 / (variance + eps).sqrt()) as f32 }
+}
+
+vectorised! {
+    fn sum_of_differences(x: &[f32], offset: f32) -> f32 = sum_of_differences_body
+}
+
+#[inline(always)]
+fn sum_of_differences_body<M: MulAdd>(x: &[f32], offset: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += x - offset);
+    }
+    sum_lanes(lanes) + rest.iter().map(|x| x - offset).sum::<f32>()
+}
+
+vectorised! {
+    fn sum_of_squares(x: &[f32], offset: f32) -> f32 = sum_of_squares_body
+}
+
+#[inline(always)]
+fn sum_of_squares_body<M: MulAdd>(x: &[f32], offset: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = M::mul_add(x - offset, x - offset, *lane);
+        }
+    }
+    sum_lanes(lanes) + rest.iter().map(|x| (x - offset) * (x - offset)).sum::<f32>()
+}
+
+vectorised! {
+    fn normalise(x: &[f32], moments: RowMoments, gain: &[f32], y: &mut [f32]) = normalise_body
+}
+
+#[inline(always)]
+fn normalise_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], y: &mut [f32]) {
+    for ((y, &x), &gain) in y.iter_mut().zip(x).zip(gain) {
+        *y = (x - moments.mean) * moments.inverse * gain;
+    }
+}
+
+vectorised! {
+    fn normalise_and_shift(x: &[f32], moments: RowMoments, gain: &[f32], shift: &[f32], y: &mut [f32])
+        = normalise_and_shift_body
+}
+
+#[inline(always)]
+fn normalise_and_shift_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], shift: &[f32], y: &mut [f32]) {
+    for (((y, &x), &gain), &shift) in y.iter_mut().zip(x).zip(gain).zip(shift) {
+        *y = M::mul_add((x - moments.mean) * moments.inverse, gain, shift);
+    }
+}
+
+vectorised! {
+    /// Sums of the cotangent of the normalised row, and of its product with the normalised row.
+    fn cotangent_sums(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) = cotangent_sums_body
+}
+
+#[inline(always)]
+fn cotangent_sums_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) {
+    let (mut sum, mut sum_hat) = ([0.0; LANES], [0.0; LANES]);
+    let ((x, x_rest), (gain, gain_rest), (d_y, d_rest)) =
+        (x.as_chunks::<LANES>(), gain.as_chunks::<LANES>(), d_y.as_chunks::<LANES>());
+    for ((x, gain), d_y) in x.iter().zip(gain).zip(d_y) {
+        for i in 0..LANES {
+            let d_hat = d_y[i] * gain[i];
+            sum[i] += d_hat;
+            sum_hat[i] = M::mul_add(d_hat, (x[i] - moments.mean) * moments.inverse, sum_hat[i]);
+        }
+    }
+    let (mut sum, mut sum_hat) = (sum_lanes(sum), sum_lanes(sum_hat));
+    for ((x, gain), d_y) in x_rest.iter().zip(gain_rest).zip(d_rest) {
+        sum += d_y * gain;
+        sum_hat += d_y * gain * ((x - moments.mean) * moments.inverse);
+    }
+    (sum, sum_hat)
+}
+
+vectorised! {
+    fn normalise_backward(
+        x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32], means: [f32; 2], d_x: &mut [f32],
+    ) = normalise_backward_body
+}
+
+#[inline(always)]
+fn normalise_backward_body<M: MulAdd>(
+    x: &[f32],
+    moments: RowMoments,
+    gain: &[f32],
+    d_y: &[f32],
+    [mean, mean_hat]: [f32; 2],
+    d_x: &mut [f32],
+) {
+    for (((d_x, &x), &gain), &d_y) in d_x.iter_mut().zip(x).zip(gain).zip(d_y) {
+        let hat = (x - moments.mean) * moments.inverse;
+        let centred = M::mul_add(d_y, gain, -mean);
+        *d_x = M::mul_add(-hat, mean_hat, centred) * moments.inverse;
+    }
+}
+
+vectorised! {
+    fn add_gain_gradient(x: &[f32], moments: RowMoments, d_y: &[f32], sum: &mut [f32]) = add_gain_gradient_body
+}
+
+#[inline(always)]
+fn add_gain_gradient_body<M: MulAdd>(x: &[f32], moments: RowMoments, d_y: &[f32], sum: &mut [f32]) {
+    for ((sum, &x), &d_y) in sum.iter_mut().zip(x).zip(d_y) {
+        *sum = M::mul_add((x - moments.mean) * moments.inverse, d_y, *sum);
+    }
+}
+
+vectorised! {
+    /// Adds `x` to `sum`.
+    fn add(x: &[f32], sum: &mut [f32]) = add_body
+}
+
+#[inline(always)]
+fn add_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
+vectorised! {
+    /// Adds `x * y` to `sum`.
+    fn add_product(x: &[f32], y: &[f32], sum: &mut [f32]) = add_product_body
+}
+
+#[inline(always)]
+fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], sum: &mut [f32]) {
+    for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
+        *sum = M::mul_add(x, y, *sum);
+    }
+}
+
+vectorised! {
+    fn product(x: &[f32], y: &[f32], z: &mut [f32]) = product_body
+}
+
+#[inline(always)]
+fn product_body<M: MulAdd>(x: &[f32], y: &[f32], z: &mut [f32]) {
+    for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+        *z = x * y;
+    }
+}

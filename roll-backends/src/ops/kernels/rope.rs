@@ -1,0 +1,52 @@
+//! Rotation of neighbouring pairs.
+
+use rayon::prelude::*;
+
+use super::rows::rows_per_task;
+use super::simd::{MulAdd, vectorised};
+
+/// Which way pairs turn; the gradient of a rotation is the rotation back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// By the angle.
+    Forward,
+    /// By minus the angle.
+    Back,
+}
+
+/// Rotates the pairs of each head of `x` `[rows, heads * 2 * half]` by angles whose cosine and sine, `[rows, half]`,
+/// are given.
+pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Turn) -> Vec<f32> {
+    let mut y = vec![0.0; x.len()];
+    let width = x.len() / rows.max(1);
+    let half = width / heads.max(1) / 2;
+    if half == 0 {
+        return y;
+    }
+    let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
+    let step = rows_per_task(width);
+    y.par_chunks_mut(step * width).enumerate().for_each(|(task, y)| {
+        for (i, y) in y.chunks_exact_mut(width).enumerate() {
+            let i = task * step + i;
+            let angles = i * half..(i + 1) * half;
+            rotate_row(&x[i * width..][..width], &cos[angles.clone()], &sin[angles], sign, y);
+        }
+    });
+    y
+}
+
+vectorised! {
+    fn rotate_row(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) = rotate_row_body
+}
+
+#[inline(always)]
+fn rotate_row_body<M: MulAdd>(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) {
+    let width = 2 * cos.len();
+    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+        let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
+        for (((x, y), &cos), &sin) in pairs.zip(cos).zip(sin) {
+            let sin = sin * sign;
+            *y = [M::mul_add(x[0], cos, -(x[1] * sin)), M::mul_add(x[0], sin, x[1] * cos)];
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Matrices row by row, and operands that are one row for all of them or one for each.
+
+use rayon::prelude::*;
+
+/// Rows per task: about 16 K numbers.
+pub fn rows_per_task(width: usize) -> usize {
+    ((1 << 14) / width.max(1)).max(1)
+}
+
+/// A row operand: `[1, D]`, which stands for every row, or `[L, D]`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowOperand<'a> {
+    data: &'a [f32],
+    width: usize,
+}
+
+impl<'a> RowOperand<'a> {
+    /// `data` is `[1, width]` or `[rows, width]`.
+    pub fn new(data: &'a [f32], rows: usize, width: usize) -> Self {
+        assert!(data.len() == width || data.len() == rows * width, "a row of {width} or one for each of {rows} rows");
+        Self { data, width }
+    }
+
+    /// Whether one row stands for all.
+    pub fn is_shared(&self) -> bool {
+        self.data.len() == self.width
+    }
+
+    /// The row that goes with row `i`.
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        match self.is_shared() {
+            true => self.data,
+            false => &self.data[i * self.width..][..self.width],
+        }
+    }
+}
+
+/// Adds up, over `rows` rows, what `add(i, sum)` adds for row `i` to the row it is given. Each task of a fixed number
+/// of rows has a sum of its own, so the result does not depend on the number of threads.
+pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    let step = rows.div_ceil(64).max(rows_per_task(width));
+    let parts: Vec<Vec<f32>> = (0..rows)
+        .into_par_iter()
+        .step_by(step)
+        .map(|first| {
+            let mut sum = vec![0.0; width];
+            (first..(first + step).min(rows)).for_each(|i| add(i, &mut sum));
+            sum
+        })
+        .collect();
+    let mut total = vec![0.0; width];
+    for part in &parts {
+        total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
+    }
+    total
+}

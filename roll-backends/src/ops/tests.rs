@@ -1,0 +1,439 @@
+//! The fused operators against the same formulas in f64.
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::*;
+
+/// A matrix in f64, row-major: what the references below compute with.
+#[derive(Clone, Debug)]
+struct Exact {
+    rows: usize,
+    columns: usize,
+    values: Vec<f64>,
+}
+
+/// Numbers in about [-2, 2], the same for the same seed, exactly representable in f32.
+fn noise(rows: usize, columns: usize, seed: u64) -> Exact {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) as f64 / (1u64 << 31) as f64 - 0.5) * 4.0
+    };
+    let values = (0..rows * columns).map(|_| f64::from(next() as f32)).collect();
+    Exact { rows, columns, values }
+}
+
+impl Exact {
+    fn upload(&self) -> Tensor<2> {
+        let values: Vec<f32> = self.values.iter().map(|&v| v as f32).collect();
+        Tensor::from_data(TensorData::new(values, [self.rows, self.columns]), (&Device::flex(), DType::F32))
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        self.values[i * self.columns + j]
+    }
+}
+
+fn download<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
+    tensor.into_data().try_into_vec::<f32>().unwrap()
+}
+
+/// Asserts that `found` is within `tolerance` of `expected`, relative to its largest value.
+fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-30);
+    let worst = found.iter().zip(expected).map(|(&f, &e)| (f64::from(f) - e).abs()).fold(0.0, f64::max);
+    assert!(found.iter().all(|v| v.is_finite()), "{what}: not finite");
+    assert!(worst <= tolerance * largest, "{what}: {:e} relative to the largest value", worst / largest);
+}
+
+/// Checks values and gradients of `fused` against `reference` and its central differences in f64, with every subset
+/// of the inputs tracked. The objective is the sum of the result weighted by noise.
+fn check(
+    what: &str,
+    inputs: &[Exact],
+    tolerance: f64,
+    fused: impl Fn(&[Tensor<2>]) -> Tensor<2>,
+    reference: impl Fn(&[Exact]) -> Vec<f64>,
+) {
+    let expected = reference(inputs);
+    let plain: Vec<_> = inputs.iter().map(Exact::upload).collect();
+    let value = fused(&plain);
+    let [rows, columns] = value.dims();
+    assert_near(what, &download(value), &expected, tolerance);
+
+    let weights = noise(rows, columns, 99);
+    let objective =
+        |inputs: &[Exact]| -> f64 { reference(inputs).iter().zip(&weights.values).map(|(y, w)| y * w).sum() };
+    let gradients: Vec<Vec<f64>> = (0..inputs.len())
+        .map(|i| {
+            (0..inputs[i].values.len())
+                .map(|j| {
+                    let h = 1e-5;
+                    let mut moved = inputs.to_vec();
+                    moved[i].values[j] += h;
+                    let above = objective(&moved);
+                    moved[i].values[j] -= 2.0 * h;
+                    (above - objective(&moved)) / (2.0 * h)
+                })
+                .collect()
+        })
+        .collect();
+    for subset in 1..1usize << inputs.len() {
+        let is_tracked = |i: usize| subset >> i & 1 == 1;
+        let leaves: Vec<_> = plain
+            .iter()
+            .enumerate()
+            .map(|(i, x)| if is_tracked(i) { x.clone().autodiff().require_grad() } else { x.clone() })
+            .collect();
+        let value = fused(&leaves);
+        let mut found = (value * weights.upload()).sum().backward();
+        for (i, leaf) in leaves.iter().enumerate().filter(|(i, _)| is_tracked(*i)) {
+            let gradient = download(leaf.grad_remove(&mut found).unwrap());
+            assert_near(&format!("{what}: gradient {i} of subset {subset:b}"), &gradient, &gradients[i], tolerance);
+        }
+    }
+}
+
+fn attention_in_f64(x: &[Exact], heads: usize, scale: f64, causal: bool) -> Vec<f64> {
+    let (q, k, v) = (&x[0], &x[1], &x[2]);
+    let d = q.columns / heads;
+    let mut out = vec![0.0; q.rows * q.columns];
+    for h in 0..heads {
+        for i in 0..q.rows {
+            let visible = if causal { (i + 1 + k.rows - q.rows).min(k.rows) } else { k.rows };
+            let scores: Vec<f64> = (0..visible)
+                .map(|j| (0..d).map(|c| q.at(i, h * d + c) * k.at(j, h * d + c)).sum::<f64>() * scale)
+                .collect();
+            let max = scores.iter().cloned().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            for (j, s) in scores.iter().enumerate() {
+                for c in 0..d {
+                    out[i * q.columns + h * d + c] += (s - max).exp() / sum * v.at(j, h * d + c);
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_and_its_gradients_match_f64() {
+    for (lq, lk, heads, d) in [(5, 7, 2, 4), (19, 33, 3, 8), (40, 18, 1, 6), (1, 1, 1, 2)] {
+        let inputs = [noise(lq, heads * d, 1), noise(lk, heads * d, 2), noise(lk, heads * d, 3)];
+        check(
+            &format!("attention {lq} {lk} {heads} {d}"),
+            &inputs,
+            1.5e-6,
+            |x| attention(x[0].clone(), x[1].clone(), x[2].clone(), heads),
+            |x| attention_in_f64(x, heads, 1.0 / (d as f64).sqrt(), false),
+        );
+    }
+}
+
+#[test]
+fn causal_attention_with_a_scale_matches_f64() {
+    for (lq, lk) in [(20, 20), (6, 23)] {
+        let inputs = [noise(lq, 8, 1), noise(lk, 8, 2), noise(lk, 8, 3)];
+        let options = AttentionOptions { scale: Some(0.3), causal: true };
+        check(
+            &format!("causal attention {lq} {lk}"),
+            &inputs,
+            1.5e-6,
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| attention_in_f64(x, 2, f64::from(0.3f32), true),
+        );
+    }
+}
+
+#[test]
+fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
+    // 3000 keys: blocks of 87 query rows.
+    let (q, k, v) = (noise(300, 16, 1), noise(3000, 16, 2), noise(3000, 16, 3));
+    let weights = noise(300, 16, 4);
+    let run = |rows: std::ops::Range<usize>| {
+        let leaves = [&q, &k, &v].map(|x| x.upload().autodiff().require_grad());
+        let part = leaves[0].clone().slice([rows.clone(), 0..16]);
+        let y = attention(part, leaves[1].clone(), leaves[2].clone(), 1);
+        let mut g = (y.clone() * weights.upload().slice([rows, 0..16])).sum().backward();
+        (download(y), leaves.map(|x| download(x.grad_remove(&mut g).unwrap())))
+    };
+    let (whole, gradients) = run(0..300);
+    let parts: Vec<_> = (0..300).step_by(60).map(|i| run(i..i + 60)).collect();
+    let joined: Vec<f64> = parts.iter().flat_map(|(y, _)| y.iter().map(|&v| f64::from(v))).collect();
+    assert_near("value", &whole, &joined, 1e-6);
+    for i in 0..3 {
+        let sum: Vec<f64> =
+            (0..gradients[i].len()).map(|j| parts.iter().map(|(_, g)| f64::from(g[i][j])).sum()).collect();
+        assert_near("gradient", &gradients[i], &sum, 1e-6);
+    }
+}
+
+#[test]
+fn attention_with_huge_or_equal_scores_stays_exact() {
+    let mut q = noise(9, 8, 1);
+    q.values.iter_mut().for_each(|v| *v = f64::from((*v * 4000.0) as f32));
+    let inputs = [q.clone(), noise(12, 8, 2), noise(12, 8, 3)];
+    let leaves: Vec<_> = inputs.iter().map(|x| x.upload().autodiff().require_grad()).collect();
+    let y = attention(leaves[0].clone(), leaves[1].clone(), leaves[2].clone(), 1);
+    assert_near("huge", &download(y.clone()), &attention_in_f64(&inputs, 1, 8f64.sqrt().recip(), false), 1e-5);
+    let mut g = y.sum().backward();
+    for leaf in &leaves {
+        assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    }
+    q.values.fill(0.0);
+    let inputs = [q, noise(12, 8, 2), noise(12, 8, 3)];
+    let y = attention(inputs[0].upload(), inputs[1].upload(), inputs[2].upload(), 2);
+    assert_near("equal", &download(y), &attention_in_f64(&inputs, 2, 0.5, false), 1e-6);
+}
+
+fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
+    let (x, gain, shift) = (&x[0], &x[1], &x[2]);
+    let n = x.columns as f64;
+    let pick = |o: &Exact, i: usize, j: usize| o.at(if o.rows == 1 { 0 } else { i }, j);
+    (0..x.rows)
+        .flat_map(|i| {
+            let row: Vec<f64> = (0..x.columns).map(|j| x.at(i, j)).collect();
+            let mean = row.iter().sum::<f64>() / n;
+            let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
+            (0..x.columns)
+                .map(|j| (row[j] - mean) / (variance + eps).sqrt() * pick(gain, i, j) + pick(shift, i, j))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn layer_norm_and_its_gradients_match_f64() {
+    for (l, d, gains, shifts) in [(3, 5, 1, 1), (4, 37, 4, 1), (2, 64, 1, 2), (3, 16, 3, 3), (1, 20, 1, 1)] {
+        let inputs = [noise(l, d, 1), noise(gains, d, 2), noise(shifts, d, 3)];
+        check(
+            &format!("layer norm {l} {d} {gains} {shifts}"),
+            &inputs,
+            1e-6,
+            |x| layer_norm(x[0].clone(), x[1].clone(), x[2].clone(), 1e-6),
+            |x| layer_norm_in_f64(x, 1e-6),
+        );
+    }
+}
+
+#[test]
+fn norms_of_equal_rows_are_finite() {
+    let x = Exact { rows: 2, columns: 40, values: vec![3.0; 80] };
+    let leaf = x.upload().autodiff().require_grad();
+    let (gain, shift) = (noise(1, 40, 1), noise(1, 40, 2));
+    let y = layer_norm(leaf.clone(), gain.upload(), shift.upload(), 1e-6);
+    assert_near("equal", &download(y.clone()), &[shift.values.clone(), shift.values].concat(), 1e-6);
+    let mut g = y.sum().backward();
+    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+}
+
+#[test]
+fn rms_norm_and_its_gradients_match_f64() {
+    for (l, d) in [(3, 7), (2, 48), (70, 4)] {
+        check(
+            &format!("rms norm {l} {d}"),
+            &[noise(l, d, 1), noise(1, d, 2)],
+            1e-6,
+            |x| rms_norm(x[0].clone(), x[1].clone().reshape([d]), 1e-6),
+            |x| {
+                let row = |i: usize| (0..d).map(move |j| x[0].at(i, j));
+                let scale = |i: usize| 1.0 / (row(i).map(|v| v * v).sum::<f64>() / d as f64 + 1e-6).sqrt();
+                (0..l).flat_map(|i| (0..d).map(move |j| x[0].at(i, j) * scale(i) * x[1].at(0, j))).collect()
+            },
+        );
+    }
+}
+
+#[test]
+fn gated_add_and_its_gradients_match_f64() {
+    for gates in [1, 5] {
+        check(
+            "gated add",
+            &[noise(5, 19, 1), noise(5, 19, 2), noise(gates, 19, 3)],
+            1e-6,
+            |x| gated_add(x[0].clone(), x[1].clone(), x[2].clone()),
+            |x| {
+                let gate = |i: usize, j: usize| x[2].at(if gates == 1 { 0 } else { i }, j);
+                (0..5).flat_map(|i| (0..19).map(move |j| x[0].at(i, j) + x[1].at(i, j) * gate(i, j))).collect()
+            },
+        );
+    }
+}
+
+#[test]
+fn rope_and_its_gradient_match_f64() {
+    let (l, heads, half) = (6, 3, 5);
+    let angles = noise(l, half, 7);
+    let part = |f: fn(f64) -> f64| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() };
+    let (cos, sin) = (part(f64::cos), part(f64::sin));
+    check(
+        "rope",
+        &[noise(l, heads * half * 2, 1)],
+        1e-6,
+        |x| rope(x[0].clone(), cos.upload(), sin.upload(), heads),
+        |x| {
+            let mut y = x[0].values.clone();
+            for (i, pair) in y.chunks_exact_mut(2).enumerate() {
+                let (row, angle) = (i / (heads * half), i % half);
+                let (c, s) = (cos.at(row, angle), sin.at(row, angle));
+                let [a, b] = [pair[0], pair[1]];
+                pair.copy_from_slice(&[a * c - b * s, a * s + b * c]);
+            }
+            y
+        },
+    );
+}
+
+fn gelu_in_f64(x: f64) -> f64 {
+    x * 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+fn silu_in_f64(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+#[test]
+fn activations_and_their_derivatives_match_f64() {
+    let x = noise(7, 11, 1);
+    let each = |x: &[Exact], f: fn(f64) -> f64| x[0].values.iter().map(|&v| f(v)).collect();
+    check("gelu", &[x.clone()], 1e-6, |x| gelu_tanh(x[0].clone()), |x| each(x, gelu_in_f64));
+    check("silu", &[x], 1e-6, |x| silu(x[0].clone()), |x| each(x, silu_in_f64));
+}
+
+#[test]
+fn activations_are_exact_to_the_last_digits_at_every_size() {
+    let values: Vec<f64> = (-6000..6000).map(|i| f64::from(i as f32 * 1e-3)).collect();
+    let x = Exact { rows: 1, columns: values.len(), values };
+    for (name, y, f) in
+        [("gelu", gelu_tanh(x.upload()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(x.upload()), silu_in_f64)]
+    {
+        for (&x, y) in x.values.iter().zip(download(y)) {
+            // In the tail a relative error of the sigmoid's argument u shows u times larger in its value.
+            let u = 1.6 * x.abs() + 0.072 * x.abs().powi(3);
+            let allowed = 1e-12 + f(x).abs() * 2e-7 * (1.0 + u);
+            assert!((f64::from(y) - f(x)).abs() <= allowed, "{name}({x}) = {y}, expected {}", f(x));
+        }
+    }
+}
+
+#[test]
+fn activations_of_huge_arguments_are_the_limits() {
+    let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
+    let x = Exact { rows: 1, columns: 8, values: huge.to_vec() };
+    for f in [gelu_tanh::<2>, silu::<2>] {
+        let leaf = x.upload().autodiff().require_grad();
+        let y = f(leaf.clone());
+        for (&x, y) in huge.iter().zip(download(y.clone())) {
+            let expected = if x > 0.0 { x as f32 } else { 0.0 };
+            assert!((y - expected).abs() <= 1e-30, "{x}: {y}");
+        }
+        let mut g = y.sum().backward();
+        for (&x, d) in huge.iter().zip(download(leaf.grad_remove(&mut g).unwrap())) {
+            let expected = if x > 0.0 { 1.0 } else { 0.0 };
+            assert!((d - expected).abs() <= 1e-6, "derivative at {x}: {d}");
+        }
+    }
+}
+
+fn channel_norm_in_f64(x: &[Exact], then: fn(f64) -> f64) -> Vec<f64> {
+    let (x, gain) = (&x[0], &x[1]);
+    let norm = |p: usize| (0..x.rows).map(|c| x.at(c, p) * x.at(c, p)).sum::<f64>().sqrt().max(1e-12);
+    let root = (x.rows as f64).sqrt();
+    (0..x.rows).flat_map(|c| (0..x.columns).map(move |p| then(x.at(c, p) / norm(p) * root * gain.at(0, c)))).collect()
+}
+
+#[test]
+fn channel_norm_and_its_gradients_match_f64() {
+    for (c, positions) in [(5, 12), (3, 300), (1, 4)] {
+        let inputs = [noise(c, positions, 1), noise(1, c, 2)];
+        let four = |x: &Tensor<2>| x.clone().reshape([c, 2, positions / 4, 2]);
+        let fused = |x: &[Tensor<2>], f: fn(Tensor<4>, Tensor<1>) -> Tensor<4>| {
+            f(four(&x[0]), x[1].clone().reshape([c])).reshape([c, positions])
+        };
+        // With one channel the gradient of x is a difference of equal terms: 0, and nothing to be relative to.
+        let inputs_tested: &[Exact] = if c == 1 { continue } else { &inputs };
+        check("channel norm", inputs_tested, 1e-6, |x| fused(x, channel_norm), |x| channel_norm_in_f64(x, |y| y));
+        check(
+            "channel norm and silu",
+            inputs_tested,
+            1e-6,
+            |x| fused(x, channel_norm_silu),
+            |x| channel_norm_in_f64(x, silu_in_f64),
+        );
+    }
+}
+
+#[test]
+fn channel_norm_of_zeros_is_zero_with_finite_gradients() {
+    let x = Exact { rows: 4, columns: 8, values: vec![0.0; 32] }.upload().reshape([4, 2, 2, 2]);
+    let leaf = x.autodiff().require_grad();
+    let gain = noise(1, 4, 1).upload().reshape([4]).autodiff().require_grad();
+    let y = channel_norm_silu(leaf.clone(), gain.clone());
+    assert!(download(y.clone()).iter().all(|&v| v == 0.0));
+    let mut g = y.sum().backward();
+    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    assert!(download(gain.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+}
+
+fn product_in_f64(a: &Exact, b: &Exact) -> Exact {
+    let values = (0..a.rows)
+        .flat_map(|i| (0..b.rows).map(move |j| (0..a.columns).map(|k| a.at(i, k) * b.at(j, k)).sum()))
+        .collect();
+    Exact { rows: a.rows, columns: b.rows, values }
+}
+
+#[test]
+fn linear_layers_and_their_gradients_match_f64() {
+    let (l, inputs, outputs, rank) = (5, 9, 6, 2);
+    let plain = [noise(l, inputs, 1), noise(outputs, inputs, 2), noise(1, outputs, 3)];
+    let base = |x: &[Exact]| -> Vec<f64> {
+        let y = product_in_f64(&x[0], &x[1]);
+        y.values.iter().enumerate().map(|(i, v)| v + x[2].values[i % outputs]).collect()
+    };
+    check("linear", &plain, 1e-6, |x| linear(x[0].clone(), x[1].clone(), Some(x[2].clone().reshape([outputs]))), base);
+    check(
+        "linear without bias",
+        &plain[..2],
+        1e-6,
+        |x| linear(x[0].clone(), x[1].clone(), None),
+        |x| product_in_f64(&x[0], &x[1]).values,
+    );
+    let with_lora = [plain.as_slice(), &[noise(rank, inputs, 4), noise(outputs, rank, 5)]].concat();
+    check(
+        "linear with a low-rank part",
+        &with_lora,
+        1e-6,
+        |x| {
+            let bias = x[2].clone().reshape([outputs]);
+            linear_lora(x[0].clone(), x[1].clone(), Some(bias), x[3].clone(), x[4].clone(), 0.75)
+        },
+        |x| {
+            let low = product_in_f64(&product_in_f64(&x[0], &x[3]), &x[4]);
+            base(x).iter().zip(&low.values).map(|(y, low)| y + 0.75 * low).collect()
+        },
+    );
+}
+
+#[test]
+fn operators_read_strided_tensors() {
+    let x = noise(6, 10, 1);
+    let swapped = Exact { rows: 10, columns: 6, values: (0..60).map(|i| x.at(i % 6, i / 6)).collect() };
+    let (a, b) = (silu(x.upload().transpose()), silu(swapped.upload()));
+    assert_eq!(download(a), download(b));
+    let narrow = x.upload().narrow(0, 2, 3);
+    let expected: Vec<f64> = x.values[20..50].iter().map(|&v| silu_in_f64(v)).collect();
+    assert_near("narrow", &download(silu(narrow)), &expected, 1e-6);
+}
+
+#[test]
+fn seeds_give_the_gradients_of_the_weighted_sum() {
+    let (x, weights) = (noise(4, 5, 1), noise(4, 5, 2));
+    let leaf = x.upload().autodiff().require_grad();
+    let (a, b) = (leaf.clone() * 3.0, leaf.clone() * 5.0);
+    let mut g = (seed(a, weights.upload()) + seed(b, weights.upload())).backward();
+    let expected: Vec<f64> = weights.values.iter().map(|w| 8.0 * w).collect();
+    assert_near("seed", &download(leaf.grad_remove(&mut g).unwrap()), &expected, 1e-6);
+}

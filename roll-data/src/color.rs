@@ -1,0 +1,237 @@
+//! Between Y'CbCr 4:2:0 and RGB.
+//!
+//! Matrices of ITU-T H.273. Chroma samples lie, as H.264 has it by default, at the same column as every second luma
+//! sample and between two rows; they are interpolated linearly from there, and averaged to there. Integer arithmetic
+//! on whole rows, which compilers vectorise.
+
+use crate::picture::Picture;
+
+/// How Y'CbCr was made of RGB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Matrix {
+    kr: f64,
+    kb: f64,
+    full_range: bool,
+}
+
+impl Matrix {
+    /// BT.601, as SD video and this crate's writer.
+    pub const fn bt601(full_range: bool) -> Self {
+        Self { kr: 0.299, kb: 0.114, full_range }
+    }
+
+    /// By `matrix_coefficients` of H.273. Unspecified (2) is BT.601, as ffmpeg has it at every size; `None` for codes
+    /// that are no such matrix (RGB, YCgCo, constant luminance).
+    pub fn from_code(code: u8, full_range: bool) -> Option<Self> {
+        let (kr, kb) = match code {
+            1 => (0.2126, 0.0722),
+            2 | 5 | 6 => (0.299, 0.114),
+            4 => (0.30, 0.11),
+            7 => (0.212, 0.087),
+            9 => (0.2627, 0.0593),
+            _ => return None,
+        };
+        Some(Self { kr, kb, full_range })
+    }
+
+    fn kg(self) -> f64 {
+        1.0 - self.kr - self.kb
+    }
+
+    /// Range of luma and of chroma in code values, and luma of black.
+    fn range(self) -> (f64, f64, i32) {
+        if self.full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
+    }
+}
+
+/// Planes of a decoded frame; chroma has half the width and height.
+#[derive(Clone, Copy)]
+pub(crate) struct Yuv420<'a> {
+    pub width: usize,
+    pub height: usize,
+    pub y: &'a [u8],
+    pub u: &'a [u8],
+    pub v: &'a [u8],
+    pub y_stride: usize,
+    pub uv_stride: usize,
+}
+
+impl Yuv420<'_> {
+    /// Whether the planes hold what the sizes say.
+    pub fn is_consistent(&self) -> bool {
+        let (w, h) = (self.width, self.height);
+        let holds = |plane: &[u8], stride: usize, w: usize, h: usize| {
+            w > 0 && h > 0 && stride >= w && plane.len() >= (h - 1) * stride + w
+        };
+        w % 2 == 0
+            && h % 2 == 0
+            && holds(self.y, self.y_stride, w, h)
+            && holds(self.u, self.uv_stride, w / 2, h / 2)
+            && holds(self.v, self.uv_stride, w / 2, h / 2)
+    }
+}
+
+/// Fractional bits of the factors.
+const BITS: u32 = 16;
+/// Interpolated chroma is scaled by 2^3: quarters vertically, halves horizontally.
+const CHROMA_BITS: u32 = 3;
+
+/// To RGB. The planes must be consistent.
+pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
+    let (w, h) = (yuv.width, yuv.height);
+    let (luma, chroma, black) = matrix.range();
+    let fixed = |x: f64, bits: u32| (x * f64::from(1u32 << bits)).round() as i32;
+    let c = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
+    let factors = Factors {
+        y: fixed(255.0 / luma, BITS),
+        black,
+        rv: c(2.0 * (1.0 - matrix.kr)),
+        gu: c(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
+        gv: c(2.0 * matrix.kr * (1.0 - matrix.kr) / matrix.kg()),
+        bu: c(2.0 * (1.0 - matrix.kb)),
+    };
+    let mut rgb = vec![0; w * h * 3];
+    let (mut u, mut v) = (vec![0; w], vec![0; w]);
+    let mut column = vec![0; w / 2];
+    for (row, out) in rgb.chunks_exact_mut(w * 3).enumerate() {
+        let near = row / 2;
+        let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(h / 2 - 1) };
+        for (plane, full) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
+            let line = |r: usize| &plane[r * yuv.uv_stride..][..w / 2];
+            upsample(line(near), line(far), &mut column, full);
+        }
+        convert_row(&yuv.y[row * yuv.y_stride..][..w], &u, &v, &factors, out);
+    }
+    Picture { width: w, height: h, rgb }
+}
+
+struct Factors {
+    y: i32,
+    black: i32,
+    rv: i32,
+    gu: i32,
+    gv: i32,
+    bu: i32,
+}
+
+/// One row of chroma at every luma column, times 8, with its zero at 0.
+fn upsample(near: &[u8], far: &[u8], column: &mut [i32], out: &mut [i32]) {
+    for ((c, &n), &f) in column.iter_mut().zip(near).zip(far) {
+        *c = 3 * i32::from(n) + i32::from(f) - 4 * 128;
+    }
+    for (i, pair) in out.chunks_exact_mut(2).enumerate() {
+        let here = column[i];
+        let next = column[(i + 1).min(column.len() - 1)];
+        pair[0] = 2 * here;
+        pair[1] = here + next;
+    }
+}
+
+fn convert_row(y: &[u8], u: &[i32], v: &[i32], f: &Factors, out: &mut [u8]) {
+    let half = 1 << (BITS - 1);
+    let byte = |x: i32| (x >> BITS).clamp(0, 255) as u8;
+    for (((pixel, &y), &u), &v) in out.chunks_exact_mut(3).zip(y).zip(u).zip(v) {
+        let luma = (i32::from(y) - f.black) * f.y + half;
+        pixel[0] = byte(luma + f.rv * v);
+        pixel[1] = byte(luma - f.gu * u - f.gv * v);
+        pixel[2] = byte(luma + f.bu * u);
+    }
+}
+
+/// Planes for an encoder.
+pub(crate) struct YuvPlanes {
+    pub y: Vec<u8>,
+    pub u: Vec<u8>,
+    pub v: Vec<u8>,
+}
+
+/// From RGB. Width and height must be even.
+pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
+    let (w, h) = (picture.width, picture.height);
+    let (luma, chroma, black) = matrix.range();
+    let (kr, kg, kb) = (matrix.kr as f32, matrix.kg() as f32, matrix.kb as f32);
+    let (ys, black) = (luma as f32 / 255.0, black as f32);
+    let us = chroma as f32 / 255.0 / (2.0 * (1.0 - kb));
+    let vs = chroma as f32 / 255.0 / (2.0 * (1.0 - kr));
+
+    let mut planes = YuvPlanes { y: vec![0; w * h], u: vec![0; w * h / 4], v: vec![0; w * h / 4] };
+    // Colour differences of two rows, summed, then weighted 1 2 1 around every second column.
+    let (mut du, mut dv) = (vec![0f32; w], vec![0f32; w]);
+    for pair in 0..h / 2 {
+        du.fill(0.0);
+        dv.fill(0.0);
+        for row in [2 * pair, 2 * pair + 1] {
+            let line = &picture.rgb[row * w * 3..][..w * 3];
+            let out = &mut planes.y[row * w..][..w];
+            for (((pixel, y_out), du), dv) in line.chunks_exact(3).zip(out).zip(&mut du).zip(&mut dv) {
+                let [r, g, b] = [f32::from(pixel[0]), f32::from(pixel[1]), f32::from(pixel[2])];
+                let y = kr * r + kg * g + kb * b;
+                *y_out = (y * ys + black + 0.5) as u8;
+                *du += (b - y) * us;
+                *dv += (r - y) * vs;
+            }
+        }
+        for (sums, plane) in [(&du, &mut planes.u), (&dv, &mut planes.v)] {
+            for (i, out) in plane[pair * (w / 2)..][..w / 2].iter_mut().enumerate() {
+                let (left, here, right) = (sums[(2 * i).saturating_sub(1)], sums[2 * i], sums[2 * i + 1]);
+                *out = ((left + 2.0 * here + right) / 8.0 + 128.5) as u8;
+            }
+        }
+    }
+    planes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planes(y: u8, u: u8, v: u8) -> [Vec<u8>; 3] {
+        [vec![y; 16], vec![u; 4], vec![v; 4]]
+    }
+    fn rgb_of(y: u8, u: u8, v: u8, matrix: Matrix) -> [u8; 3] {
+        let [y, u, v] = planes(y, u, v);
+        let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v, y_stride: 4, uv_stride: 2 };
+        assert!(yuv.is_consistent());
+        to_rgb(yuv, matrix).rgb[..3].try_into().unwrap()
+    }
+
+    #[test]
+    fn known_colours_convert_as_the_standards_say() {
+        let sd = Matrix::bt601(false);
+        let hd = Matrix::from_code(1, false).unwrap();
+        assert_eq!(rgb_of(16, 128, 128, sd), [0, 0, 0]);
+        assert_eq!(rgb_of(235, 128, 128, hd), [255, 255, 255]);
+        assert_eq!(rgb_of(81, 90, 240, sd), [254, 0, 0]);
+        assert_eq!(rgb_of(63, 102, 240, hd), [255, 1, 0]);
+        assert_eq!(rgb_of(200, 128, 128, Matrix::bt601(true)), [200, 200, 200]);
+        assert!(Matrix::from_code(0, true).is_none());
+    }
+
+    #[test]
+    fn smooth_pictures_survive_the_way_there_and_back() {
+        let (width, height) = (64, 48);
+        let rgb = (0..width * height)
+            .flat_map(|i| {
+                let (x, y) = (i % width, i / width);
+                [60 + x * 2, 200 - y * 3, 40 + x + y].map(|v| v as u8)
+            })
+            .collect();
+        let picture = Picture { width, height, rgb };
+        for matrix in [Matrix::bt601(false), Matrix::from_code(1, true).unwrap()] {
+            let p = from_rgb(&picture, matrix);
+            let yuv = Yuv420 { width, height, y: &p.y, u: &p.u, v: &p.v, y_stride: width, uv_stride: width / 2 };
+            let back = to_rgb(yuv, matrix);
+            let worst = back.rgb.iter().zip(&picture.rgb).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+            assert!(worst <= 4, "{worst}");
+        }
+    }
+
+    #[test]
+    fn planes_that_are_too_short_are_seen() {
+        let [y, u, v] = planes(0, 0, 0);
+        let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v[..3], y_stride: 4, uv_stride: 2 };
+        assert!(!yuv.is_consistent());
+        assert!(!Yuv420 { width: 5, v: &v, ..yuv }.is_consistent());
+        assert!(!Yuv420 { y_stride: 3, v: &v, ..yuv }.is_consistent());
+    }
+}

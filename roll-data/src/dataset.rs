@@ -1,0 +1,226 @@
+//! Clips with their prompts, decoded when they are needed.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use roll_core::config::{DataConfig, OnBadSample};
+use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video};
+
+use crate::metadata::{Metadata, Row};
+use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
+
+/// The rows of a metadata file. Reading a sample decodes its clip; the last used ones are kept, within
+/// `data.cache_bytes`.
+#[derive(Debug)]
+pub struct Dataset {
+    metadata: Metadata,
+    config: DataConfig,
+    cache: Mutex<Cache>,
+    reported: Mutex<HashSet<usize>>,
+}
+
+impl Dataset {
+    /// Reads the metadata. With `on_bad_sample: error` a row whose clip is not there is an error now rather than after
+    /// hours of training; what is in the files shows when they are read.
+    pub fn open(config: &DataConfig) -> Result<Self> {
+        let Some(path) = &config.metadata else {
+            return Err(Error::config("data.metadata", "not set; it is the path of a metadata.csv"));
+        };
+        let metadata = Metadata::read(path, config.base_path.as_deref())?;
+        if config.on_bad_sample == OnBadSample::Error {
+            for row in &metadata.rows {
+                for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
+                    std::fs::metadata(file)
+                        .map_err(Error::file("read", file))
+                        .while_doing(|| format!("reading {}", metadata.place(row)))?;
+                }
+            }
+        }
+        let cache = Cache { limit: config.cache_bytes, ..Cache::default() };
+        Ok(Self { metadata, config: config.clone(), cache: Mutex::new(cache), reported: Mutex::default() })
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.metadata.rows.len()
+    }
+
+    /// Never: metadata without rows is an error.
+    pub fn is_empty(&self) -> bool {
+        self.metadata.rows.is_empty()
+    }
+
+    /// The metadata.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The settings it was opened with.
+    pub fn config(&self) -> &DataConfig {
+        &self.config
+    }
+
+    /// The sample of row `index`, decoded, resized and cropped; its pictures have the size of the clip. The error names
+    /// line and file, whatever `on_bad_sample` says.
+    pub fn sample(&self, index: usize) -> Result<Sample> {
+        let Some(row) = self.metadata.rows.get(index) else {
+            return Err(Error::Misuse(format!("sample {index} of a data set of {}", self.len())));
+        };
+        self.read(index, row).while_doing(|| format!("reading {}", self.metadata.place(row)))
+    }
+
+    /// As [`Dataset::sample`]; with `on_bad_sample: skip` a bad row is `Err` inside: what stands for it, and why.
+    /// It is logged the first time.
+    pub fn sample_or_skip(&self, index: usize) -> Result<Result<Sample, (String, String)>> {
+        let error = match self.sample(index) {
+            Ok(sample) => return Ok(Ok(sample)),
+            Err(error) if self.config.on_bad_sample == OnBadSample::Error => return Err(error),
+            Err(error) => error,
+        };
+        let place = self.metadata.rows.get(index).map(|row| self.metadata.place(row)).unwrap_or_default();
+        let reason = match &error {
+            Error::Context { source, .. } => match std::error::Error::source(source.as_ref()) {
+                Some(cause) => format!("{source}: {cause}"),
+                None => source.to_string(),
+            },
+            other => other.to_string(),
+        };
+        if lock(&self.reported).insert(index) {
+            tracing::warn!("left out {place}: {reason}");
+        }
+        Ok(Err((place, reason)))
+    }
+
+    /// Rows found bad so far.
+    pub fn skipped(&self) -> usize {
+        lock(&self.reported).len()
+    }
+
+    fn read(&self, index: usize, row: &Row) -> Result<Sample> {
+        let cached = lock(&self.cache).get(index);
+        let clip = match cached {
+            Some(clip) => clip,
+            None => {
+                let clip = Arc::new(self.decode(row)?);
+                lock(&self.cache).insert(index, clip.clone());
+                clip
+            }
+        };
+        Ok(Sample {
+            index: index as u64,
+            origin: self.metadata.place(row),
+            prompt: row.prompt.clone(),
+            video: clip.video.clone(),
+            image: clip.image.clone(),
+            end_image: clip.end_image.clone(),
+            path: Some(row.video.clone()),
+        })
+    }
+
+    fn decode(&self, row: &Row) -> Result<Clip> {
+        let config = &self.config;
+        let sizing = match (config.height, config.width) {
+            (Some(height), Some(width)) => Sizing::Exact([height, width]),
+            _ => Sizing::MaxPixels(config.max_pixels),
+        };
+        let wanted = usable_frames(config.num_frames, config.num_frames);
+        let options = ReadOptions { max_frames: Some(wanted), fps: config.fps, sizing };
+        let video = trim(read_video(&row.video, &options)?)?;
+        let [_, height, width] = video.dims();
+        let picture = |path: Option<&Path>| -> Result<Option<Tensor>> {
+            path.map(|p| read_image(p, Sizing::Exact([height, width]))).transpose()
+        };
+        Ok(Clip {
+            image: picture(row.image.as_deref())?,
+            end_image: picture(row.end_image.as_deref())?,
+            video: Arc::new(video),
+        })
+    }
+}
+
+/// Cuts a video to [`usable_frames`].
+fn trim(video: Video) -> Result<Video> {
+    let [frames, height, width] = video.dims();
+    let kept = usable_frames(frames, frames);
+    if kept == frames {
+        return Ok(video);
+    }
+    let values = video.frames().f32s()?[..kept * 3 * height * width].to_vec();
+    Video::new(Tensor::new(values, [kept, 3, height, width])?, video.fps())
+}
+
+// A panic elsewhere cannot leave these maps half-changed in a way that matters.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Clip {
+    video: Arc<Video>,
+    image: Option<Tensor>,
+    end_image: Option<Tensor>,
+}
+
+impl Clip {
+    fn bytes(&self) -> usize {
+        let tensors = [Some(self.video.frames()), self.image.as_ref(), self.end_image.as_ref()];
+        tensors.into_iter().flatten().map(|t| t.as_bytes().len()).sum()
+    }
+}
+
+/// Keeps the clips used last.
+#[derive(Debug, Default)]
+struct Cache {
+    limit: usize,
+    bytes: usize,
+    clock: u64,
+    clips: HashMap<usize, (u64, Arc<Clip>)>,
+}
+
+impl Cache {
+    fn get(&mut self, index: usize) -> Option<Arc<Clip>> {
+        self.clock += 1;
+        let (used, clip) = self.clips.get_mut(&index)?;
+        *used = self.clock;
+        Some(clip.clone())
+    }
+
+    fn insert(&mut self, index: usize, clip: Arc<Clip>) {
+        if clip.bytes() > self.limit || self.clips.contains_key(&index) {
+            return;
+        }
+        self.bytes += clip.bytes();
+        self.clips.insert(index, (self.clock, clip));
+        while self.bytes > self.limit {
+            let Some(oldest) = self.clips.iter().min_by_key(|(_, (used, _))| *used).map(|(i, _)| *i) else { break };
+            if let Some((_, clip)) = self.clips.remove(&oldest) {
+                self.bytes -= clip.bytes();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_stays_within_its_bytes_and_keeps_the_last_used() {
+        let clip = || {
+            let frames = Tensor::zeros([1, 3, 4, 4]);
+            Arc::new(Clip { video: Arc::new(Video::new(frames, 1.0).unwrap()), image: None, end_image: None })
+        };
+        let mut cache = Cache { limit: 3 * 192, ..Cache::default() };
+        for i in 0..3 {
+            cache.insert(i, clip());
+        }
+        cache.get(0);
+        cache.insert(3, clip());
+        assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(3).is_some());
+        assert_eq!(cache.bytes, 3 * 192);
+        let mut none = Cache::default();
+        none.insert(0, clip());
+        assert!(none.get(0).is_none());
+    }
+}

@@ -1,0 +1,54 @@
+//! The bits of an H.264 parameter set.
+
+/// Reads bits most significant first, over a payload with its emulation prevention removed. Past the end: `None`.
+pub(super) struct Bits {
+    bytes: Vec<u8>,
+    position: usize,
+}
+
+impl Bits {
+    /// `nal` without its header byte.
+    pub fn new(nal: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(nal.len());
+        let mut zeros = 0;
+        for &byte in nal {
+            if zeros >= 2 && byte == 3 {
+                zeros = 0;
+                continue;
+            }
+            zeros = if byte == 0 { zeros + 1 } else { 0 };
+            bytes.push(byte);
+        }
+        Self { bytes, position: 0 }
+    }
+
+    pub fn bit(&mut self) -> Option<bool> {
+        let byte = *self.bytes.get(self.position / 8)?;
+        let bit = byte >> (7 - self.position % 8) & 1;
+        self.position += 1;
+        Some(bit == 1)
+    }
+
+    /// `n` bits, at most 32.
+    pub fn bits(&mut self, n: u32) -> Option<u32> {
+        (0..n).try_fold(0u32, |value, _| Some(value << 1 | u32::from(self.bit()?)))
+    }
+
+    /// Exp-Golomb code, unsigned.
+    pub fn ue(&mut self) -> Option<u32> {
+        let mut zeros = 0;
+        while !self.bit()? {
+            zeros += 1;
+            if zeros > 31 {
+                return None;
+            }
+        }
+        Some((1u32 << zeros) - 1 + self.bits(zeros)?)
+    }
+
+    /// Exp-Golomb code, signed.
+    pub fn se(&mut self) -> Option<i32> {
+        let code = i64::from(self.ue()?);
+        Some(if code % 2 == 1 { (code + 1) / 2 } else { -code / 2 } as i32)
+    }
+}

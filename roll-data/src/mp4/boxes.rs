@@ -1,0 +1,75 @@
+//! The boxes of ISO/IEC 14496-12, as slices with checked lengths.
+
+/// A box: its type and what stands in it.
+#[derive(Clone, Copy)]
+pub(super) struct Box<'a> {
+    pub kind: [u8; 4],
+    pub body: Cursor<'a>,
+}
+
+/// Reads big-endian numbers off a slice; past the end is `None`.
+#[derive(Clone, Copy)]
+pub(super) struct Cursor<'a>(pub &'a [u8]);
+
+impl<'a> Cursor<'a> {
+    pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(n)?;
+        self.0 = tail;
+        Some(head)
+    }
+    pub fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|b| b[0])
+    }
+    pub fn u16(&mut self) -> Option<u16> {
+        self.take(2)?.try_into().ok().map(u16::from_be_bytes)
+    }
+    pub fn u32(&mut self) -> Option<u32> {
+        self.take(4)?.try_into().ok().map(u32::from_be_bytes)
+    }
+    pub fn u64(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_be_bytes)
+    }
+    pub fn tag(&mut self) -> Option<[u8; 4]> {
+        self.take(4)?.try_into().ok()
+    }
+
+    /// The boxes in the rest of the slice. A box that claims more than there is ends the list with an error.
+    pub fn boxes(mut self) -> Result<Vec<Box<'a>>, String> {
+        let mut boxes = Vec::new();
+        while self.0.len() >= 8 {
+            let available = self.0.len() as u64;
+            let (Some(size), Some(kind)) = (self.u32(), self.tag()) else { break };
+            let (header, size) = match size {
+                0 => (8, available),
+                1 => (16, self.u64().unwrap_or(0)),
+                size => (8, u64::from(size)),
+            };
+            let body = size.checked_sub(header).and_then(|n| self.take(usize::try_from(n).ok()?));
+            let Some(body) = body else {
+                return Err(format!("the box `{}` says {size} bytes, {available} are there", name(kind)));
+            };
+            boxes.push(Box { kind, body: Cursor(body) });
+        }
+        Ok(boxes)
+    }
+
+    /// The first box of a kind.
+    pub fn child(self, kind: &[u8; 4]) -> Result<Option<Cursor<'a>>, String> {
+        Ok(self.boxes()?.into_iter().find(|b| b.kind == *kind).map(|b| b.body))
+    }
+
+    /// The first box of a kind, which must be there.
+    pub fn need(self, kind: &[u8; 4]) -> Result<Cursor<'a>, String> {
+        self.child(kind)?.ok_or_else(|| format!("the box `{}` is missing", name(*kind)))
+    }
+
+    /// Past the version and flags of a full box; the version.
+    pub fn version(&mut self) -> Option<u8> {
+        self.take(4).map(|b| b[0])
+    }
+}
+
+/// A four-character code for messages.
+pub(super) fn name(kind: [u8; 4]) -> String {
+    kind.iter().flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect()
+}

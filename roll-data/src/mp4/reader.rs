@@ -1,0 +1,208 @@
+//! Decodes the frames of an MP4 one by one.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::ControlFlow;
+
+use openh264::OpenH264API;
+use openh264::decoder::{DecodedYUV, Decoder, DecoderConfig, Flush};
+use openh264::formats::YUVSource;
+
+use super::boxes::{Cursor, name};
+use super::sps::Sps;
+use super::tables::{SampleRange, Track};
+use crate::color::{Matrix, Yuv420, to_rgb};
+use crate::picture::{Picture, check_size};
+
+/// The index of hours of video is a few MB.
+const MAX_MOOV_BYTES: u64 = 256 << 20;
+/// H.264's largest coded frame is smaller.
+const MAX_SAMPLE_BYTES: u32 = 64 << 20;
+
+/// An MP4 file with an H.264 track.
+pub(crate) struct Mp4Reader {
+    file: File,
+    track: Track,
+    sps: Sps,
+}
+
+impl Mp4Reader {
+    /// Reads the index. The message of an error has no file name.
+    pub fn open(mut file: File) -> Result<Self, String> {
+        let file_size = file.metadata().map_err(|e| e.to_string())?.len();
+        let moov = find_moov(&mut file, file_size)?;
+        let track = Track::find(Cursor(&moov), file_size)?;
+        let mut sps = None;
+        for set in track.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
+            sps = Some(Sps::parse(set)?);
+        }
+        // Without one in the index (`avc3`) it stands before the first frame.
+        let sps = match sps {
+            Some(sps) => sps,
+            None => first_sps(&mut file, &track)?,
+        };
+        Ok(Self { file, track, sps })
+    }
+
+    /// Frames per second.
+    pub fn fps(&self) -> f64 {
+        self.track.fps
+    }
+
+    /// Decodes in the order of presentation and hands each frame to `each` until it breaks off. Fails on damaged
+    /// data, also when frames were decoded before it.
+    pub fn decode(&mut self, mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>) -> Result<(), String> {
+        let api = OpenH264API::from_source();
+        // Flushing after every frame would hand out B-frames too early.
+        let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
+        let mut decoder = Decoder::with_api_config(api, config).map_err(|e| format!("the H.264 decoder: {e}"))?;
+        let quarters = self.track.quarters;
+        let mut color = (self.sps.matrix, self.sps.full_range);
+        let container = self.track.color;
+        let mut annex_b = Vec::new();
+        for set in &self.track.parameter_sets {
+            push_nal(&mut annex_b, set);
+        }
+        for (i, sample) in self.track.samples.iter().enumerate() {
+            if sample.size == 0 {
+                continue;
+            }
+            let bytes = read_sample(&mut self.file, sample).map_err(|e| format!("frame {i}: {e}"))?;
+            for nal in nal_units(&bytes, self.track.length_size) {
+                let nal = nal.map_err(|e| format!("frame {i}: {e}"))?;
+                if nal_type(nal) == 7 {
+                    // A size that changes mid-stream is checked before the decoder makes room for it.
+                    let sps = Sps::parse(nal).map_err(|e| format!("frame {i}: {e}"))?;
+                    color = (sps.matrix, sps.full_range);
+                }
+                push_nal(&mut annex_b, nal);
+            }
+            let decoded = decoder.decode(&annex_b).map_err(|e| format!("frame {i} cannot be decoded: {e}"))?;
+            annex_b.clear();
+            if let Some(frame) = decoded {
+                if each(picture(&frame, color, container)?.rotated(quarters))?.is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        let rest = decoder.flush_remaining().map_err(|e| format!("the last frames cannot be decoded: {e}"))?;
+        for frame in &rest {
+            if each(picture(frame, color, container)?.rotated(quarters))?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The body of the box `moov`, found without reading the rest of the file.
+fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
+    let mut position = 0;
+    while position + 8 <= file_size {
+        let mut header = [0; 16];
+        let n = (file_size - position).min(16) as usize;
+        file.seek(SeekFrom::Start(position))
+            .and_then(|_| file.read_exact(&mut header[..n]))
+            .map_err(|e| e.to_string())?;
+        let mut cursor = Cursor(&header);
+        let (Some(size), Some(kind)) = (cursor.u32(), cursor.tag()) else { break };
+        let (start, size) = match size {
+            0 => (8, file_size - position),
+            1 => (16, cursor.u64().unwrap_or(0)),
+            size => (8, u64::from(size)),
+        };
+        let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
+        let Some(end) = end else {
+            return Err(format!(
+                "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, damaged, or no MP4",
+                name(kind),
+                file_size - position
+            ));
+        };
+        if &kind == b"moov" {
+            let length = size - start;
+            if length > MAX_MOOV_BYTES {
+                return Err(format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}"));
+            }
+            let mut body = vec![0; length as usize];
+            file.seek(SeekFrom::Start(position + start))
+                .and_then(|_| file.read_exact(&mut body))
+                .map_err(|e| e.to_string())?;
+            return Ok(body);
+        }
+        position = end;
+    }
+    Err("no index (box `moov`): it is cut short, or no MP4".into())
+}
+
+fn read_sample(file: &mut File, sample: &SampleRange) -> Result<Vec<u8>, String> {
+    if sample.size > MAX_SAMPLE_BYTES {
+        return Err(format!("{} bytes are too many for one", sample.size));
+    }
+    let mut bytes = vec![0; sample.size as usize];
+    file.seek(SeekFrom::Start(sample.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
+fn first_sps(file: &mut File, track: &Track) -> Result<Sps, String> {
+    let missing = "no sequence parameter set";
+    let bytes = read_sample(file, track.samples.first().ok_or(missing)?)?;
+    for nal in nal_units(&bytes, track.length_size) {
+        let nal = nal?;
+        if nal_type(nal) == 7 {
+            return Sps::parse(nal);
+        }
+    }
+    Err(missing.into())
+}
+
+/// The units of a sample, each after its length; lengths that lie are errors.
+fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Result<&[u8], String>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let Some((length, rest)) = bytes.split_at_checked(length_size) else {
+            bytes = &[];
+            return Some(Err("the length of a NAL unit is cut short".into()));
+        };
+        let length = length.iter().fold(0, |value, &b| value << 8 | usize::from(b));
+        match rest.split_at_checked(length) {
+            Some((nal, tail)) => {
+                bytes = tail;
+                Some(Ok(nal))
+            }
+            None => {
+                bytes = &[];
+                Some(Err(format!("a NAL unit says {length} bytes, {} are there", rest.len())))
+            }
+        }
+    })
+}
+
+fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8]) {
+    if !nal.is_empty() {
+        annex_b.extend([0, 0, 0, 1]);
+        annex_b.extend(nal);
+    }
+}
+
+fn nal_type(nal: &[u8]) -> u8 {
+    nal.first().map_or(0, |b| b & 0x1f)
+}
+
+/// Converts by the stream's own matrix, else the container's.
+fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>) -> Result<Picture, String> {
+    let (code, full_range) = if stream.0 == 2 { container.unwrap_or(stream) } else { stream };
+    let matrix = Matrix::from_code(code, full_range).ok_or_else(|| {
+        format!("matrix_coefficients {code} is not supported (H.273; BT.601, BT.709 and BT.2020 are)")
+    })?;
+    let (width, height) = frame.dimensions();
+    check_size(width, height)?;
+    let (y_stride, uv_stride, _) = frame.strides();
+    let yuv = Yuv420 { width, height, y: frame.y(), u: frame.u(), v: frame.v(), y_stride, uv_stride };
+    if !yuv.is_consistent() {
+        return Err(format!("the decoder returned an odd frame of {width} x {height} pixels"));
+    }
+    Ok(to_rgb(yuv, matrix))
+}

@@ -1,0 +1,165 @@
+//! What a sequence parameter set says about size, sampling and colour (ITU-T H.264, 7.3.2.1.1 and Annex E).
+
+use super::bits::Bits;
+use crate::picture::check_size;
+
+/// The facts needed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sps {
+    pub width: usize,
+    pub height: usize,
+    /// `matrix_coefficients` of H.273; 2 when not said.
+    pub matrix: u8,
+    pub full_range: bool,
+}
+
+impl Sps {
+    /// Parses a NAL unit of type 7. Fails on what the decoder cannot do or should not try.
+    pub fn parse(nal: &[u8]) -> Result<Self, String> {
+        let [_header, profile, _constraints, _level, rest @ ..] = nal else {
+            return Err("a sequence parameter set is cut short".into());
+        };
+        let mut bits = Bits::new(rest);
+        let facts = Self::facts(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
+        let facts = facts?;
+        check_size(facts.width, facts.height)?;
+        Ok(facts)
+    }
+
+    fn facts(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
+        bits.ue()?; // seq_parameter_set_id
+        let mut chroma = 1;
+        if matches!(profile, 100 | 110 | 122 | 244 | 44 | 83 | 86 | 118 | 128 | 138 | 139 | 134 | 135) {
+            chroma = bits.ue()?;
+            if chroma == 3 {
+                bits.bit()?; // separate_colour_plane_flag
+            }
+            let (luma_depth, chroma_depth) = (bits.ue()?, bits.ue()?);
+            if (luma_depth, chroma_depth) != (0, 0) {
+                return Some(Err(format!("{} bits per sample; only 8 can be read", luma_depth.saturating_add(8))));
+            }
+            bits.bit()?; // qpprime_y_zero_transform_bypass_flag
+            if bits.bit()? {
+                for list in 0..if chroma == 3 { 12 } else { 8 } {
+                    if bits.bit()? {
+                        skip_scaling_list(bits, if list < 6 { 16 } else { 64 })?;
+                    }
+                }
+            }
+        }
+        if chroma != 1 {
+            let name = ["4:0:0", "4:2:0", "4:2:2", "4:4:4"].get(chroma as usize).unwrap_or(&"unknown");
+            return Some(Err(format!("chroma sampling {name}; only 4:2:0 can be read")));
+        }
+        bits.ue()?; // log2_max_frame_num_minus4
+        match bits.ue()? {
+            0 => {
+                bits.ue()?; // log2_max_pic_order_cnt_lsb_minus4
+            }
+            1 => {
+                bits.bit()?;
+                bits.se()?;
+                bits.se()?;
+                let cycle = bits.ue()?;
+                if cycle > 255 {
+                    return None;
+                }
+                for _ in 0..cycle {
+                    bits.se()?;
+                }
+            }
+            _ => {}
+        }
+        bits.ue()?; // max_num_ref_frames
+        bits.bit()?; // gaps_in_frame_num_value_allowed_flag
+        let width_mbs = bits.ue()? as usize;
+        let height_units = bits.ue()? as usize;
+        if width_mbs > 4096 || height_units > 4096 {
+            let size = format!("{} x {}", (width_mbs + 1) * 16, (height_units + 1) * 16);
+            return Some(Err(format!("frames of {size} pixels are not accepted")));
+        }
+        let frames_only = bits.bit()?;
+        if !frames_only {
+            bits.bit()?; // mb_adaptive_frame_field_flag
+        }
+        bits.bit()?; // direct_8x8_inference_flag
+        let rows_per_unit = if frames_only { 1 } else { 2 };
+        let (mut width, mut height) = ((width_mbs + 1) * 16, (height_units + 1) * 16 * rows_per_unit);
+        if bits.bit()? {
+            let [left, right, top, bottom] = [bits.ue()?, bits.ue()?, bits.ue()?, bits.ue()?].map(|v| v as usize);
+            width = width.checked_sub(2 * (left + right))?;
+            height = height.checked_sub(2 * rows_per_unit * (top + bottom))?;
+        }
+        let (mut matrix, mut full_range) = (2, false);
+        if bits.bit()? {
+            // A VUI that ends early loses only what stood in the missing part.
+            if let Some(color) = vui_color(bits) {
+                (matrix, full_range) = color;
+            }
+        }
+        Some(Ok(Self { width, height, matrix, full_range }))
+    }
+}
+
+fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
+    let (mut last, mut next) = (8i32, 8i32);
+    for _ in 0..size {
+        if next != 0 {
+            next = last.wrapping_add(bits.se()?).wrapping_add(256).rem_euclid(256);
+        }
+        if next != 0 {
+            last = next;
+        }
+    }
+    Some(())
+}
+
+fn vui_color(bits: &mut Bits) -> Option<(u8, bool)> {
+    if bits.bit()? && bits.bits(8)? == 255 {
+        bits.bits(32)?; // sample aspect ratio
+    }
+    if bits.bit()? {
+        bits.bit()?; // overscan_appropriate_flag
+    }
+    let (mut matrix, mut full_range) = (2, false);
+    if bits.bit()? {
+        bits.bits(3)?; // video_format
+        full_range = bits.bit()?;
+        if bits.bit()? {
+            bits.bits(16)?; // primaries and transfer
+            matrix = bits.bits(8)? as u8;
+        }
+    }
+    Some((matrix, full_range))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_prefix_of_a_parameter_set_panics() {
+        // High profile, 176 x 144, as x264 writes it.
+        let sps = [
+            0x67, 0x64, 0x00, 0x0b, 0xac, 0xd9, 0x42, 0xc4, 0xe8, 0x40, 0x00, 0x00, 0x03, 0x00, 0x40, 0x00, 0x00, 0x0f,
+            0x03, 0xc5, 0x0a, 0x65, 0x80,
+        ];
+        let parsed = Sps::parse(&sps).unwrap();
+        assert_eq!((parsed.width, parsed.height), (176, 144));
+        for end in 0..sps.len() {
+            let _ = Sps::parse(&sps[..end]);
+        }
+        assert!(Sps::parse(&sps[..6]).is_err());
+        let mut noise = 12345u32;
+        for _ in 0..20_000 {
+            let mut bytes = sps;
+            for byte in &mut bytes[1..] {
+                noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                if noise >> 30 == 0 {
+                    *byte = (noise >> 8) as u8;
+                }
+            }
+            let _ = Sps::parse(&bytes);
+        }
+    }
+}

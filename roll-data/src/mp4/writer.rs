@@ -1,0 +1,80 @@
+//! Encodes H.264 in MP4.
+
+use std::io::Write;
+
+use muxide::api::{MuxerBuilder, VideoCodec};
+use openh264::OpenH264API;
+use openh264::encoder::{
+    Encoder, EncoderConfig, FrameRate, FrameType, IntraFramePeriod, QpRange, RateControlMode, VuiConfig,
+};
+use openh264::formats::YUVSlices;
+use roll_core::Video;
+
+use crate::color::{Matrix, from_rgb};
+use crate::picture::Picture;
+
+/// Constant quantiser. 18 is visually lossless.
+const QP: u8 = 18;
+
+/// Writes `video` to `out`: every frame, constant QP, BT.601 limited range and tagged so. Odd sides are padded to even
+/// ones by repeating the last column or row. The message of an error has no file name.
+pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
+    let [frames, height, width] = video.dims();
+    let (w, h) = (width.next_multiple_of(2), height.next_multiple_of(2));
+    if frames == 0 || width < 16 || height < 16 {
+        return Err(format!("{frames} frames of {width} x {height} pixels cannot be H.264 (at least 16 x 16)"));
+    }
+    let fps = video.fps();
+    if !(fps.is_finite() && fps > 0.0) {
+        return Err(format!("{fps} frames per second"));
+    }
+    // `RateControlMode::Off` would ignore the range and take 26; buffer-based control with a range of one value is the
+    // constant quantiser.
+    let config = EncoderConfig::new()
+        .max_frame_rate(FrameRate::from_hz(fps as f32))
+        .rate_control_mode(RateControlMode::Bufferbased)
+        .qp(QpRange::new(QP, QP))
+        .skip_frames(false)
+        .scene_change_detect(false)
+        .adaptive_quantization(false)
+        .background_detection(false)
+        .intra_frame_period(IntraFramePeriod::from_num_frames(48))
+        .vui(VuiConfig::bt601());
+    let failed = |e: &dyn std::fmt::Display| format!("the H.264 encoder: {e}");
+    let mut encoder = Encoder::with_api_config(OpenH264API::from_source(), config).map_err(|e| failed(&e))?;
+    let mut muxer = MuxerBuilder::new(out)
+        .video(VideoCodec::H264, w as u32, h as u32, fps)
+        .with_fast_start(true)
+        .build()
+        .map_err(|e| e.to_string())?;
+    for t in 0..frames {
+        let picture = pad_to_even(Picture::from_frame(video, t));
+        let planes = from_rgb(&picture, Matrix::bt601(false));
+        let source = YUVSlices::new((&planes.y, &planes.u, &planes.v), (w, h), (w, w / 2, w / 2));
+        let coded = encoder.encode(&source).map_err(|e| failed(&e))?;
+        let key = coded.frame_type() == FrameType::IDR;
+        let bytes = coded.to_vec();
+        if bytes.is_empty() {
+            return Err(format!("the H.264 encoder left out frame {t}"));
+        }
+        muxer.write_video(t as f64 / fps, &bytes, key).map_err(|e| e.to_string())?;
+    }
+    muxer.finish().map_err(|e| e.to_string())
+}
+
+fn pad_to_even(picture: Picture) -> Picture {
+    let Picture { width, height, rgb } = picture;
+    let (w, h) = (width.next_multiple_of(2), height.next_multiple_of(2));
+    if (w, h) == (width, height) {
+        return Picture { width, height, rgb };
+    }
+    let mut padded = Vec::with_capacity(w * h * 3);
+    for y in 0..h {
+        let row = &rgb[y.min(height - 1) * width * 3..][..width * 3];
+        padded.extend(row);
+        if w > width {
+            padded.extend(&row[(width - 1) * 3..]);
+        }
+    }
+    Picture { width: w, height: h, rgb: padded }
+}

@@ -1,0 +1,159 @@
+//! Resize and crop as the reference does it.
+//!
+//! The rule is that of DiffSynth-Studio 1.1.8 (`ImageCropAndResize`), which works on PIL pictures through torchvision:
+//!
+//! 1. Target size. With height and width given, those. Else the picture's own size, scaled down by
+//!    sqrt(width * height / max_pixels) and truncated when it has more than `max_pixels`; then both rounded down to
+//!    multiples of 16.
+//! 2. Scale by max(target_width / width, target_height / height), sizes rounded half to even, with Pillow's
+//!    antialiased bilinear filter.
+//! 3. Cut out the centre, offsets rounded half to even.
+//!
+//! The filter is Pillow's to the bit: a triangle widened by the reduction factor, weights in 22-bit fixed point, 8-bit
+//! between the horizontal pass and the vertical one.
+
+use rayon::prelude::*;
+
+use crate::picture::Picture;
+
+/// Both sides of every frame are multiples of this.
+pub(crate) const DIVISOR: usize = 16;
+
+/// Height and width that a picture of `[height, width]` is brought to, or why it cannot be.
+pub fn target_size([height, width]: [usize; 2], max_pixels: usize) -> Result<[usize; 2], String> {
+    let pixels = (width * height) as f64;
+    let (mut h, mut w) = (height, width);
+    if width * height > max_pixels {
+        let scale = (pixels / max_pixels as f64).sqrt();
+        h = (height as f64 / scale) as usize;
+        w = (width as f64 / scale) as usize;
+    }
+    let (h, w) = (h / DIVISOR * DIVISOR, w / DIVISOR * DIVISOR);
+    if h == 0 || w == 0 {
+        return Err(format!(
+            "frames of {width} x {height} pixels come to {w} x {h} after rounding down to multiples of {DIVISOR} \
+             (max_pixels {max_pixels}): each side needs at least {DIVISOR}"
+        ));
+    }
+    Ok([h, w])
+}
+
+/// Scales `picture` to cover `[height, width]` and cuts out the centre.
+pub fn crop_and_resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
+    if (picture.height, picture.width) == (height, width) {
+        return picture;
+    }
+    let scale = (width as f64 / picture.width as f64).max(height as f64 / picture.height as f64);
+    let scaled = |side: usize, least: usize| ((side as f64 * scale).round_ties_even() as usize).max(least);
+    let (h, w) = (scaled(picture.height, height), scaled(picture.width, width));
+    let resized = resize(picture, [h, w]);
+    let offset = |have: usize, want: usize| ((have - want) as f64 / 2.0).round_ties_even() as usize;
+    let (top, left) = (offset(h, height), offset(w, width));
+    let mut rgb = Vec::with_capacity(height * width * 3);
+    for row in top..top + height {
+        rgb.extend(&resized.rgb[(row * w + left) * 3..][..width * 3]);
+    }
+    Picture { width, height, rgb }
+}
+
+/// Resizes to `[height, width]` (at least 1) as Pillow's `Image.resize` with `BILINEAR`.
+pub fn resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
+    let horizontal = if picture.width == width { picture } else { resize_rows(&picture, width) };
+    if horizontal.height == height { horizontal } else { resize_columns(&horizontal, height) }
+}
+
+const PRECISION_BITS: u32 = 22;
+
+/// For every output sample the first input sample and the weights.
+fn weights(input: usize, output: usize) -> Vec<(usize, Vec<i32>)> {
+    let scale = input as f64 / output as f64;
+    let support = scale.max(1.0);
+    (0..output)
+        .map(|i| {
+            let center = (i as f64 + 0.5) * scale;
+            let first = ((center - support + 0.5) as i64).max(0) as usize;
+            let last = ((center + support + 0.5) as usize).min(input);
+            let raw: Vec<f64> =
+                (first..last).map(|x| (1.0 - ((x as f64 - center + 0.5) / support).abs()).max(0.0)).collect();
+            let sum: f64 = raw.iter().sum();
+            let fixed = raw.iter().map(|w| (0.5 + w / sum * f64::from(1u32 << PRECISION_BITS)) as i32).collect();
+            (first, fixed)
+        })
+        .collect()
+}
+
+fn byte(sum: i32) -> u8 {
+    (sum >> PRECISION_BITS).clamp(0, 255) as u8
+}
+
+const HALF: i32 = 1 << (PRECISION_BITS - 1);
+
+fn resize_rows(picture: &Picture, width: usize) -> Picture {
+    let weights = weights(picture.width, width);
+    let mut rgb = vec![0; picture.height * width * 3];
+    let rows = picture.rgb.par_chunks_exact(picture.width * 3);
+    rgb.par_chunks_exact_mut(width * 3).zip(rows).for_each(|(out, row)| {
+        for (pixel, (first, weights)) in out.chunks_exact_mut(3).zip(&weights) {
+            let mut sums = [HALF; 3];
+            for (source, &weight) in row[first * 3..].chunks_exact(3).zip(weights) {
+                for (sum, &value) in sums.iter_mut().zip(source) {
+                    *sum += i32::from(value) * weight;
+                }
+            }
+            pixel.copy_from_slice(&sums.map(byte));
+        }
+    });
+    Picture { width, height: picture.height, rgb }
+}
+
+fn resize_columns(picture: &Picture, height: usize) -> Picture {
+    let row_bytes = picture.width * 3;
+    let weights = weights(picture.height, height);
+    let mut rgb = vec![0; height * row_bytes];
+    rgb.par_chunks_exact_mut(row_bytes).zip(&weights).for_each(|(out, (first, weights))| {
+        let mut sums = vec![HALF; row_bytes];
+        for (row, &weight) in picture.rgb[first * row_bytes..].chunks_exact(row_bytes).zip(weights) {
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                *sum += i32::from(value) * weight;
+            }
+        }
+        for (byte_out, sum) in out.iter_mut().zip(sums) {
+            *byte_out = byte(sum);
+        }
+    });
+    Picture { width: picture.width, height, rgb }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn target_sizes_are_those_of_the_reference() {
+        let max = 480 * 480;
+        // By ImageCropAndResize.get_height_width.
+        for (size, expected) in [
+            ([144, 176], [144, 176]),
+            ([1080, 1920], [352, 640]),
+            ([1920, 1080], [640, 352]),
+            ([480, 481], [464, 480]),
+            ([500, 500], [464, 464]), // 479.99999999999994 in f64, there as here
+            ([17, 31], [16, 16]),
+        ] {
+            assert_eq!(target_size(size, max), Ok(expected));
+        }
+        assert!(target_size([15, 400], max).unwrap_err().contains("at least 16"));
+    }
+
+    #[test]
+    fn a_flat_picture_stays_flat_and_the_centre_is_kept() {
+        let picture = Picture { width: 50, height: 30, rgb: vec![137; 50 * 30 * 3] };
+        let small = crop_and_resize(picture, [16, 16]);
+        assert!(small.rgb.len() == 16 * 16 * 3 && small.rgb.iter().all(|&b| b == 137));
+
+        let rgb = (0..64).flat_map(|i| [if (24..40).contains(&(i % 64)) { 255 } else { 0 }; 3]).collect::<Vec<u8>>();
+        let picture = Picture { width: 64, height: 16, rgb: rgb.repeat(16) };
+        let centre = crop_and_resize(picture, [16, 16]);
+        assert!(centre.rgb.iter().all(|&b| b == 255));
+    }
+}

@@ -1,0 +1,101 @@
+//! A data set on disk, dealt out in batches.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use roll_core::config::{DataConfig, OnBadSample};
+use roll_core::{Error, Noise, Rank, Tensor, Video};
+use roll_data::{Batches, Dataset, Picture};
+
+fn video(frames: usize, shade: f32, [height, width]: [usize; 2]) -> Video {
+    let values = (0..frames * 3 * height * width).map(|i| shade + (i % width) as f32 * 1e-3).collect();
+    Video::new(Tensor::new(values, [frames, 3, height, width]).unwrap(), 8.0).unwrap()
+}
+
+/// Six clips of 7 frames, as PNGs, and their metadata.
+fn write(dir: &Path) -> DataConfig {
+    let mut csv = String::from("video,prompt,image\n");
+    for i in 0..6 {
+        roll_data::write_pngs(dir.join(format!("clip{i}")), &video(7, 0.1 * i as f32, [40, 70])).unwrap();
+        csv += &format!("clip{i},\"prompt {i}, with a comma\",{}\n", if i == 2 { "start.png" } else { "" });
+    }
+    let start = Picture { width: 30, height: 30, rgb: vec![9; 2700] };
+    std::fs::write(dir.join("start.png"), roll_data::encode_png(&start).unwrap()).unwrap();
+    std::fs::write(dir.join("metadata.csv"), csv).unwrap();
+    DataConfig { metadata: Some(dir.join("metadata.csv")), num_frames: 8, max_pixels: 32 * 48, ..DataConfig::default() }
+}
+
+#[test]
+fn a_sample_is_trimmed_resized_and_cropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = Dataset::open(&write(dir.path())).unwrap();
+    assert_eq!(dataset.len(), 6);
+    let sample = dataset.sample(2).unwrap();
+    // 40 x 70 with at most 1536 pixels: 29 x 51, rounded down to 16 x 48; 7 frames come to 5.
+    assert_eq!(sample.video.dims(), [5, 16, 48]);
+    assert_eq!(sample.image.as_ref().unwrap().shape(), [3, 16, 48]);
+    assert_eq!((sample.index, sample.prompt.as_str()), (2, "prompt 2, with a comma"));
+    assert!(sample.origin.contains("line 4") && sample.origin.contains("clip2"));
+    assert!(Arc::ptr_eq(&sample.video, &dataset.sample(2).unwrap().video));
+    assert!(dataset.sample(0).unwrap().image.is_none());
+    let exact = DataConfig { height: Some(32), width: Some(32), num_frames: 4, ..write(dir.path()) };
+    assert_eq!(Dataset::open(&exact).unwrap().sample(0).unwrap().video.dims(), [1, 32, 32]);
+}
+
+#[test]
+fn what_a_step_sees_does_not_depend_on_the_number_of_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = Arc::new(Dataset::open(&write(dir.path())).unwrap());
+    let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
+        let ranks_of = |r| Batches::new(dataset.clone(), Noise::new(7), per_rank, Rank(r), ranks);
+        (0..ranks).flat_map(|r| ranks_of(r).indices(step)).collect()
+    };
+    for step in 0..9 {
+        assert_eq!(deal(4, 1, step), deal(1, 4, step));
+        assert_eq!(deal(4, 1, step), deal(2, 2, step));
+    }
+    // Every pass holds every row once, and passes differ.
+    let all: Vec<usize> = (0..6).flat_map(|s| deal(4, 1, s)).collect();
+    for pass in all.chunks(6) {
+        let mut rows = pass.to_vec();
+        rows.sort();
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5]);
+    }
+    assert_ne!(all[..6], all[6..12]);
+    let mut batches = Batches::new(dataset.clone(), Noise::new(7), 4, Rank(0), 1);
+    assert_eq!((batches.steps(1), batches.steps(2), batches.epoch(3)), (2, 3, 2.0));
+    assert_eq!(batches.batch(5).unwrap().samples.len(), 4);
+}
+
+#[test]
+fn a_bad_row_is_named_or_skipped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = write(dir.path());
+    std::fs::write(dir.path().join("clip3/frame_00001.png"), "no picture").unwrap();
+    std::fs::remove_dir_all(dir.path().join("clip5")).unwrap();
+    let chain = |e: &Error| format!("{e}: {}", std::error::Error::source(e).unwrap());
+
+    let told = chain(&Dataset::open(&config).unwrap_err());
+    assert!(told.contains("line 7") && told.contains("clip5"), "{told}");
+    assert_eq!(Dataset::open(&config).unwrap_err().fault(), roll_core::Fault::User);
+
+    config.on_bad_sample = OnBadSample::Skip;
+    config.shuffle = false;
+    let dataset = Arc::new(Dataset::open(&config).unwrap());
+    let told = chain(&dataset.sample(3).unwrap_err());
+    assert!(told.contains("line 5") && told.contains("frame_00001.png"), "{told}");
+    let mut batches = Batches::new(dataset.clone(), Noise::new(1), 6, Rank(0), 1);
+    for step in 0..3 {
+        let batch = batches.batch(step).unwrap();
+        assert_eq!((batch.samples.len(), batch.skipped.len()), (4, 2));
+        assert!(batch.skipped[0].0.contains("line 5") && batch.skipped[0].1.contains("frame_00001.png"));
+    }
+    assert_eq!(dataset.skipped(), 2);
+}
+
+#[test]
+fn data_that_is_not_set_is_an_error_that_names_the_key() {
+    let told = Dataset::open(&DataConfig::default()).unwrap_err().to_string();
+    assert!(told.contains("data.metadata"), "{told}");
+}

@@ -1,0 +1,205 @@
+//! The CLIP image encoder of Wan2.1 I2V (ViT-H/14 of open-clip's xlm-roberta model), without gradient.
+//!
+//! Wan uses the output of the last block but one, class token included: `[257, 1280]`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor as Burn, activation};
+use roll_backends::{Scope, Tape, WeightStore, ops, to_device, to_host};
+use roll_core::{Error, Result, Tensor};
+
+use crate::weights::{Checkpoint, Streamed};
+
+use super::resize::bicubic;
+
+const EPS: f64 = 1e-5;
+const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+
+/// Width of an attention head of ViT-H; the weights do not say it.
+const OFFICIAL_HEAD_DIM: usize = 80;
+
+/// The shape of the encoder, read from its weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClipConfig {
+    /// Width of the tokens.
+    pub dim: usize,
+    /// Side of a square patch, in pixels.
+    pub patch: usize,
+    /// Patches along one side of the picture.
+    pub grid: usize,
+    /// Width of the feed-forward layer.
+    pub ffn_dim: usize,
+    /// Blocks of the checkpoint; the last one is not run.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+}
+
+impl ClipConfig {
+    /// Reads the shape from the weights' shapes (official key names, `visual.*`), and checks every weight that is
+    /// used. Without `heads` they are 80 wide, as in the published model.
+    pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
+        let shape = |key: &str, rank: usize| match shapes.get(key) {
+            Some(found) if found.len() == rank => Ok(found),
+            Some(found) => Err(Error::shape(format!("the weight `{key}`"), format!("rank {rank}"), found)),
+            None => Err(missing(key)),
+        };
+        let patch = shape("visual.patch_embedding.weight", 4)?;
+        let (dim, patch) = (patch[0], patch[3]);
+        let tokens = shape("visual.pos_embedding", 3)?[1];
+        let grid = tokens.saturating_sub(1).isqrt();
+        if grid * grid + 1 != tokens {
+            return Err(Error::shape("the weight `visual.pos_embedding`", "[1, 1 + n * n, dim]", &[1, tokens, dim]));
+        }
+        let heads = match heads {
+            Some(heads) => heads,
+            None if dim.is_multiple_of(OFFICIAL_HEAD_DIM) => dim / OFFICIAL_HEAD_DIM,
+            None => 0,
+        };
+        if heads == 0 || !dim.is_multiple_of(heads) {
+            return Err(Error::Unsupported(format!(
+                "CLIP image encoder: expected a width that is a multiple of {OFFICIAL_HEAD_DIM}, found {dim}; weights \
+                 do not say the number of heads"
+            )));
+        }
+        let ffn_dim = shape("visual.transformer.0.mlp.0.weight", 2)?[0];
+        let layers = (0..).take_while(|i| shapes.contains_key(&format!("visual.transformer.{i}.norm1.weight"))).count();
+        let config = Self { dim, patch, grid, ffn_dim, layers, heads };
+        for (key, expected) in config.weights() {
+            match shapes.get(&key) {
+                None => return Err(missing(&key)),
+                Some(found) if *found != expected => {
+                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(config)
+    }
+
+    /// Tokens of the result: the patches and the class token.
+    pub fn tokens(&self) -> usize {
+        self.grid * self.grid + 1
+    }
+
+    /// Every weight that is used, with its shape, in official names.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let &Self { dim, patch, ffn_dim, .. } = self;
+        let mut all = vec![
+            ("visual.patch_embedding.weight".to_string(), vec![dim, 3, patch, patch]),
+            ("visual.cls_embedding".to_string(), vec![1, 1, dim]),
+            ("visual.pos_embedding".to_string(), vec![1, self.tokens(), dim]),
+        ];
+        let mut add = |name: String, shape: &[usize]| {
+            all.push((format!("{name}.weight"), shape.to_vec()));
+            all.push((format!("{name}.bias"), shape[..1].to_vec()));
+        };
+        add("visual.pre_norm".into(), &[dim]);
+        for i in 0..self.layers {
+            let name = |part: &str| format!("visual.transformer.{i}.{part}");
+            add(name("norm1"), &[dim]);
+            add(name("attn.to_qkv"), &[3 * dim, dim]);
+            add(name("attn.proj"), &[dim, dim]);
+            add(name("norm2"), &[dim]);
+            add(name("mlp.0"), &[ffn_dim, dim]);
+            add(name("mlp.2"), &[dim, ffn_dim]);
+        }
+        all
+    }
+}
+
+fn missing(key: &str) -> Error {
+    Error::Unsupported(format!(
+        "the weight `{key}` of the CLIP image encoder is missing: the file is incomplete, or of another model"
+    ))
+}
+
+/// The CLIP image encoder.
+pub struct Clip {
+    config: ClipConfig,
+    store: Arc<dyn WeightStore>,
+}
+
+impl Clip {
+    /// Streams the weights of `checkpoint` block by block at every [`Clip::encode`]. See [`ClipConfig::from_shapes`]
+    /// for `heads`.
+    pub fn streamed(checkpoint: &Checkpoint, heads: Option<usize>, device: &Device) -> Result<Self> {
+        let config = ClipConfig::from_shapes(&checkpoint.shapes(), heads)?;
+        Ok(Self::with_store(config, Arc::new(Streamed::new(checkpoint.clone(), device))))
+    }
+
+    /// Takes weights from any store.
+    pub fn with_store(config: ClipConfig, store: Arc<dyn WeightStore>) -> Self {
+        Self { config, store }
+    }
+
+    /// The shape of the network.
+    pub fn config(&self) -> &ClipConfig {
+        &self.config
+    }
+
+    /// The image tokens of a picture, f32 `[3, H, W]` in [-1, 1]: f32 `[tokens, dim]`, class token first. The picture
+    /// is resized (bicubic, without regard to its aspect) as the reference does.
+    pub fn encode(&self, picture: &Tensor) -> Result<Tensor> {
+        let side = self.config.grid * self.config.patch;
+        let mut pixels = bicubic(picture, [side, side])?;
+        for (channel, values) in pixels.chunks_exact_mut(side * side).enumerate() {
+            values.iter_mut().for_each(|v| *v = (*v * 0.5 + 0.5 - MEAN[channel]) / STD[channel]);
+        }
+        let tape = Tape::off();
+        let mut x = self.scoped("visual.p", &tape, |scope| self.embed(scope, &pixels))?;
+        for i in 0..self.config.layers.saturating_sub(1) {
+            x = self.scoped(&format!("visual.transformer.{i}."), &tape, |scope| self.block(scope, i, x))?;
+        }
+        to_host(x)
+    }
+
+    fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
+        let weights = self.store.segment(prefix)?;
+        f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape })
+    }
+
+    /// Patches as rows times the kernel as a matrix: a convolution whose stride is its size.
+    fn embed(&self, scope: &Scope<'_>, pixels: &[f32]) -> Result<Burn<2>> {
+        let &ClipConfig { dim, patch, grid, .. } = &self.config;
+        let side = grid * patch;
+        let mut rows = Vec::with_capacity(grid * grid * 3 * patch * patch);
+        for (gy, gx) in (0..grid).flat_map(|y| (0..grid).map(move |x| (y, x))) {
+            for (channel, y) in (0..3).flat_map(|c| (0..patch).map(move |y| (c, y))) {
+                let start = (channel * side + gy * patch + y) * side + gx * patch;
+                rows.extend_from_slice(&pixels[start..start + patch]);
+            }
+        }
+        let device = self.store.device();
+        let rows = to_device::<2>(&Tensor::new(rows, [grid * grid, 3 * patch * patch])?, device)?;
+        let kernel = scope.weight::<4>("visual.patch_embedding.weight")?.reshape([dim, 3 * patch * patch]);
+        let class = self.store.segment("visual.cls_embedding")?;
+        let class = roll_backends::weights::get(&class, "visual.cls_embedding")?.f32::<3>()?.reshape([1, dim]);
+        let tokens = Burn::cat(vec![class, rows.matmul(kernel.transpose())], 0);
+        let position = scope.weight::<3>("visual.pos_embedding")?.reshape([self.config.tokens(), dim]);
+        norm(scope, tokens + position, "visual.pre_norm")
+    }
+
+    fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>) -> Result<Burn<2>> {
+        let name = |part: &str| format!("visual.transformer.{i}.{part}");
+        let dim = self.config.dim;
+        let qkv = scope.linear(norm(scope, x.clone(), &name("norm1"))?, &name("attn.to_qkv"))?;
+        let part = |n: usize| qkv.clone().narrow(1, n * dim, dim);
+        let mixed = ops::attention(part(0), part(1), part(2), self.config.heads);
+        let x = x + scope.linear(mixed, &name("attn.proj"))?;
+        let wide = activation::gelu(scope.linear(norm(scope, x.clone(), &name("norm2"))?, &name("mlp.0"))?);
+        Ok(x + scope.linear(wide, &name("mlp.2"))?)
+    }
+}
+
+fn norm(scope: &Scope<'_>, x: Burn<2>, name: &str) -> Result<Burn<2>> {
+    let gain = scope.weight::<1>(&format!("{name}.weight"))?.unsqueeze();
+    let shift = scope.weight::<1>(&format!("{name}.bias"))?.unsqueeze();
+    Ok(ops::layer_norm(x, gain, shift, EPS))
+}
+
+#[cfg(test)]
+#[path = "clip_tests.rs"]
+mod tests;

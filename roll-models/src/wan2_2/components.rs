@@ -1,0 +1,127 @@
+//! Recognising the networks of Wan by the keys of their weights.
+
+use crate::weights::{Checkpoint, WeightsError};
+
+use super::names::{self, Direction};
+
+/// A network of Wan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Component {
+    /// Transformer: the only one, or one of two experts.
+    Dit,
+    /// VAE of Wan2.1 and of Wan2.2-A14B: 16 channels, stride 4 x 8 x 8.
+    Vae21,
+    /// VAE of Wan2.2-TI2V-5B: 48 channels, stride 4 x 16 x 16.
+    Vae22,
+    /// UMT5 text encoder.
+    TextEncoder,
+    /// CLIP image encoder of Wan2.1 I2V.
+    Clip,
+    /// A LoRA adapter.
+    Lora,
+}
+
+impl std::fmt::Display for Component {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Dit => "transformer",
+            Self::Vae21 => "Wan2.1 VAE",
+            Self::Vae22 => "Wan2.2 VAE",
+            Self::TextEncoder => "UMT5 text encoder",
+            Self::Clip => "CLIP image encoder",
+            Self::Lora => "LoRA adapter",
+        })
+    }
+}
+
+/// Wrappers that training code and other programs put around a state dictionary.
+const WRAPPERS: &[&str] =
+    &["state_dict.", "model_state.", "model.diffusion_model.", "diffusion_model.", "model.", "module."];
+
+/// Parts of the names of LoRA tensors, in every common convention.
+const LORA_MARKS: &[&str] =
+    &[".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".lora.down.", ".lora.up.", "lora_unet_"];
+
+/// The keys that tell a component: every one of a row must be there.
+const SIGNATURES: &[(Component, Naming, &[&str])] = &[
+    (Component::Clip, Naming::Official, &["visual.patch_embedding.weight", "visual.pre_norm.weight"]),
+    (Component::Dit, Naming::Official, &["patch_embedding.weight", "head.modulation"]),
+    (Component::Dit, Naming::Other, &["patch_embedding.weight", "condition_embedder.time_proj.weight"]),
+    (Component::TextEncoder, Naming::Official, &["token_embedding.weight", "blocks.0.attn.q.weight"]),
+    (Component::TextEncoder, Naming::Other, &["encoder.block.0.layer.0.SelfAttention.q.weight"]),
+    (Component::Vae22, Naming::Official, &["conv2.weight", "encoder.downsamples.0.downsamples.0.residual.2.weight"]),
+    (Component::Vae21, Naming::Official, &["conv2.weight", "encoder.downsamples.0.residual.2.weight"]),
+    (Component::Vae22, Naming::Other, &["post_quant_conv.weight", "encoder.down_blocks.0.resnets.0.conv1.weight"]),
+    (Component::Vae21, Naming::Other, &["post_quant_conv.weight", "encoder.down_blocks.0.conv1.weight"]),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    /// The names of the official repositories.
+    Official,
+    /// The names of diffusers or transformers.
+    Other,
+}
+
+/// Tells which network `checkpoint` holds, and gives it under the official names: wrappers such as `state_dict.` are
+/// taken off, diffusers and transformers names translated. Keys that have no official name in a translated checkpoint
+/// are an error; in an official one extra keys are kept.
+pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
+    if checkpoint.keys().any(|key| LORA_MARKS.iter().any(|mark| key.contains(mark))) {
+        return Ok((Component::Lora, checkpoint));
+    }
+    let checkpoint = unwrap(checkpoint)?;
+    let signature = SIGNATURES.iter().find(|(_, _, keys)| keys.iter().all(|key| checkpoint.contains(key)));
+    let Some(&(component, naming, _)) = signature else {
+        let found: Vec<String> = checkpoint.keys().take(3).map(|k| format!("`{k}`")).collect();
+        let found = if found.is_empty() { "none at all".into() } else { found.join(", ") };
+        return Err(WeightsError::Unrecognised { path: checkpoint.path().into(), found });
+    };
+    match naming {
+        Naming::Official => Ok((component, checkpoint)),
+        Naming::Other => Ok((component, translate(checkpoint, component)?)),
+    }
+}
+
+/// Number of attention heads that the files of a transformer say: `num_heads` (official) or `num_attention_heads`
+/// (diffusers) of the `config.json` beside it, or `num_heads` of the metadata. The weights themselves do not say it.
+pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
+    let config = checkpoint.config_json();
+    let said = |key: &str| config.as_ref()?.get(key)?.as_u64();
+    said("num_heads")
+        .or_else(|| said("num_attention_heads"))
+        .and_then(|n| usize::try_from(n).ok())
+        .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
+}
+
+fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
+        // Beside the wrapped dictionary stand optimizers, counters and the like: they are no weights.
+        checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
+    }
+    Ok(checkpoint)
+}
+
+fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint, WeightsError> {
+    let rename = |key: &str| match component {
+        Component::Dit => names::dit(key, Direction::ToOfficial),
+        Component::Vae21 => names::vae_21(key, Direction::ToOfficial),
+        Component::Vae22 => names::vae_22(key, Direction::ToOfficial),
+        Component::TextEncoder => names::umt5(key, Direction::ToOfficial),
+        Component::Clip | Component::Lora => Some(key.to_string()),
+    };
+    // transformers stores the embedding under two names, and newer versions under the second alone.
+    let second = "encoder.embed_tokens.weight";
+    let both = component == Component::TextEncoder && checkpoint.contains("shared.weight");
+    let rename = |key: &str| match key == second {
+        true => Some("token_embedding.weight".to_string()),
+        false => rename(key),
+    };
+    if let Some(key) = checkpoint.keys().find(|key| rename(key).is_none()) {
+        return Err(WeightsError::Header {
+            path: checkpoint.path().into(),
+            problem: format!("expected the keys of a {component} of diffusers or transformers, found `{key}`"),
+        });
+    }
+    checkpoint.rename(|key| if both && key == second { None } else { rename(key) })
+}

@@ -1,0 +1,74 @@
+//! What image-to-video models are conditioned on: known frames as latents, and the mask that says which are known.
+
+use roll_core::{DType, Error, Grad, Result, Tensor};
+
+use super::vae::{Chunking, Vae};
+
+/// The channels that I2V models concatenate to the noise, f32 `[temporal stride + C, T, H, W]`: the mask, then the
+/// latents of a video of `frames` frames that starts with `image` (f32 `[3, H', W']` in [-1, 1]), ends with
+/// `end_image`, if given, and is grey between.
+///
+/// The mask has a channel for each frame that a latent frame stands for, 1 where the frame is known; the first latent
+/// frame stands for one frame, and all its channels are 1.
+pub fn image_channels(
+    vae: &Vae,
+    image: &Tensor,
+    end_image: Option<&Tensor>,
+    frames: usize,
+    chunking: &Chunking,
+) -> Result<Tensor> {
+    let [h, w] = picture_size("image", image)?;
+    let latent_frames = vae.facts().latent_frames(frames)?;
+    let mut video = vec![0f32; frames * 3 * h * w];
+    video[..3 * h * w].copy_from_slice(image.f32s()?);
+    if let Some(end_image) = end_image {
+        if end_image.shape() != image.shape() {
+            return Err(Error::shape("end image", format!("{:?}, as the image", image.shape()), end_image.shape()));
+        }
+        if frames < 2 {
+            return Err(Error::Unsupported("an end image needs a video of more than one frame".into()));
+        }
+        video[(frames - 1) * 3 * h * w..].copy_from_slice(end_image.f32s()?);
+    }
+    let video = Tensor::new(video, [frames, 3, h, w])?;
+    let (latents, _) = vae.encode_with(&video, chunking, Grad::Skip)?;
+    let &[channels, _, lh, lw] = latents.shape() else {
+        return Err(Error::shape("image latents", "[C, T, H, W]", latents.shape()));
+    };
+    let stride = vae.facts().temporal_stride;
+    let plane = lh * lw;
+    let mut values = vec![0f32; stride * latent_frames * plane];
+    for channel in 0..stride {
+        let first = channel * latent_frames * plane;
+        values[first..first + plane].fill(1.0);
+    }
+    if end_image.is_some() {
+        let last = values.len() - plane;
+        values[last..].fill(1.0);
+    }
+    values.extend_from_slice(latents.f32s()?);
+    Tensor::new(values, [stride + channels, latent_frames, lh, lw])
+}
+
+/// The known first latent frame of TI2V models, f32 `[C, 1, H, W]`, of `image`, f32 `[3, H', W']` in [-1, 1].
+pub fn first_frame_latents(vae: &Vae, image: &Tensor, chunking: &Chunking) -> Result<Tensor> {
+    let [h, w] = picture_size("image", image)?;
+    Ok(vae.encode_with(&image.reshape([1, 3, h, w])?, chunking, Grad::Skip)?.0)
+}
+
+/// Pixels 0 to 255 (u8, any shape) to [-1, 1].
+pub fn unit_pixels(pixels: &Tensor) -> Result<Tensor> {
+    if pixels.dtype() != DType::U8 {
+        let found = pixels.dtype().to_string();
+        return Err(Error::DType { what: "pixels".into(), expected: "u8".into(), found });
+    }
+    let values = pixels.as_slice::<u8>()?.iter().map(|&v| f32::from(v) / 127.5 - 1.0).collect::<Vec<f32>>();
+    Tensor::new(values, pixels.shape())
+}
+
+fn picture_size(what: &str, picture: &Tensor) -> Result<[usize; 2]> {
+    match *picture.shape() {
+        [3, h, w] => Ok([h, w]),
+        _ => Err(Error::shape(what, "[3, H, W]", picture.shape())),
+    }
+}

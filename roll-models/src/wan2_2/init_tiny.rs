@@ -1,0 +1,303 @@
+//! Small Wan2.2 checkpoints with random weights, in the layout of the official repositories: for trying a
+//! configuration, and for tests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use roll_core::{DType, Error, Noise, Purpose, Result, StateDict, Tensor};
+use serde_json::json;
+
+use crate::weights::save_safetensors;
+
+use super::dit::DitConfig;
+use super::tokenizer::{tiny_tokenizer_json, tiny_vocabulary};
+use super::umt5::Umt5Config;
+use super::vae::VaeConfig;
+
+/// Which model of the family is imitated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TinyKind {
+    /// I2V-A14B: two experts, 36 channels in, 16 out.
+    #[default]
+    I2v,
+    /// T2V-A14B: two experts, 16 channels.
+    T2v,
+    /// TI2V-5B: one transformer, 48 channels.
+    Ti2v,
+}
+
+impl std::str::FromStr for TinyKind {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "i2v" => Ok(Self::I2v),
+            "t2v" => Ok(Self::T2v),
+            "ti2v" => Ok(Self::Ti2v),
+            _ => Err(Error::config("kind", format!("expected i2v, t2v or ti2v, found `{name}`"))),
+        }
+    }
+}
+
+/// What [`init_tiny`] wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TinyFiles {
+    /// `wan22_paths.json`: the value of `model_paths`.
+    pub model_paths: PathBuf,
+    /// Directory of `tokenizer.json`: the value of `tokenizer_path`.
+    pub tokenizer: PathBuf,
+}
+
+/// Writes a checkpoint of `kind` with weights drawn from `seed` into `directory`, which is made if need be. Files
+/// that are there already are replaced; `wan22_paths.json` comes last.
+pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Result<TinyFiles> {
+    let directory = directory.as_ref();
+    let draw = Draw { noise: Noise::new(seed) };
+    let folders: &[&str] = match kind {
+        TinyKind::I2v | TinyKind::T2v => &["high_noise_model", "low_noise_model"],
+        TinyKind::Ti2v => &["."],
+    };
+    let mut listed = Vec::new();
+    for (number, folder) in folders.iter().enumerate() {
+        let place = directory.join(folder);
+        std::fs::create_dir_all(&place).map_err(Error::file("create the directory", &place))?;
+        let config = dit_config(kind);
+        save(&place.join(DIT), &draw.dit(&config, number as u64)?)?;
+        write(&place.join("config.json"), &config_json(&config, kind))?;
+        listed.push(Path::new(folder).join(DIT));
+    }
+    save(&directory.join(T5), &draw.umt5(&umt5_config())?)?;
+    listed.push(T5.into());
+    let vae = match kind {
+        TinyKind::I2v | TinyKind::T2v => "Wan2.1_VAE.safetensors",
+        TinyKind::Ti2v => "Wan2.2_VAE.safetensors",
+    };
+    save(&directory.join(vae), &vae_state(kind, &draw)?)?;
+    listed.push(vae.into());
+    let tokenizer = directory.join("google/umt5-xxl");
+    std::fs::create_dir_all(&tokenizer).map_err(Error::file("create the directory", &tokenizer))?;
+    write(&tokenizer.join("tokenizer.json"), &tiny_tokenizer_json())?;
+    let model_paths = directory.join("wan22_paths.json");
+    let listed: Vec<String> = listed.iter().map(|p| p.to_string_lossy().trim_start_matches("./").to_string()).collect();
+    write(&model_paths, &format!("{:#}\n", json!(listed)))?;
+    Ok(TinyFiles { model_paths, tokenizer })
+}
+
+const DIT: &str = "diffusion_pytorch_model.safetensors";
+const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
+
+/// The shape of the transformer: everything as small as the network allows, with the channels of the real one.
+pub fn dit_config(kind: TinyKind) -> DitConfig {
+    let (in_channels, out_channels) = match kind {
+        TinyKind::I2v => (36, 16),
+        TinyKind::T2v => (16, 16),
+        TinyKind::Ti2v => (48, 48),
+    };
+    DitConfig {
+        dim: 64,
+        in_channels,
+        out_channels,
+        patch: [1, 2, 2],
+        text_dim: umt5_config().dim,
+        freq_dim: 256,
+        ffn_dim: 128,
+        layers: 2,
+        heads: 2,
+        image_dim: None,
+    }
+}
+
+fn umt5_config() -> Umt5Config {
+    Umt5Config { vocab: tiny_vocabulary(), dim: 32, attention_dim: 32, ffn_dim: 64, heads: 4, buckets: 32, layers: 2 }
+}
+
+/// `config.json` as the official repositories have it: the weights do not say the number of heads.
+fn config_json(config: &DitConfig, kind: TinyKind) -> String {
+    let value = json!({
+        "_class_name": "WanModel",
+        "dim": config.dim,
+        "eps": 1e-6,
+        "ffn_dim": config.ffn_dim,
+        "freq_dim": config.freq_dim,
+        "in_dim": config.in_channels,
+        "model_type": kind,
+        "num_heads": config.heads,
+        "num_layers": config.layers,
+        "out_dim": config.out_channels,
+        "text_len": super::tokenizer::PROMPT_TOKENS,
+    });
+    format!("{value:#}\n")
+}
+
+/// The random VAE.
+/// The shape of the VAE, few channels at full size.
+fn vae_config(kind: TinyKind) -> VaeConfig {
+    match kind {
+        TinyKind::I2v | TinyKind::T2v => VaeConfig { encoder_dim: 6, decoder_dim: 6, ..VaeConfig::wan2_1() },
+        TinyKind::Ti2v => VaeConfig { encoder_dim: 4, decoder_dim: 6, ..VaeConfig::wan2_2() },
+    }
+}
+
+fn vae_state(kind: TinyKind, draw: &Draw) -> Result<StateDict> {
+    draw.vae(&vae_config(kind).weights())
+}
+
+/// Draws weights: independent of one another, and of the order they are written in.
+struct Draw {
+    noise: Noise,
+}
+
+impl Draw {
+    /// Each value normal with the deviation that `scale` gives for its key and shape, around `mean`.
+    fn state(
+        &self,
+        network: u64,
+        shapes: &[(String, Vec<usize>)],
+        rule: impl Fn(&str, &[usize]) -> (f32, f32),
+    ) -> Result<StateDict> {
+        let tensor = |(i, (key, shape)): (usize, &(String, Vec<usize>))| {
+            let (mean, deviation) = rule(key, shape);
+            let drawn = self.noise.normal(Purpose::Synthetic, network, i as u64, shape)?;
+            let values = drawn.f32s()?.iter().map(|v| mean + deviation * v).collect();
+            Ok((key.clone(), Tensor::new::<f32>(values, shape.clone())?))
+        };
+        shapes.iter().enumerate().map(tensor).collect()
+    }
+
+    /// Every linear layer keeps the variance of its input, so that the velocity is of order one.
+    fn dit(&self, config: &DitConfig, expert: u64) -> Result<StateDict> {
+        let width = (config.dim as f32).sqrt();
+        self.state(expert, &config.weights(), |key, shape| match key {
+            _ if key.ends_with("modulation") => (0.0, 1.0 / width),
+            _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
+            _ if key.ends_with("bias") => (0.0, 0.02),
+            _ => (0.0, fan_in(shape)),
+        })
+    }
+
+    /// T5 does not scale its scores, so the queries are drawn smaller; bf16 as the file's name says.
+    fn umt5(&self, config: &Umt5Config) -> Result<StateDict> {
+        let head = (config.attention_dim / config.heads) as f32;
+        let state = self.state(2, &config.weights(), |key, shape| match key {
+            _ if key.contains("norm") => (1.0, 0.02),
+            _ if key.contains("embedding") => (0.0, 1.0),
+            _ if key.ends_with("attn.q.weight") => (0.0, fan_in(shape) / head.sqrt()),
+            _ => (0.0, fan_in(shape)),
+        })?;
+        state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
+    }
+
+    /// The last layer is drawn smaller, so that few pixels are clamped.
+    fn vae(&self, shapes: &[(String, Vec<usize>)]) -> Result<StateDict> {
+        self.state(3, shapes, |key, shape| match key {
+            _ if key.ends_with("gamma") => (1.0, 0.02),
+            _ if key.ends_with("bias") => (0.0, 0.02),
+            "decoder.head.2.weight" => (0.0, 0.6 * fan_in(shape)),
+            _ => (0.0, fan_in(shape)),
+        })
+    }
+}
+
+/// One over the root of what one output sums over.
+fn fan_in(shape: &[usize]) -> f32 {
+    1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
+}
+
+fn save(path: &Path, state: &StateDict) -> Result<()> {
+    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    Ok(save_safetensors(path, state, &metadata)?)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(Error::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::{Adapter, Conditioning, Grad, Timestep};
+
+    use super::super::components::{Component, heads};
+    use super::super::dit::Dit;
+    use super::super::paths::ComponentFiles;
+    use super::super::tokenizer::{PROMPT_TOKENS, Tokenizer};
+    use super::super::umt5::Umt5;
+    use super::*;
+
+    fn deviation(values: &[f32]) -> f64 {
+        (values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+    }
+
+    #[test]
+    fn every_kind_is_read_back_and_gives_velocities_of_order_one() {
+        for (kind, experts, channels, vae) in [
+            (TinyKind::I2v, 2, 20, Component::Vae21),
+            (TinyKind::T2v, 2, 0, Component::Vae21),
+            (TinyKind::Ti2v, 1, 0, Component::Vae22),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let written = init_tiny(dir.path(), kind, 1).unwrap();
+            let files = ComponentFiles::from_json(&written.model_paths).unwrap();
+            assert_eq!(1 + usize::from(files.dit2.is_some()), experts);
+            assert_eq!(files.vae_kind, vae);
+            assert_eq!(files.tokenizer.as_deref(), Some(written.tokenizer.join("tokenizer.json").as_path()));
+
+            let device = roll_backends::device("flex").unwrap();
+            let ids = Tokenizer::load(&written.tokenizer).unwrap().encode("a man talks", PROMPT_TOKENS).unwrap();
+            let text_encoder = Umt5::streamed(files.text_encoder.as_ref().unwrap(), &device).unwrap();
+            let context = text_encoder.encode(&ids, PROMPT_TOKENS).unwrap();
+            let order = deviation(&context.f32s().unwrap()[..ids.len() * 32]);
+            assert!((0.3..3.0).contains(&order), "text embedding {order}");
+
+            assert_eq!(heads(&files.dit), Some(2));
+            let state = files.dit.all().unwrap();
+            let dit = Dit::new(&state, heads(&files.dit), burn::tensor::DType::F32, &device).unwrap();
+            assert_eq!(dit.config(), &dit_config(kind));
+            let c = dit.config().out_channels;
+            let noise = Noise::new(2);
+            let latents = noise.normal(Purpose::Synthetic, 0, 0, &[c, 3, 8, 8]).unwrap();
+            let extra = noise.normal(Purpose::Synthetic, 0, 1, &[channels, 3, 8, 8]).unwrap();
+            let conditioning = Conditioning {
+                context,
+                channels: (channels > 0).then_some(extra),
+                image_tokens: None,
+                first_frame: None,
+                latent_shape: [c, 3, 8, 8],
+            };
+            let (velocity, _) =
+                dit.velocity(&latents, Timestep(900.0), &conditioning, Adapter::Off, Grad::Skip).unwrap();
+            let order = deviation(velocity.f32s().unwrap());
+            assert!((0.3..3.0).contains(&order), "{kind:?}: velocity {order}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes_and_the_experts_differ() {
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        init_tiny(a.path(), TinyKind::I2v, 7).unwrap();
+        init_tiny(b.path(), TinyKind::I2v, 7).unwrap();
+        let read = |dir: &Path, name: &str| std::fs::read(dir.join(name)).unwrap();
+        let names = ["high_noise_model", "low_noise_model"].map(|folder| format!("{folder}/{DIT}"));
+        for name in names.iter().map(String::as_str).chain([T5, "Wan2.1_VAE.safetensors", "wan22_paths.json"]) {
+            assert_eq!(read(a.path(), name), read(b.path(), name), "{name}");
+        }
+        assert_ne!(read(a.path(), &names[0]), read(a.path(), &names[1]));
+        init_tiny(b.path(), TinyKind::I2v, 8).unwrap();
+        assert_ne!(read(a.path(), T5), read(b.path(), T5));
+    }
+
+    #[test]
+    fn the_vae_has_the_keys_of_the_official_one() {
+        for (case, kind) in [("vae21_tiny", TinyKind::I2v), ("vae22_tiny", TinyKind::Ti2v)] {
+            let path = format!("{}/../tests/fixtures/{case}/tensors.json", env!("CARGO_MANIFEST_DIR"));
+            let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+            let official: Vec<&String> = {
+                let mut keys: Vec<_> = json["weights.safetensors"]["tensors"].as_object().unwrap().keys().collect();
+                keys.sort();
+                keys
+            };
+            let ours = vae_state(kind, &Draw { noise: Noise::new(0) }).unwrap();
+            assert_eq!(ours.keys().collect::<Vec<_>>(), official);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! From options to a model: which files, what is trained, on which device.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::tensor::{DType, Device};
+use roll_backends::Memory;
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt};
+
+use crate::weights::{Checkpoint, stored_dtype};
+
+use super::clip::Clip;
+use super::components;
+use super::dit::Dit;
+use super::hub::Hub;
+use super::model::{Parts, Settings, TextEncoder, Wan, trainable};
+use super::options::{WanOptions, WeightsDType};
+use super::paths::ComponentFiles;
+use super::tokenizer::Tokenizer;
+use super::umt5::Umt5;
+use super::vae::{Chunking, Tiling, Vae};
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "wan2_2",
+        summary: "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<WanOptions>,
+        factory: Factory::Model(make),
+    }
+}
+
+fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
+    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+}
+
+/// Opens the model that `options` describe.
+pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
+    let device = roll_backends::device(&context.backend)?;
+    let model_paths = options.model_paths.as_ref().map(|p| context.resolve(p));
+    let ids = options.model_id_with_origin_paths.as_deref();
+    if model_paths.is_none() && ids.is_none() {
+        return Err(Error::config(
+            "model.model_paths",
+            "no weights are named: give a wan22_paths.json, or `model.model_id_with_origin_paths`; \
+             `roll init-tiny DIR` writes a small checkpoint to try things with",
+        ));
+    }
+    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env())?;
+    let present: Vec<&str> = if files.dit2.is_some() { vec!["dit", "dit2"] } else { vec!["dit"] };
+    let trained = options.trained_experts(&present)?;
+    let dit = open_dit("dit", &files.dit, options, &trained, context.seed, &device)?;
+    let dit2 = match &files.dit2 {
+        Some(file) => Some(open_dit("dit2", file, options, &trained, context.seed, &device)?),
+        None => None,
+    };
+    let reading = |file: &Checkpoint| format!("reading {}", file.path().display());
+    let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?;
+    let text = match &files.text_encoder {
+        Some(file) => Some(open_text(file, &files, options, context, &device)?),
+        None => None,
+    };
+    let clip = match &files.clip {
+        Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
+        None => None,
+    };
+    let tiling = match (options.vae_tile_size, options.vae_tile_stride) {
+        (Some(size), Some(stride)) => Some(Tiling { size, stride }),
+        (None, None) => None,
+        _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
+    };
+    let settings = Settings {
+        shift: options.shift,
+        boundary: options.boundary,
+        end_image: options.wants("end_image"),
+        chunking: Chunking { tiling, checkpoints: options.vae_checkpoints },
+    };
+    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings);
+    if let Some(path) = &options.lora_checkpoint {
+        let path = context.resolve(path);
+        let name = model.adapter_files().into_iter().next().unwrap_or_default();
+        let file = Checkpoint::open(&path)?.all()?;
+        model.import_adapter(&BTreeMap::from([(name, file)])).while_doing(|| format!("reading {}", path.display()))?;
+    }
+    Ok(model)
+}
+
+fn open_dit(
+    name: &'static str,
+    file: &Checkpoint,
+    options: &WanOptions,
+    trained: &[String],
+    seed: u64,
+    device: &Device,
+) -> Result<Dit> {
+    let state = file.all()?;
+    let dtype = match options.weights_dtype {
+        WeightsDType::F32 => DType::F32,
+        WeightsDType::Bf16 => DType::BF16,
+        WeightsDType::Auto => state.get("head.head.weight").map_or(DType::F32, stored_dtype),
+    };
+    let heads = options.num_heads.or_else(|| components::heads(file));
+    let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
+        (_, true) => Memory::Offload,
+        (true, false) => Memory::Recompute,
+        (false, false) => Memory::Hold,
+    };
+    let opened = || -> Result<Dit> {
+        let mut dit = Dit::new(&state, heads, dtype, device)?.with_memory(memory);
+        // The two experts start from different adapters: their names are part of the draws' key.
+        let noise = Noise::new(seed ^ u64::from(name == "dit2"));
+        dit.train(&trainable(options, trained, name), &noise, &state)?;
+        Ok(dit)
+    };
+    opened().while_doing(|| format!("reading {}", file.path().display()))
+}
+
+fn open_text(
+    file: &Checkpoint,
+    files: &ComponentFiles,
+    options: &WanOptions,
+    context: &BuildContext,
+    device: &Device,
+) -> Result<TextEncoder> {
+    let given = options.tokenizer_path.as_ref().map(|p| context.resolve(p));
+    let place: &Path = given.as_deref().or(files.tokenizer.as_deref()).ok_or_else(|| {
+        Error::config(
+            "model.tokenizer_path",
+            "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json",
+        )
+    })?;
+    let tokenizer = Tokenizer::load(place)?;
+    let encoder = Umt5::streamed(file, device).while_doing(|| format!("reading {}", file.path().display()))?;
+    if tokenizer.vocabulary() > encoder.config().vocab {
+        return Err(Error::bad_file(
+            place,
+            format!(
+                "the tokenizer has {} ids, the text encoder {} embeddings: they do not belong together",
+                tokenizer.vocabulary(),
+                encoder.config().vocab
+            ),
+        ));
+    }
+    Ok(TextEncoder { tokenizer, encoder })
+}

@@ -1,0 +1,344 @@
+//! The Wan model as the algorithms see it: experts, VAE and encoders behind the traits of roll-core.
+
+use std::collections::BTreeMap;
+
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
+    ScheduleFacts, StateDict, Tensor, Timestep, model::flat,
+};
+
+use super::adapter;
+use super::clip::Clip;
+use super::conditioning;
+use super::dit::{Dit, Trainable};
+use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
+use super::umt5::Umt5;
+use super::vae::{Chunking, Vae};
+
+/// Noise level at which I2V models change experts.
+const I2V_BOUNDARY: f64 = 0.9;
+/// Likewise for T2V models.
+const T2V_BOUNDARY: f64 = 0.875;
+/// Channels that tell an I2V model which frames are known.
+const MASK_CHANNELS: usize = 4;
+
+/// Prompts to embeddings.
+pub struct TextEncoder {
+    /// Text to ids.
+    pub tokenizer: Tokenizer,
+    /// Ids to embeddings.
+    pub encoder: Umt5,
+}
+
+impl TextEncoder {
+    /// The embedding of `prompt`, `[512, dim]`, rows beyond its tokens zero.
+    pub fn encode(&self, prompt: &str) -> Result<Tensor> {
+        self.encoder.encode(&self.tokenizer.encode(prompt, PROMPT_TOKENS)?, PROMPT_TOKENS)
+    }
+}
+
+/// The networks of a checkpoint.
+pub struct Parts {
+    /// The transformer, or the high-noise expert.
+    pub dit: Dit,
+    /// The low-noise expert.
+    pub dit2: Option<Dit>,
+    /// Decoder and encoder of the latents.
+    pub vae: Vae,
+    /// Prompts to embeddings; without it prompts cannot be encoded.
+    pub text: Option<TextEncoder>,
+    /// Image tokens of Wan2.1 I2V.
+    pub clip: Option<Clip>,
+}
+
+/// How the networks are used.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// See [`ScheduleFacts`].
+    pub shift: f64,
+    /// Overrides the model's own boundary.
+    pub boundary: Option<f64>,
+    /// Whether the last frame is given too.
+    pub end_image: bool,
+    /// Tiling and memory of the VAE.
+    pub chunking: Chunking,
+}
+
+/// A Wan model.
+pub struct Wan {
+    experts: Vec<Expert>,
+    vae: Vae,
+    text: Option<TextEncoder>,
+    clip: Option<Clip>,
+    schedule: ScheduleFacts,
+    end_image: bool,
+    chunking: Chunking,
+    specs: Vec<ParameterSpec>,
+}
+
+struct Expert {
+    name: &'static str,
+    dit: Dit,
+    lora: bool,
+}
+
+impl Wan {
+    /// Puts the networks together; the experts' trainable parameters are already chosen.
+    pub fn new(parts: Parts, settings: Settings) -> Self {
+        let config = parts.dit.config().clone();
+        let own = match config.in_channels == config.out_channels {
+            true => T2V_BOUNDARY,
+            false => I2V_BOUNDARY,
+        };
+        let boundary = parts.dit2.as_ref().map(|_| settings.boundary.unwrap_or(own));
+        let experts: Vec<_> = [("dit", Some(parts.dit)), ("dit2", parts.dit2)]
+            .into_iter()
+            .filter_map(|(name, dit)| Some((name, dit?)))
+            .map(|(name, dit)| {
+                let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
+                Expert { name, dit, lora }
+            })
+            .collect();
+        let specs = experts.iter().flat_map(Expert::specs).collect();
+        Self {
+            experts,
+            vae: parts.vae,
+            text: parts.text,
+            clip: parts.clip,
+            schedule: ScheduleFacts { shift: settings.shift, boundary },
+            end_image: settings.end_image,
+            chunking: settings.chunking,
+            specs,
+        }
+    }
+
+    /// The expert for `timestep`: at or above the boundary the first, below it the second.
+    fn expert(&self, timestep: Timestep) -> &Dit {
+        match (self.schedule.boundary, self.experts.get(1)) {
+            (Some(boundary), Some(low)) if timestep.0 < 1000.0 * boundary => &low.dit,
+            _ => &self.experts[0].dit,
+        }
+    }
+
+    /// Shape of the latents of a video.
+    fn latent_shape(&self, frames: usize, [height, width]: [usize; 2]) -> Result<[usize; 4]> {
+        let facts = self.vae.facts();
+        let frames = facts.latent_frames(frames)?;
+        let [_, ph, pw] = self.experts[0].dit.config().patch;
+        let unit = [facts.spatial_stride * ph, facts.spatial_stride * pw];
+        if !height.is_multiple_of(unit[0]) || !width.is_multiple_of(unit[1]) {
+            return Err(Error::Unsupported(format!(
+                "a video of {width}x{height} pixels: this model needs multiples of {}x{}",
+                unit[1], unit[0]
+            )));
+        }
+        let [height, width] = facts.latent_size([height, width])?;
+        Ok([facts.z_channels, frames, height, width])
+    }
+
+    /// Calls `f` with each trained expert and its part of a flat vector.
+    fn each_part<T>(
+        &self,
+        mut flat: T,
+        split: impl Fn(T, usize) -> (T, T),
+        mut f: impl FnMut(&Expert, T) -> Result<()>,
+    ) -> Result<()> {
+        for expert in &self.experts {
+            let n = expert.specs().map(|s| s.len()).sum();
+            let (head, tail) = split(flat, n);
+            f(expert, head)?;
+            flat = tail;
+        }
+        Ok(())
+    }
+
+    fn check_len(&self, found: usize) -> Result<()> {
+        let expected = self.parameter_count();
+        match found == expected {
+            true => Ok(()),
+            false => Err(Error::shape("flat parameters", format!("[{expected}]"), &[found])),
+        }
+    }
+
+    /// Names of the files that [`Model::export_adapter`] gives.
+    pub fn adapter_files(&self) -> Vec<String> {
+        self.experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| self.file_name(e)).collect()
+    }
+
+    /// Name of the file that an expert's adapter is written to.
+    fn file_name(&self, expert: &Expert) -> String {
+        let trained = self.experts.iter().filter(|e| e.dit.parameters().is_some()).count();
+        match (trained, expert.name) {
+            (1, _) => "adapter".into(),
+            (_, "dit") => "adapter_high_noise".into(),
+            _ => "adapter_low_noise".into(),
+        }
+    }
+}
+
+impl Expert {
+    fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
+        let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
+        specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
+    }
+}
+
+impl Model for Wan {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.check_len(out.len())?;
+        self.each_part(
+            out,
+            |flat, n| flat.split_at_mut(n),
+            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.read(part)),
+        )
+    }
+
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.check_len(values.len())?;
+        self.each_part(
+            values,
+            |flat, n| flat.split_at(n),
+            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.write(part)),
+        )
+    }
+
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.check_len(add_into.len())?;
+        self.each_part(
+            add_into,
+            |flat, n| flat.split_at_mut(n),
+            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.take_gradients(part)),
+        )
+    }
+
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        Some(self)
+    }
+
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        let mut files = BTreeMap::new();
+        for expert in &self.experts {
+            let Some(parameters) = expert.dit.parameters() else { continue };
+            let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
+            parameters.read(&mut values)?;
+            let state = flat::to_state(parameters.specs(), &values)?;
+            let state = match expert.lora {
+                true => adapter::to_file(state, expert.dit.lora_scale())?,
+                false => state,
+            };
+            files.insert(self.file_name(expert), state);
+        }
+        Ok(files)
+    }
+
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        // Everything is read and checked before anything is written.
+        let mut parts = Vec::new();
+        for expert in &self.experts {
+            let Some(parameters) = expert.dit.parameters() else { continue };
+            let name = self.file_name(expert);
+            let file = files.get(&name).ok_or_else(|| {
+                let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
+                Error::Unsupported(format!(
+                    "the adapter has no file `{name}` for expert `{}`; it has: {found}",
+                    expert.name
+                ))
+            })?;
+            let state = match expert.lora {
+                true => adapter::from_file(file, expert.dit.lora_scale())?,
+                false => file.clone(),
+            };
+            parts.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
+        }
+        for (parameters, values) in parts {
+            parameters.write(&values)?;
+        }
+        Ok(())
+    }
+}
+
+impl DiffusionModel for Wan {
+    fn schedule(&self) -> ScheduleFacts {
+        self.schedule
+    }
+
+    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
+        let latent_shape = self.latent_shape(input.frames, input.size)?;
+        for (what, image) in [("image", &input.image), ("end image", &input.end_image)] {
+            if let Some(image) = image
+                && image.shape() != [3, input.size[0], input.size[1]]
+            {
+                let expected = format!("[3, {}, {}]", input.size[0], input.size[1]);
+                return Err(Error::shape(what, expected, image.shape()));
+            }
+        }
+        let text = self.text.as_ref().ok_or_else(|| {
+            Error::Unsupported("prompts need a UMT5 encoder among `model_paths` and a `tokenizer_path`".into())
+        })?;
+        let config = self.experts[0].dit.config();
+        let extra = config.in_channels - config.out_channels;
+        let channels = match (extra, &input.image) {
+            (0, _) => None,
+            (n, Some(image)) if n == MASK_CHANNELS + latent_shape[0] => {
+                let end = input.end_image.as_ref().filter(|_| self.end_image);
+                Some(conditioning::image_channels(&self.vae, image, end, input.frames, &self.chunking)?)
+            }
+            (_, None) => {
+                return Err(Error::Unsupported(
+                    "this is an image-to-video model: it needs an image (`extra_inputs: input_image`)".into(),
+                ));
+            }
+            (n, Some(_)) => {
+                return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
+            }
+        };
+        // A model without conditioning channels takes an image as its first latent frame, if its VAE is the 48-channel
+        // one that was made for it; the 16-channel text-to-video models take none.
+        let first_frame = match (extra, &input.image) {
+            (0, Some(image)) if self.vae.facts().spatial_stride == 16 => {
+                Some(conditioning::first_frame_latents(&self.vae, image, &self.chunking)?)
+            }
+            _ => None,
+        };
+        let image_tokens = match (&self.clip, config.image_dim, &input.image) {
+            (Some(clip), Some(_), Some(image)) => Some(clip.encode(image)?),
+            _ => None,
+        };
+        Ok(Conditioning { context: text.encode(&input.prompt)?, channels, image_tokens, first_frame, latent_shape })
+    }
+
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        self.expert(timestep).velocity(latents, timestep, conditioning, adapter, grad)
+    }
+
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let decoded = self.vae.decode_clamped(latents, &self.chunking, grad)?;
+        Ok((decoded.frames, decoded.pullback))
+    }
+
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        Ok(self.vae.encode_with(frames, &self.chunking, Grad::Skip)?.0)
+    }
+}
+
+/// What is trained of the expert `name`.
+pub fn trainable(options: &super::WanOptions, trained: &[String], name: &str) -> Trainable {
+    match (trained.iter().any(|t| t == name), options.lora_rank) {
+        (false, _) => Trainable::Frozen,
+        (true, 0) => Trainable::Full,
+        (true, rank) => {
+            Trainable::Lora { rank, alpha: options.lora_alpha.unwrap_or(rank as f64), targets: options.lora_targets() }
+        }
+    }
+}

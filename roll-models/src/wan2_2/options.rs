@@ -1,0 +1,126 @@
+//! What a user can say about a Wan model.
+
+use std::path::PathBuf;
+
+use roll_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WanOptions {
+    /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
+    /// layout.
+    pub model_paths: Option<PathBuf>,
+    /// `ORG/NAME:PATTERN` entries, comma-separated, looked up in the Hugging Face cache.
+    pub model_id_with_origin_paths: Option<String>,
+    /// Directory of the UMT5 `tokenizer.json`.
+    pub tokenizer_path: Option<PathBuf>,
+    /// Experts that are trained, comma-separated: `dit` (high noise), `dit2` (low noise).
+    pub trainable_models: String,
+    /// Experts that carry the LoRA; those of `trainable_models` unless given.
+    pub lora_base_model: Option<String>,
+    /// Layers that carry the LoRA, by the end of their name, comma-separated.
+    pub lora_target_modules: String,
+    /// Rank of the LoRA; 0 trains every weight of the experts instead.
+    pub lora_rank: usize,
+    /// LoRA scale numerator; the rank unless given.
+    pub lora_alpha: Option<f64>,
+    /// LoRA file to start from.
+    pub lora_checkpoint: Option<PathBuf>,
+    /// Recompute activations block by block in the backward pass instead of holding them.
+    pub use_gradient_checkpointing: bool,
+    /// Keep the inputs of the blocks in host memory meanwhile.
+    pub use_gradient_checkpointing_offload: bool,
+    /// Inputs beside the prompt, comma-separated: `input_image`, `end_image`.
+    pub extra_inputs: String,
+    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
+    pub weights_dtype: WeightsDType,
+    /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
+    pub num_heads: Option<usize>,
+    /// Timesteps at or above `boundary * 1000` use `dit`; 0.9 for I2V and 0.875 for T2V unless given.
+    pub boundary: Option<f64>,
+    /// Shift of the sigma schedule.
+    pub shift: f64,
+    /// Decode and encode in tiles: `[height, width]` in latent pixels; needs `vae_tile_stride`.
+    pub vae_tile_size: Option<[usize; 2]>,
+    /// Distance of the tiles, `[height, width]` in latent pixels.
+    pub vae_tile_stride: Option<[usize; 2]>,
+    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation.
+    pub vae_checkpoints: usize,
+}
+
+/// Storage of frozen weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightsDType {
+    /// As in the file.
+    #[default]
+    Auto,
+    /// Four bytes.
+    F32,
+    /// Two bytes.
+    Bf16,
+}
+
+impl Default for WanOptions {
+    fn default() -> Self {
+        Self {
+            model_paths: None,
+            model_id_with_origin_paths: None,
+            tokenizer_path: None,
+            trainable_models: "dit2".into(),
+            lora_base_model: None,
+            lora_target_modules: "q,k,v,o,ffn.0,ffn.2".into(),
+            lora_rank: 32,
+            lora_alpha: None,
+            lora_checkpoint: None,
+            use_gradient_checkpointing: true,
+            use_gradient_checkpointing_offload: false,
+            extra_inputs: "input_image".into(),
+            weights_dtype: WeightsDType::Auto,
+            num_heads: None,
+            boundary: None,
+            shift: 5.0,
+            vae_tile_size: None,
+            vae_tile_stride: None,
+            vae_checkpoints: 4,
+        }
+    }
+}
+
+impl WanOptions {
+    /// The experts to train, by name, given those that the checkpoint holds.
+    pub fn trained_experts(&self, present: &[&str]) -> Result<Vec<String>> {
+        let (key, list) = match &self.lora_base_model {
+            Some(list) => ("model.lora_base_model", list),
+            None => ("model.trainable_models", &self.trainable_models),
+        };
+        let names = split(list);
+        if let Some(unknown) = names.iter().find(|n| !["dit", "dit2"].contains(&n.as_str())) {
+            return Err(Error::config(key, format!("`{unknown}` is no expert; there are `dit` and `dit2`")));
+        }
+        if names.iter().any(|n| n == "dit2") && !present.contains(&"dit2") {
+            if names.len() > 1 {
+                return Err(Error::config(key, "this checkpoint has one expert, `dit`; `dit2` is not there"));
+            }
+            tracing::warn!("this checkpoint has one expert: `dit` is trained, although `{key}` says `dit2`");
+            return Ok(vec!["dit".into()]);
+        }
+        Ok(names)
+    }
+
+    /// The layers that carry the LoRA.
+    pub fn lora_targets(&self) -> Vec<String> {
+        split(&self.lora_target_modules)
+    }
+
+    /// Whether the configuration asks for this input beside the prompt.
+    pub fn wants(&self, input: &str) -> bool {
+        split(&self.extra_inputs).iter().any(|i| i == input)
+    }
+}
+
+fn split(list: &str) -> Vec<String> {
+    list.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Into::into).collect()
+}

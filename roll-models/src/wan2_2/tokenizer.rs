@@ -1,0 +1,233 @@
+//! Prompts to token ids, with the `tokenizer.json` of the text encoder.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Result};
+use serde_json::{Value, json};
+use tokenizers::Tokenizer as Inner;
+
+use super::hub::Hub;
+use super::text::clean;
+
+const FILE: &str = "tokenizer.json";
+const END: &str = "</s>";
+
+/// Rows of the text embedding of Wan: what a prompt is padded or cut to.
+pub const PROMPT_TOKENS: usize = 512;
+
+/// Turns prompts into token ids.
+pub struct Tokenizer {
+    inner: Inner,
+    end: u32,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up in the local caches.
+    pub fn load(place: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(place.as_ref(), &Hub::from_env())
+    }
+
+    /// As [`Tokenizer::load`], with the caches given.
+    pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
+        let file = find(place, hub)?;
+        let bytes = std::fs::read(&file).map_err(Error::file("read", &file))?;
+        let bad = |problem: String| Error::bad_file(&file, problem);
+        let mut inner = Inner::from_bytes(&bytes)
+            .map_err(|e| bad(format!("expected a tokenizer.json, found one that fails: {e}")))?;
+        // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
+        inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
+        inner.with_padding(None);
+        let end = inner.token_to_id(END).ok_or_else(|| {
+            bad(format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer"))
+        })?;
+        Ok(Self { inner, end })
+    }
+
+    /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.
+    /// Not padded. Fails when `length` is zero.
+    pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
+        if length == 0 {
+            return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
+        }
+        let encoded = self
+            .inner
+            .encode_fast(clean(prompt), false)
+            .map_err(|e| Error::Misuse(format!("tokenizing a prompt: {e}")))?;
+        let mut ids = encoded.get_ids().to_vec();
+        ids.truncate(length - 1);
+        ids.push(self.end);
+        Ok(ids)
+    }
+
+    /// Number of ids: every id of [`Tokenizer::encode`] is below it.
+    pub fn vocabulary(&self) -> usize {
+        // Ids need not be dense.
+        let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
+        highest as usize + 1
+    }
+}
+
+/// The `tokenizer.json` that `place` means.
+fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
+    if place.is_file() {
+        return match place.file_name() {
+            Some(name) if name == "spiece.model" => Err(only_spiece(place)),
+            _ => Ok(place.to_path_buf()),
+        };
+    }
+    if place.is_dir() {
+        let inside = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(FILE));
+        if let Some(found) = inside.iter().find(|f| f.is_file()) {
+            return Ok(found.clone());
+        }
+        let spiece = place.join("spiece.model");
+        return Err(match spiece.is_file() {
+            true => only_spiece(&spiece),
+            false => Error::config(
+                "tokenizer_path",
+                format!("expected `{FILE}` in the directory {}, found none", place.display()),
+            ),
+        });
+    }
+    let name = place.to_string_lossy();
+    let looks_like_a_model = name.split('/').count() == 2 && !name.starts_with(['.', '/']);
+    match looks_like_a_model.then(|| hub.directory(&name)) {
+        Some(Ok(directory)) => find(&directory, &Hub::default()),
+        Some(Err(e)) => Err(e.into()),
+        None => Err(Error::config(
+            "tokenizer_path",
+            format!(
+                "expected a directory with `{FILE}`, that file, or a model such as google/umt5-xxl; {name} does not exist"
+            ),
+        )),
+    }
+}
+
+fn only_spiece(path: &Path) -> Error {
+    Error::config(
+        "tokenizer_path",
+        format!(
+            "expected `{FILE}`, found only {}, the sentencepiece form of the same tokenizer; put the `{FILE}` of \
+             google/umt5-xxl beside it (`hf download google/umt5-xxl {FILE}`)",
+            path.display()
+        ),
+    )
+}
+
+/// A small, valid `tokenizer.json` of T5's kind (Unigram, `</s>` at the end) for synthetic checkpoints: printable
+/// ASCII as characters, some pairs of letters, and every other character as its bytes. Any text encodes to ids below
+/// [`tiny_vocabulary`].
+pub fn tiny_tokenizer_json() -> String {
+    let vocabulary = tiny_pieces();
+    let special = |id: usize, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let vocabulary: Vec<Value> = vocabulary.into_iter().map(|(piece, score)| json!([piece, score])).collect();
+    let end = json!({"SpecialToken": {"id": END, "type_id": 0}});
+    let first = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let second = json!({"Sequence": {"id": "B", "type_id": 0}});
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let file = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [special(0, "<pad>"), special(1, END), special(2, "<unk>")],
+        "normalizer": null,
+        "pre_tokenizer": metaspace,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, end],
+            "pair": [first, end, second, end],
+            "special_tokens": {END: {"id": END, "ids": [1], "tokens": [END]}},
+        },
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 2, "byte_fallback": true, "vocab": vocabulary},
+    });
+    format!("{file:#}\n")
+}
+
+/// Number of ids of [`tiny_tokenizer_json`].
+pub fn tiny_vocabulary() -> usize {
+    tiny_pieces().len()
+}
+
+fn tiny_pieces() -> Vec<(String, f64)> {
+    let mut pieces: Vec<(String, f64)> = ["<pad>", END, "<unk>"].map(|s| (s.to_string(), 0.0)).into();
+    pieces.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), -12.0)));
+    pieces.push(("▁".into(), -3.0));
+    pieces.extend(('!'..='~').map(|c| (c.to_string(), -5.0)));
+    let pairs = ["th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ing", "▁a", "▁the", "▁of"];
+    pieces.extend(pairs.map(|s| (s.to_string(), -6.0)));
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn tiny(dir: &Path) -> Tokenizer {
+        std::fs::write(dir.join(FILE), tiny_tokenizer_json()).unwrap();
+        Tokenizer::load_with(dir, &Hub::default()).unwrap()
+    }
+
+    #[test]
+    fn any_prompt_encodes_to_ids_below_the_vocabulary() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = tiny(dir.path());
+        assert_eq!(tokenizer.vocabulary(), tiny_vocabulary());
+        for prompt in ["a man talks", "", "你好 🎬 \u{7f} naïve", "<pad> </s>", &"x".repeat(5000)] {
+            let ids = tokenizer.encode(prompt, 512).unwrap();
+            assert_eq!(ids.last(), Some(&1), "{prompt}");
+            assert!(ids.len() <= 512 && ids.iter().all(|&id| (id as usize) < tiny_vocabulary()), "{prompt}");
+            assert!(!ids.contains(&2), "{prompt}: {ids:?}");
+        }
+    }
+
+    #[test]
+    fn prompts_are_cleaned_and_cut_before_their_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = tiny(dir.path());
+        let ids = |p: &str| tokenizer.encode(p, 512).unwrap();
+        assert_eq!(ids("  the   man &amp; dog\n"), ids("the man & dog"));
+        assert_ne!(ids("the man"), ids("the dog"));
+        let whole = ids("a man talks");
+        let cut = tokenizer.encode("a man talks", 4).unwrap();
+        assert_eq!((cut.len(), &cut[..3], cut[3]), (4, &whole[..3], 1));
+    }
+
+    #[test]
+    fn the_end_is_what_the_file_itself_appends() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = tiny(dir.path());
+        let with_template = tokenizer.inner.encode("a man talks", true).unwrap();
+        assert_eq!(tokenizer.encode("a man talks", 512).unwrap(), with_template.get_ids());
+    }
+
+    #[test]
+    fn it_is_found_as_file_directory_or_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let nested = dir.path().join("models/google/umt5-xxl");
+        std::fs::create_dir_all(&nested).unwrap();
+        tiny(&nested);
+        let hub = Hub { caches: vec![], folders: vec![dir.path().join("models")] };
+        for place in [nested.join(FILE), nested, dir.path().join("models"), "google/umt5-xxl".into()] {
+            Tokenizer::load_with(&place, &hub).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = |place: &Path| Tokenizer::load_with(place, &Hub::default()).err().unwrap().to_string();
+        assert!(message(dir.path()).contains(FILE));
+        assert!(message(Path::new("/nowhere/at/all")).contains("does not exist"));
+        assert!(message(Path::new("google/umt5-xxl")).contains("hf download google/umt5-xxl"));
+        std::fs::write(dir.path().join("spiece.model"), b"x").unwrap();
+        assert!(message(dir.path()).contains("sentencepiece"));
+        std::fs::write(dir.path().join(FILE), b"{\"version\"").unwrap();
+        assert!(message(dir.path()).contains(FILE));
+    }
+}

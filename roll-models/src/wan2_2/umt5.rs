@@ -1,0 +1,394 @@
+//! The UMT5 text encoder: T5's encoder with a relative position bias of its own in every layer.
+//!
+//! Runs in f32, without gradient, one sequence at a time. Weights arrive block by block from a [`WeightStore`], so
+//! that the XXL encoder (11 GB in bf16) never has to be resident, and stay bf16 until they are used.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor as Burn, TensorData, activation};
+use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
+use roll_core::{Error, Result, StateDict, Tensor};
+
+use crate::weights::{Checkpoint, Streamed, stored_dtype};
+
+use super::dit::Probe;
+
+/// T5's layer norm divides by `sqrt(mean(x^2) + EPS)`.
+const EPS: f64 = 1e-6;
+
+/// Distances from here on share the last bucket.
+const MAX_DISTANCE: usize = 128;
+
+/// Query rows whose scores of one head exist at a time.
+const QUERY_ROWS: usize = 512;
+
+const EMBEDDING: &str = "token_embedding.weight";
+
+/// The shape of a UMT5 encoder, read from its weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Umt5Config {
+    /// Rows of the embedding: ids are below it.
+    pub vocab: usize,
+    /// Width of the residual stream and of the result.
+    pub dim: usize,
+    /// Width of all attention heads together.
+    pub attention_dim: usize,
+    /// Width of the feed-forward layer.
+    pub ffn_dim: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Buckets of relative positions, both directions together.
+    pub buckets: usize,
+    /// Number of blocks.
+    pub layers: usize,
+}
+
+impl Umt5Config {
+    /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
+    pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
+        let matrix = |key: &str| match shapes.get(key).map(Vec::as_slice) {
+            Some(&[rows, columns]) => Ok([rows, columns]),
+            Some(other) => Err(Error::shape(format!("the weight `{key}`"), "[rows, columns]", other)),
+            None => Err(missing(key)),
+        };
+        let [vocab, dim] = matrix(EMBEDDING)?;
+        let [attention_dim, _] = matrix("blocks.0.attn.q.weight")?;
+        let [ffn_dim, _] = matrix("blocks.0.ffn.fc1.weight")?;
+        let [buckets, heads] = matrix("blocks.0.pos_embedding.embedding.weight")?;
+        let layers = (0..).take_while(|i| shapes.contains_key(&format!("blocks.{i}.norm1.weight"))).count();
+        let config = Self { vocab, dim, attention_dim, ffn_dim, heads, buckets, layers };
+        if heads == 0 || !attention_dim.is_multiple_of(heads) {
+            return Err(Error::Unsupported(format!(
+                "UMT5 encoder: expected heads that divide the attention width {attention_dim}, found {heads}"
+            )));
+        }
+        if buckets < 4 || !buckets.is_multiple_of(4) {
+            return Err(Error::Unsupported(format!(
+                "UMT5 encoder: expected a multiple of 4 relative position buckets, found {buckets}"
+            )));
+        }
+        for (key, expected) in config.weights() {
+            match shapes.get(&key) {
+                None => return Err(missing(&key)),
+                Some(found) if *found != expected => {
+                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(config)
+    }
+
+    /// Every weight of the network with its shape, in official names.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let &Self { vocab, dim, attention_dim, ffn_dim, heads, buckets, layers } = self;
+        let mut all = vec![(EMBEDDING.to_string(), vec![vocab, dim]), ("norm.weight".to_string(), vec![dim])];
+        for i in 0..layers {
+            let mut add = |name: &str, shape: &[usize]| all.push((format!("blocks.{i}.{name}.weight"), shape.to_vec()));
+            add("norm1", &[dim]);
+            add("norm2", &[dim]);
+            for part in ["q", "k", "v"] {
+                add(&format!("attn.{part}"), &[attention_dim, dim]);
+            }
+            add("attn.o", &[dim, attention_dim]);
+            add("pos_embedding.embedding", &[buckets, heads]);
+            add("ffn.gate.0", &[ffn_dim, dim]);
+            add("ffn.fc1", &[ffn_dim, dim]);
+            add("ffn.fc2", &[dim, ffn_dim]);
+        }
+        all
+    }
+}
+
+fn missing(key: &str) -> Error {
+    Error::Unsupported(format!(
+        "the weight `{key}` of the UMT5 encoder is missing: the file is incomplete, or of another model"
+    ))
+}
+
+/// A UMT5 encoder.
+pub struct Umt5 {
+    config: Umt5Config,
+    store: Arc<dyn WeightStore>,
+    embedding: Embedding,
+    probe: Option<Probe>,
+}
+
+/// The embedding stays on the host, where a few of its rows are read: on the device it would be the largest weight.
+enum Embedding {
+    Loaded(Tensor),
+    /// Read when it is needed: a mapped file costs the rows that are touched.
+    Stored(Checkpoint),
+}
+
+impl Umt5 {
+    /// Takes resident weights (official names); bf16 weights stay bf16 and are widened at use.
+    pub fn new(state: &StateDict, device: &Device) -> Result<Self> {
+        let shapes = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
+        let config = Umt5Config::from_shapes(&shapes)?;
+        let mut blocks = state.clone();
+        let embedding = blocks.remove(EMBEDDING).ok_or_else(|| missing(EMBEDDING))?;
+        let store = Resident::new(&blocks, stored_dtype(&embedding), device);
+        Ok(Self { config, store: Arc::new(store), embedding: Embedding::Loaded(embedding), probe: None })
+    }
+
+    /// Streams the weights of `checkpoint` (official names, see [`super::components::recognise`]) block by block, at
+    /// every [`Umt5::encode`].
+    pub fn streamed(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
+        let config = Umt5Config::from_shapes(&checkpoint.shapes())?;
+        let store = Arc::new(Streamed::new(checkpoint.clone(), device));
+        Ok(Self { config, store, embedding: Embedding::Stored(checkpoint.clone()), probe: None })
+    }
+
+    /// Shows inner values to `probe`: `blocks.N.attn` and `blocks.N`, each `[L, dim]`.
+    pub fn with_probe(mut self, probe: Probe) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// The shape of the network.
+    pub fn config(&self) -> &Umt5Config {
+        &self.config
+    }
+
+    /// The prompt embedding, f32 `[length, dim]`: the encoding of `ids` (without padding), then rows of zero. Fails
+    /// when there are no ids, more than `length`, or one beyond the vocabulary.
+    pub fn encode(&self, ids: &[u32], length: usize) -> Result<Tensor> {
+        if ids.is_empty() || ids.len() > length {
+            return Err(Error::Misuse(format!("expected 1 to {length} token ids, found {}", ids.len())));
+        }
+        let keys: Vec<usize> = (0..ids.len()).collect();
+        let mut values = self.hidden(ids, &keys)?.to_f32_vec();
+        values.resize(length * self.config.dim, 0.0);
+        Tensor::new(values, [length, self.config.dim])
+    }
+
+    /// The encoding of every one of `ids`, f32 `[ids.len(), dim]`, where attention sees the positions `keys` alone.
+    /// That is what masking the others comes to: their weights vanish in the softmax.
+    pub fn hidden(&self, ids: &[u32], keys: &[usize]) -> Result<Tensor> {
+        if keys.is_empty() || keys.iter().any(|&k| k >= ids.len()) {
+            return Err(Error::Misuse(format!("expected key positions below {}, found {keys:?}", ids.len())));
+        }
+        let device = self.store.device();
+        let mut x: Burn<2> = roll_backends::to_device(&self.embed(ids)?, device)?;
+        let tape = Tape::off();
+        let positions = Positions::new(ids.len(), keys, self.config.buckets);
+        for i in 0..self.config.layers {
+            let prefix = format!("blocks.{i}.");
+            let weights = self.store.segment(&prefix)?;
+            let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+            x = self.block(&scope, i, x, &positions)?;
+        }
+        let weights = self.store.segment("norm.")?;
+        let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+        to_host(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))
+    }
+
+    fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>, positions: &Positions) -> Result<Burn<2>> {
+        let name = |part: &str| format!("blocks.{i}.{part}");
+        let normed = ops::rms_norm(x.clone(), scope.weight(&name("norm1.weight"))?, EPS);
+        let q = scope.linear(normed.clone(), &name("attn.q"))?;
+        let seen = positions.rows(normed);
+        let k = scope.linear(seen.clone(), &name("attn.k"))?;
+        let v = scope.linear(seen, &name("attn.v"))?;
+        let table = to_host(scope.weight::<2>(&name("pos_embedding.embedding.weight"))?)?;
+        let mixed = attention(q, k, v, table.f32s()?, self.config.heads, positions);
+        let attended = scope.linear(mixed, &name("attn.o"))?;
+        self.see(|| name("attn"), &attended);
+        let x = x + attended;
+        let normed = ops::rms_norm(x.clone(), scope.weight(&name("norm2.weight"))?, EPS);
+        let gate = ops::gelu_tanh(scope.linear(normed.clone(), &name("ffn.gate.0"))?);
+        let wide = scope.linear(normed, &name("ffn.fc1"))? * gate;
+        let x = x + scope.linear(wide, &name("ffn.fc2"))?;
+        self.see(|| format!("blocks.{i}"), &x);
+        Ok(x)
+    }
+
+    /// Rows of the embedding, f32 `[ids.len(), dim]`.
+    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        let table = match &self.embedding {
+            Embedding::Loaded(table) => table.clone(),
+            Embedding::Stored(checkpoint) => checkpoint.tensor(EMBEDDING)?,
+        };
+        let Umt5Config { vocab, dim, .. } = self.config;
+        let width = dim * table.dtype().size();
+        let mut bytes = Vec::with_capacity(ids.len() * width);
+        for &id in ids {
+            let at = id as usize;
+            if at >= vocab {
+                return Err(Error::Unsupported(format!(
+                    "the token id {id} is beyond the text encoder's vocabulary of {vocab}: the tokenizer is that of \
+                     another model"
+                )));
+            }
+            bytes.extend_from_slice(&table.as_bytes()[at * width..(at + 1) * width]);
+        }
+        Tensor::from_bytes(table.dtype(), [ids.len(), dim], Arc::new(bytes))?.to_float(roll_core::DType::F32)
+    }
+
+    fn see(&self, name: impl FnOnce() -> String, value: &Burn<2>) {
+        if let Some(probe) = &self.probe {
+            probe(&name(), value);
+        }
+    }
+}
+
+/// Where queries and keys stand, and the bucket of each pair.
+struct Positions {
+    queries: usize,
+    keys: Vec<usize>,
+    /// Row-major over queries and keys.
+    buckets: Vec<u16>,
+}
+
+impl Positions {
+    fn new(queries: usize, keys: &[usize], buckets: usize) -> Self {
+        let pairs = (0..queries).flat_map(|q| keys.iter().map(move |&k| k as i64 - q as i64));
+        let buckets = pairs.map(|distance| relative_bucket(distance, buckets) as u16).collect();
+        Self { queries, keys: keys.to_vec(), buckets }
+    }
+
+    /// The rows of `x` that are keys.
+    fn rows(&self, x: Burn<2>) -> Burn<2> {
+        if self.keys.len() == self.queries {
+            return x;
+        }
+        let rows = self.keys.iter().map(|&k| x.clone().narrow(0, k, 1)).collect();
+        Burn::cat(rows, 0)
+    }
+
+    /// The bias of one head for some of the queries, `[rows, keys]`, from the table `[buckets, heads]`.
+    fn bias(&self, table: &[f32], heads: usize, head: usize, rows: Range<usize>) -> Vec<f32> {
+        let keys = self.keys.len();
+        let pairs = &self.buckets[rows.start * keys..rows.end * keys];
+        pairs.iter().map(|&bucket| table[bucket as usize * heads + head]).collect()
+    }
+}
+
+/// The position bias that one head adds to its scores, `[queries, keys.len()]`, from the table `[buckets, heads]` of
+/// its layer. Queries stand at 0, 1, ...; keys at the given positions.
+pub fn head_bias(table: &[f32], config: &Umt5Config, head: usize, queries: usize, keys: &[usize]) -> Vec<f32> {
+    Positions::new(queries, keys, config.buckets).bias(table, config.heads, head, 0..queries)
+}
+
+/// Attention without scaling, `softmax(q k^T + bias) v`, one head and [`QUERY_ROWS`] queries at a time.
+fn attention(q: Burn<2>, k: Burn<2>, v: Burn<2>, table: &[f32], heads: usize, positions: &Positions) -> Burn<2> {
+    let device = q.device();
+    let width = q.dims()[1] / heads;
+    let columns = (0..heads).map(|head| {
+        let part = |t: &Burn<2>| t.clone().narrow(1, head * width, width);
+        let (q, k, v) = (part(&q), part(&k).transpose(), part(&v));
+        let rows = (0..positions.queries).step_by(QUERY_ROWS).map(|start| {
+            let rows = start..(start + QUERY_ROWS).min(positions.queries);
+            let shape = [rows.len(), positions.keys.len()];
+            let bias = TensorData::new(positions.bias(table, heads, head, rows.clone()), shape);
+            let scores = q.clone().narrow(0, start, rows.len()).matmul(k.clone());
+            let scores = scores + Burn::<2>::from_data(bias, &device);
+            activation::softmax(scores, 1).matmul(v.clone())
+        });
+        Burn::cat(rows.collect(), 0)
+    });
+    Burn::cat(columns.collect(), 1)
+}
+
+/// The bucket of a distance (key position minus query position) among `buckets`: half of them for keys after the
+/// query; of each half, the first half are exact distances, the others grow logarithmically up to 128.
+pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
+    let half = buckets / 2;
+    let exact = half / 2;
+    let side = if distance > 0 { half } else { 0 };
+    let n = distance.unsigned_abs() as usize;
+    if n < exact {
+        return side + n;
+    }
+    // In f32, as the reference: the floor at powers of two depends on it.
+    let ratio = (n as f32 / exact as f32).ln() / (MAX_DISTANCE as f32 / exact as f32).ln();
+    let logarithmic = exact + (ratio * (half - exact) as f32) as usize;
+    side + logarithmic.min(half - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::{DType, Noise, Purpose};
+
+    use super::*;
+
+    fn config() -> Umt5Config {
+        Umt5Config { vocab: 30, dim: 16, attention_dim: 24, ffn_dim: 20, heads: 3, buckets: 32, layers: 2 }
+    }
+
+    fn random(config: &Umt5Config, dtype: DType) -> StateDict {
+        let noise = Noise::new(5);
+        let tensors = config.weights().into_iter().enumerate();
+        tensors
+            .map(|(i, (key, shape))| {
+                let values = noise.normal(Purpose::Synthetic, 0, i as u64, &shape).unwrap();
+                let scaled = values.f32s().unwrap().iter().map(|v| v * 0.3).collect();
+                (key, Tensor::new::<f32>(scaled, shape).unwrap().to_float(dtype).unwrap())
+            })
+            .collect()
+    }
+
+    fn device() -> Device {
+        roll_backends::device("flex").unwrap()
+    }
+
+    #[test]
+    fn a_prompt_embedding_does_not_depend_on_its_padding() {
+        let model = Umt5::new(&random(&config(), DType::F32), &device()).unwrap();
+        let ids = [3, 7, 29, 1];
+        let short = model.encode(&ids, 4).unwrap();
+        let long = model.encode(&ids, 9).unwrap();
+        let padded = model.hidden(&[3, 7, 29, 1, 0, 0], &[0, 1, 2, 3]).unwrap();
+        assert_eq!(long.shape(), [9, 16]);
+        assert_eq!(short.f32s().unwrap(), &long.f32s().unwrap()[..64]);
+        assert!(long.f32s().unwrap()[64..].iter().all(|&v| v == 0.0));
+        for (a, b) in short.f32s().unwrap().iter().zip(padded.f32s().unwrap()) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_streamed_bf16_file_encodes_as_the_resident_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t5.safetensors");
+        let state = random(&config(), DType::Bf16);
+        crate::weights::save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+        let streamed = Umt5::streamed(&Checkpoint::open(&path).unwrap(), &device()).unwrap();
+        let resident = Umt5::new(&state, &device()).unwrap();
+        let ids = [5, 6, 1];
+        let (a, b) = (streamed.encode(&ids, 5).unwrap(), resident.encode(&ids, 5).unwrap());
+        assert_eq!(a.f32s().unwrap(), b.f32s().unwrap());
+        assert!(a.f32s().unwrap()[..48].iter().any(|&v| v != 0.0));
+    }
+
+    #[test]
+    fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
+        let model = Umt5::new(&random(&config(), DType::F32), &device()).unwrap();
+        assert!(model.encode(&[30], 4).unwrap_err().to_string().contains("vocabulary of 30"));
+        assert!(model.encode(&[], 4).is_err());
+        assert!(model.encode(&[1; 5], 4).is_err());
+    }
+
+    #[test]
+    fn a_missing_or_misshapen_weight_is_named() {
+        let mut state = random(&config(), DType::F32);
+        let taken = state.remove("blocks.1.ffn.fc2.weight").unwrap();
+        let message = Umt5::new(&state, &device()).err().unwrap().to_string();
+        assert!(message.contains("blocks.1.ffn.fc2.weight"), "{message}");
+        state.insert("blocks.1.ffn.fc2.weight".into(), taken.reshape([20, 16]).unwrap());
+        let message = Umt5::new(&state, &device()).err().unwrap().to_string();
+        assert!(message.contains("[16, 20]") && message.contains("[20, 16]"), "{message}");
+    }
+
+    #[test]
+    fn distances_fall_into_the_buckets_of_t5() {
+        let all: Vec<usize> = [0, -1, -7, -8, -11, -12, -16, -127, -128, -5000].map(|d| relative_bucket(d, 32)).into();
+        assert_eq!(all, [0, 1, 7, 8, 8, 9, 10, 15, 15, 15]);
+        assert_eq!(relative_bucket(1, 32), 17);
+        assert_eq!(relative_bucket(64, 32), 16 + 14);
+    }
+}

@@ -1,0 +1,208 @@
+//! A chain of causal layers that runs over a video chunk by chunk, and back.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use roll_backends::{NdTensor, Tape, WeightStore, to_host, vjp};
+use roll_core::Result;
+
+use super::layer::{Caches, Kind, Layer, Statistics, Surroundings};
+
+/// Shown the value of each layer, chunk by chunk: its name and `[C, T, H, W]`.
+pub type Probe<'a> = &'a mut dyn FnMut(&str, &roll_core::Tensor);
+
+/// Encoder or decoder.
+pub(super) struct CausalChain {
+    pub layers: Vec<Layer>,
+    pub statistics: Statistics,
+    pub store: Arc<dyn WeightStore>,
+}
+
+/// What a chunk needs of the chunks before it: the caches of all layers in order. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    first: bool,
+    caches: Vec<Option<NdTensor>>,
+}
+
+/// Cotangents of a [`State`].
+pub(super) type StateCotangent = Vec<Option<NdTensor>>;
+
+/// The inputs of a layer, kept to run it again under autodiff.
+struct Inputs {
+    x: Tensor<4>,
+    caches: Vec<Option<NdTensor>>,
+}
+
+impl CausalChain {
+    /// The state before the first chunk.
+    pub fn start(&self) -> State {
+        State { first: true, caches: vec![None; self.slots()] }
+    }
+
+    /// No cotangent of any cache.
+    pub fn no_cotangent(&self) -> StateCotangent {
+        vec![None; self.slots()]
+    }
+
+    /// Runs a chunk outside autodiff.
+    pub fn advance(&self, x: Tensor<4>, state: &State, probe: Option<Probe<'_>>) -> Result<(Tensor<4>, State)> {
+        let (y, caches, _) = self.run(x, state, self.layers.len(), false, probe)?;
+        Ok((y, State { first: false, caches }))
+    }
+
+    /// Pulls a chunk back: from the cotangents of its value and of the state after it to those of its input and of
+    /// the state before it. Runs the chunk once more, keeping each layer's inputs; then one layer at a time is run
+    /// under autodiff and pulled, so that no two layers' graphs exist together.
+    pub fn pull(
+        &self,
+        x: Tensor<4>,
+        state: &State,
+        cotangent: Tensor<4>,
+        mut after: StateCotangent,
+    ) -> Result<(Tensor<4>, StateCotangent)> {
+        // The last layer's value is not needed.
+        let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
+        let (x, _, mut tape) = self.run(x, state, others.len(), true, None)?;
+        let caches = state.caches[state.caches.len() - last.slots()..].to_vec();
+        tape.push(Inputs { x, caches });
+        let mut before = Vec::with_capacity(after.len());
+        let mut cotangent = cotangent;
+        let mut branches: Vec<Tensor<4>> = Vec::new();
+        for (layer, inputs) in self.layers.iter().zip(tape).rev() {
+            let slots = after.split_off(after.len() - layer.slots());
+            match layer.kind() {
+                Kind::Branch => {
+                    if let Some(branch) = branches.pop() {
+                        cotangent = cotangent + branch;
+                    }
+                }
+                Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                    branches.push(pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
+                }
+                _ => {
+                    let (x, caches) = self.pull_layer(layer, inputs, state.first, cotangent, slots)?;
+                    cotangent = x;
+                    before.extend(caches.into_iter().rev());
+                }
+            }
+        }
+        before.reverse();
+        Ok((cotangent, before))
+    }
+
+    fn slots(&self) -> usize {
+        self.layers.iter().map(Layer::slots).sum()
+    }
+
+    /// Runs the first `count` layers; keeps the inputs of each if asked. A shortcut's kept input is the branch.
+    fn run(
+        &self,
+        x: Tensor<4>,
+        state: &State,
+        count: usize,
+        keep: bool,
+        mut probe: Option<Probe<'_>>,
+    ) -> Result<(Tensor<4>, Vec<Option<NdTensor>>, Vec<Inputs>)> {
+        let mut x = x;
+        let mut rest = &state.caches[..];
+        let mut next = Vec::with_capacity(state.caches.len());
+        let mut tape = Vec::new();
+        let mut branches: Vec<Tensor<4>> = Vec::new();
+        for layer in &self.layers[..count] {
+            let (own, others) = rest.split_at(layer.slots());
+            rest = others;
+            match layer.kind() {
+                Kind::Branch => {
+                    branches.push(x.clone());
+                    if keep {
+                        tape.push(Inputs { x: x.clone(), caches: vec![] });
+                    }
+                }
+                Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                    let Some(branch) = branches.pop() else { continue };
+                    if keep {
+                        tape.push(Inputs { x: branch.clone(), caches: vec![] });
+                    }
+                    if let Some(shortcut) = layer.shortcut(branch, state.first) {
+                        x = x + shortcut;
+                    }
+                }
+                _ => {
+                    if keep {
+                        tape.push(Inputs { x: x.clone(), caches: own.to_vec() });
+                    }
+                    let caches = ranked(own)?;
+                    let (y, new) = self.forward(layer, x, caches, state.first)?;
+                    x = y;
+                    // Flattening copies: a narrowed view would keep all frames of the chunk alive.
+                    next.extend(new.into_iter().map(|cache| cache.map(NdTensor::from)));
+                }
+            }
+            if let Some(probe) = &mut probe {
+                probe(layer.name(), &to_host(x.clone())?);
+            }
+        }
+        Ok((x, next, tape))
+    }
+
+    fn pull_layer(
+        &self,
+        layer: &Layer,
+        inputs: Inputs,
+        first: bool,
+        cotangent: Tensor<4>,
+        after: StateCotangent,
+    ) -> Result<(Tensor<4>, StateCotangent)> {
+        let Inputs { x, caches } = inputs;
+        let dims = x.dims();
+        let present: Vec<bool> = caches.iter().map(Option::is_some).collect();
+        let leaves: Vec<NdTensor> = [Some(x.into())].into_iter().chain(caches).flatten().collect();
+        let mut cotangents = vec![Some(NdTensor::from(cotangent))];
+        let (_, recorded) = vjp(&leaves, Tape::off(), |leaves, _| {
+            let mut cached = leaves[1..].iter();
+            let caches = present.iter().map(|&p| match p {
+                true => cached.next().map(NdTensor::rank::<4>).transpose(),
+                false => Ok(None),
+            });
+            let (y, new) = self.forward(layer, leaves[0].rank()?, caches.collect::<Result<_>>()?, first)?;
+            let mut outputs = vec![NdTensor::from(y)];
+            for (new, cotangent) in new.into_iter().zip(after) {
+                if let (Some(new), Some(cotangent)) = (new, cotangent) {
+                    outputs.push(new.into());
+                    cotangents.push(Some(cotangent));
+                }
+            }
+            Ok(outputs)
+        })?;
+        let mut pulled = recorded.pull(cotangents, None).into_iter();
+        let x = match pulled.next().flatten() {
+            Some(x) => x.rank()?,
+            None => Tensor::zeros(dims, self.store.device()),
+        };
+        let before = present.iter().map(|&p| if p { pulled.next().flatten() } else { None }).collect();
+        Ok((x, before))
+    }
+
+    fn forward(&self, layer: &Layer, x: Tensor<4>, caches: Caches, first: bool) -> Result<(Tensor<4>, Caches)> {
+        let weights = self.store.segment(&format!("{}.", layer.name()))?;
+        layer.forward(x, caches, &Surroundings { weights: &weights, statistics: &self.statistics, first })
+    }
+}
+
+fn ranked(caches: &[Option<NdTensor>]) -> Result<Caches> {
+    caches.iter().map(|cache| cache.as_ref().map(NdTensor::rank::<4>).transpose()).collect()
+}
+
+fn pull_shortcut(layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
+    let dims = branch.dims();
+    let device = branch.device();
+    let (_, recorded) = vjp(&[branch.into()], Tape::off(), |leaves, _| {
+        Ok(layer.shortcut(leaves[0].rank()?, first).into_iter().map(NdTensor::from).collect())
+    })?;
+    let pulled = recorded.pull(vec![Some(cotangent.clone().into())], None);
+    match pulled.into_iter().next().flatten() {
+        Some(pulled) => pulled.rank(),
+        None => Ok(Tensor::zeros(dims, &device)),
+    }
+}

@@ -1,0 +1,348 @@
+//! What a checkpoint says about its VAE, and the list of layers that follows from it.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
+
+use super::layer::{Kind, Layer};
+use super::rearrange::Factors;
+
+/// The two published architectures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VaeVersion {
+    /// Wan2.1 and the A14B models of Wan2.2: 16 channels, stride 4 x 8 x 8.
+    V2_1,
+    /// TI2V-5B: 48 channels, stride 4 x 16 x 16, shortcuts around each stage.
+    V2_2,
+}
+
+/// The shape of a Wan VAE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VaeConfig {
+    /// Architecture.
+    pub version: VaeVersion,
+    /// Width of the encoder's first stage.
+    pub encoder_dim: usize,
+    /// Width of the decoder's last stage.
+    pub decoder_dim: usize,
+    /// Channels of the latents.
+    pub z_dim: usize,
+    /// Width of each stage, as a multiple of the first.
+    pub dim_mult: Vec<usize>,
+    /// Residual blocks of an encoder stage; a decoder stage has one more.
+    pub num_res_blocks: usize,
+    /// Whether the encoder's stages but the last halve the time axis.
+    pub temporal_downsample: Vec<bool>,
+}
+
+impl VaeConfig {
+    /// The published Wan2.1 VAE: 16 latent channels, stride 4x8x8.
+    pub fn wan2_1() -> Self {
+        Self {
+            version: VaeVersion::V2_1,
+            encoder_dim: 96,
+            decoder_dim: 96,
+            z_dim: 16,
+            dim_mult: vec![1, 2, 4, 4],
+            num_res_blocks: 2,
+            temporal_downsample: vec![false, true, true],
+        }
+    }
+
+    /// The published Wan2.2 VAE: 48 latent channels, stride 4x16x16.
+    pub fn wan2_2() -> Self {
+        Self { version: VaeVersion::V2_2, encoder_dim: 160, decoder_dim: 256, z_dim: 48, ..Self::wan2_1() }
+    }
+
+    /// Reads the shape from weights' shapes (official keys), and checks that every weight is there and fits.
+    pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
+        let config = read(shapes)?;
+        config.check(shapes)?;
+        Ok(config)
+    }
+
+    /// Latent pixels to pixels, on height and on width.
+    pub fn spatial_stride(&self) -> usize {
+        self.patch() << (self.dim_mult.len() - 1)
+    }
+
+    /// Frames that one latent frame stands for; the first stands for one.
+    pub fn temporal_stride(&self) -> usize {
+        1 << self.temporal_downsample.iter().filter(|&&down| down).count()
+    }
+
+    /// Every weight with its shape, in official names.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        self.encoder_layers().iter().chain(&self.decoder_layers()).flat_map(Layer::weights).collect()
+    }
+
+    /// Seeded random weights in the official layout, scaled so that activations keep their size.
+    pub fn random_state(&self, seed: u64) -> Result<StateDict> {
+        let noise = Noise::new(seed);
+        let tensor = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
+            let mut uniform = noise.uniform(Purpose::Parameters, 0, i as u64);
+            let fan_in: usize = shape.iter().skip(1).product();
+            let value = |u: f32| match () {
+                _ if key.ends_with("gamma") => 1.0 + 0.1 * u,
+                _ if key.ends_with("bias") => 0.02 * u,
+                _ => u * (3.0 / fan_in as f32).sqrt(),
+            };
+            let values = (0..shape.iter().product()).map(|_| value(uniform())).collect::<Vec<f32>>();
+            Ok((key.clone(), Tensor::new(values, shape)?))
+        };
+        self.weights().into_iter().enumerate().map(tensor).collect()
+    }
+
+    /// From pixels to normalised latents.
+    pub(super) fn encoder_layers(&self) -> Vec<Layer> {
+        let dims = self.widths(self.encoder_dim);
+        let nested = self.version == VaeVersion::V2_2;
+        let mut layers = Vec::new();
+        if nested {
+            layers.push(Layer::new("patchify", Kind::Patchify));
+        }
+        let pixels = 3 * self.patch() * self.patch();
+        layers.push(Layer::new("encoder.conv1", Kind::Conv { input: pixels, output: dims[0] }));
+        let mut input = dims[0];
+        let mut names = Names::new("encoder.downsamples", "downsamples", nested);
+        for (stage, &output) in dims.iter().enumerate() {
+            let last = stage + 1 == dims.len();
+            let temporal = !last && self.temporal_downsample[stage];
+            let factors = Factors { time: 1 + usize::from(temporal), space: 2 - usize::from(last), channels: output };
+            let stage_input = input;
+            names.open_stage(&mut layers);
+            for _ in 0..self.num_res_blocks {
+                layers.push(Layer::new(names.next(), Kind::Residual { input, output }));
+                input = output;
+            }
+            if !last {
+                layers.push(Layer::new(names.next(), Kind::Downsample { channels: output, temporal }));
+            }
+            names.close_stage(&mut layers, Kind::AddAverage { input: stage_input, factors });
+        }
+        middle(&mut layers, "encoder", input);
+        layers.push(Layer::new("encoder.head", Kind::Head { input, output: 2 * self.z_dim }));
+        layers.push(Layer::new("conv1", Kind::ToLatents { channels: self.z_dim }));
+        layers
+    }
+
+    /// From normalised latents to pixels.
+    pub(super) fn decoder_layers(&self) -> Vec<Layer> {
+        let mut dims = self.widths(self.decoder_dim);
+        dims.reverse();
+        let nested = self.version == VaeVersion::V2_2;
+        let mut layers = vec![
+            Layer::new("conv2", Kind::FromLatents { channels: self.z_dim }),
+            Layer::new("decoder.conv1", Kind::Conv { input: self.z_dim, output: dims[0] }),
+        ];
+        let mut input = dims[0];
+        middle(&mut layers, "decoder", input);
+        let mut names = Names::new("decoder.upsamples", "upsamples", nested);
+        for (stage, &output) in dims.iter().enumerate() {
+            let last = stage + 1 == dims.len();
+            let stage_input = input;
+            names.open_stage(&mut layers);
+            for _ in 0..=self.num_res_blocks {
+                layers.push(Layer::new(names.next(), Kind::Residual { input, output }));
+                input = output;
+            }
+            if last {
+                names.close_without_shortcut(&mut layers);
+                break;
+            }
+            // The decoder doubles the time axis in the opposite order of the encoder's halving.
+            let temporal = self.temporal_downsample[dims.len() - 2 - stage];
+            let resampled = if nested { output } else { output / 2 };
+            layers.push(Layer::new(names.next(), Kind::Upsample { input: output, output: resampled, temporal }));
+            input = resampled;
+            let factors = Factors { time: 1 + usize::from(temporal), space: 2, channels: output };
+            names.close_stage(&mut layers, Kind::AddDuplicate { input: stage_input, factors });
+        }
+        let pixels = 3 * self.patch() * self.patch();
+        layers.push(Layer::new("decoder.head", Kind::Head { input, output: pixels }));
+        if nested {
+            layers.push(Layer::new("unpatchify", Kind::Unpatchify));
+        }
+        layers
+    }
+
+    fn patch(&self) -> usize {
+        match self.version {
+            VaeVersion::V2_1 => 1,
+            VaeVersion::V2_2 => 2,
+        }
+    }
+
+    fn widths(&self, dim: usize) -> Vec<usize> {
+        self.dim_mult.iter().map(|m| m * dim).collect()
+    }
+
+    fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
+        let expected: BTreeMap<_, _> = self.weights().into_iter().collect();
+        for (key, expected) in &expected {
+            match shapes.get(key) {
+                None => return Err(missing(key)),
+                Some(found) if found != expected => {
+                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
+                }
+                Some(_) => {}
+            }
+        }
+        let ours = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
+        if let Some(key) = shapes.keys().filter(ours).find(|key| !expected.contains_key(*key)) {
+            return Err(Error::Unsupported(format!(
+                "the weight `{key}` is none of a Wan VAE with {} stages of {} residual blocks",
+                self.dim_mult.len(),
+                self.num_res_blocks
+            )));
+        }
+        for layer in self.encoder_layers().iter().chain(&self.decoder_layers()) {
+            layer.check()?;
+        }
+        Ok(())
+    }
+}
+
+fn middle(layers: &mut Vec<Layer>, part: &str, channels: usize) {
+    let residual = Kind::Residual { input: channels, output: channels };
+    layers.push(Layer::new(format!("{part}.middle.0"), residual));
+    layers.push(Layer::new(format!("{part}.middle.1"), Kind::Attention { channels }));
+    layers.push(Layer::new(format!("{part}.middle.2"), residual));
+}
+
+/// Names of the layers of all stages: counted through in VAE 2.1, by stage in VAE 2.2.
+struct Names {
+    outer: &'static str,
+    inner: &'static str,
+    nested: bool,
+    stage: usize,
+    layer: usize,
+}
+
+impl Names {
+    fn new(outer: &'static str, inner: &'static str, nested: bool) -> Self {
+        Self { outer, inner, nested, stage: 0, layer: 0 }
+    }
+
+    fn next(&mut self) -> String {
+        let Self { outer, inner, stage, layer, .. } = self;
+        let name = match self.nested {
+            true => format!("{outer}.{stage}.{inner}.{layer}"),
+            false => format!("{outer}.{layer}"),
+        };
+        self.layer += 1;
+        name
+    }
+
+    fn open_stage(&self, layers: &mut Vec<Layer>) {
+        if self.nested {
+            layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), Kind::Branch));
+        }
+    }
+
+    fn close_stage(&mut self, layers: &mut Vec<Layer>, shortcut: Kind) {
+        if self.nested {
+            layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), shortcut));
+            self.stage += 1;
+            self.layer = 0;
+        }
+    }
+
+    fn close_without_shortcut(&self, layers: &mut Vec<Layer>) {
+        if self.nested {
+            let opened = layers.iter().rposition(|layer| matches!(layer.kind(), Kind::Branch));
+            opened.map(|i| layers.remove(i));
+        }
+    }
+}
+
+/// Guesses the configuration; `check` then holds it against every weight.
+fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
+    let first = |key: &str| -> Result<usize> {
+        match shapes.get(key).ok_or_else(|| missing(key))?.first() {
+            Some(&n) if n > 0 => Ok(n),
+            _ => Err(Error::shape(format!("the weight `{key}`"), "at least one output channel", &shapes[key])),
+        }
+    };
+    let nested = shapes.keys().any(|k| k.starts_with("encoder.downsamples.0.downsamples."));
+    let encoder_dim = first("encoder.conv1.weight")?;
+    let stages = if nested { nested_stages(shapes) } else { flat_stages(shapes) };
+    let Some((last, inner)) = stages.split_last() else { return Err(missing("encoder.downsamples.0")) };
+    let mut dim_mult = Vec::new();
+    for stage in &stages {
+        let block = stage.blocks.last().ok_or_else(|| missing(&format!("{}.residual.6.weight", stage.name)))?;
+        let key = format!("{block}.residual.6.weight");
+        let width = first(&key)?;
+        if !width.is_multiple_of(encoder_dim) {
+            return Err(Error::shape(
+                format!("the weight `{key}`"),
+                format!("a multiple of {encoder_dim} output channels, the width of `encoder.conv1`"),
+                &shapes[&key],
+            ));
+        }
+        dim_mult.push(width / encoder_dim);
+    }
+    let decoder_key = "decoder.head.0.gamma";
+    let width = first(decoder_key)?;
+    if !width.is_multiple_of(dim_mult[0]) {
+        let expected = format!("a multiple of {}, as in the encoder", dim_mult[0]);
+        return Err(Error::shape(format!("the weight `{decoder_key}`"), expected, &shapes[decoder_key]));
+    }
+    Ok(VaeConfig {
+        version: if nested { VaeVersion::V2_2 } else { VaeVersion::V2_1 },
+        encoder_dim,
+        decoder_dim: width / dim_mult[0],
+        z_dim: first("conv2.weight")?,
+        num_res_blocks: last.blocks.len(),
+        temporal_downsample: inner.iter().map(|stage| stage.temporal).collect(),
+        dim_mult,
+    })
+}
+
+/// Residual blocks of an encoder stage.
+#[derive(Default)]
+struct Stage {
+    name: String,
+    blocks: Vec<String>,
+    temporal: bool,
+}
+
+fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
+    let mut stages = vec![Stage::default()];
+    for i in 0.. {
+        let name = format!("encoder.downsamples.{i}");
+        let has = |part: &str| shapes.contains_key(&format!("{name}.{part}.weight"));
+        let Some(stage) = stages.last_mut() else { break };
+        stage.name.clone_from(&name);
+        if has("resample.1") {
+            stage.temporal = has("time_conv");
+            stages.push(Stage::default());
+        } else if has("residual.6") {
+            stage.blocks.push(name);
+        } else {
+            break;
+        }
+    }
+    stages
+}
+
+fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
+    let mut stages = Vec::new();
+    for i in 0.. {
+        let name = format!("encoder.downsamples.{i}");
+        let layers = (0..).map(|j| format!("{name}.downsamples.{j}"));
+        let blocks: Vec<_> = layers.take_while(|l| shapes.contains_key(&format!("{l}.residual.6.weight"))).collect();
+        if blocks.is_empty() {
+            break;
+        }
+        let temporal = shapes.contains_key(&format!("{name}.downsamples.{}.time_conv.weight", blocks.len()));
+        stages.push(Stage { name, blocks, temporal });
+    }
+    stages
+}
+
+fn missing(key: &str) -> Error {
+    Error::Unsupported(format!(
+        "the weight `{key}` of the Wan VAE is missing: the file is incomplete, or of another model"
+    ))
+}

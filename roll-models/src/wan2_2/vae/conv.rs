@@ -1,0 +1,25 @@
+//! The one place where this network convolves.
+
+use burn::tensor::{Tensor, module, ops::ConvOptions};
+
+/// Convolution of `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` is that of height and width, on both
+/// sides; in time the caller pads.
+pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3], padding: [usize; 2]) -> Tensor<4> {
+    let [out, _, kt, kh, kw] = kernel.dims();
+    if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {
+        return pointwise(x, kernel.flatten::<2>(1, 4), bias);
+    }
+    let [c, t, h, w] = x.dims();
+    let options = ConvOptions::new(stride, [0, padding[0], padding[1]], [1, 1, 1], 1);
+    let y = module::conv3d(x.reshape([1, c, t, h, w]), kernel, Some(bias), options);
+    let [_, _, t, h, w] = y.dims();
+    y.reshape([out, t, h, w])
+}
+
+/// The same linear map `[O, C]` at every position of `[C, T, H, W]`.
+pub fn pointwise(x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    let out = matrix.dims()[0];
+    let y = matrix.matmul(x.reshape([c, t * h * w])) + bias.reshape([out, 1]);
+    y.reshape([out, t, h, w])
+}

@@ -1,0 +1,326 @@
+//! One layer of the chain that encoder and decoder are: its weights and its forward pass on a chunk of frames.
+
+use burn::tensor::Tensor;
+use roll_backends::{Weights, ops, weights};
+use roll_core::{Error, Result};
+
+use super::conv::{conv, pointwise};
+use super::rearrange::{
+    Factors, average_down, duplicate_up, interleave_frames, nearest_double, pad_bottom_right, patchify, unpatchify,
+};
+
+/// Frames before a chunk that a causal convolution of three frames looks at.
+const CONTEXT: usize = 2;
+
+/// What a layer does. Every layer is causal: what it needs of the frames before its chunk stands in its caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Pixel-unshuffle by 2.
+    Patchify,
+    /// Pixel-shuffle by 2.
+    Unpatchify,
+    /// Undoes the latent statistics, then a 1x1x1 convolution.
+    FromLatents { channels: usize },
+    /// The mean half of a 1x1x1 convolution, then the latent statistics.
+    ToLatents { channels: usize },
+    /// Causal 3x3x3 convolution.
+    Conv { input: usize, output: usize },
+    /// Two times norm, SiLU and causal convolution, beside a shortcut.
+    Residual { input: usize, output: usize },
+    /// Single-head attention within each frame, residual.
+    Attention { channels: usize },
+    /// Doubles height and width, and time if `temporal`.
+    Upsample { input: usize, output: usize, temporal: bool },
+    /// Halves height and width, and time if `temporal`.
+    Downsample { channels: usize, temporal: bool },
+    /// Norm, SiLU and causal convolution.
+    Head { input: usize, output: usize },
+    /// Remembers its input for the shortcut that closes the stage.
+    Branch,
+    /// Adds what was remembered, averaged over blocks.
+    AddAverage { input: usize, factors: Factors },
+    /// Adds what was remembered, duplicated into blocks.
+    AddDuplicate { input: usize, factors: Factors },
+}
+
+/// Mean and standard deviation of each latent channel, as flat tensors on the device.
+#[derive(Clone, Debug)]
+pub(super) struct Statistics {
+    pub mean: Tensor<1>,
+    pub std: Tensor<1>,
+}
+
+/// A layer and the prefix of its weights' keys.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    name: String,
+    kind: Kind,
+}
+
+/// What a layer sees beside its input.
+pub(super) struct Surroundings<'a> {
+    pub weights: &'a Weights,
+    pub statistics: &'a Statistics,
+    /// Whether this is the first chunk of a video: one frame, with nothing before it.
+    pub first: bool,
+}
+
+/// A layer's caches: frames of the chunks before, or nothing yet.
+pub(super) type Caches = Vec<Option<Tensor<4>>>;
+
+impl Layer {
+    pub fn new(name: impl Into<String>, kind: Kind) -> Self {
+        Self { name: name.into(), kind }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Number of caches.
+    pub fn slots(&self) -> usize {
+        match self.kind {
+            Kind::Residual { .. } => 2,
+            Kind::Conv { .. } | Kind::Head { .. } => 1,
+            Kind::Upsample { temporal, .. } | Kind::Downsample { temporal, .. } => temporal.into(),
+            _ => 0,
+        }
+    }
+
+    /// Keys and shapes of its weights.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let mut all = Vec::new();
+        let mut add = |part: &str, shape: &[usize]| all.push((self.key(part), shape.to_vec()));
+        let mut conv = |part: &str, shape: &[usize]| {
+            add(&join(part, "weight"), shape);
+            add(&join(part, "bias"), &shape[..1]);
+        };
+        match self.kind {
+            Kind::FromLatents { channels: c } => conv("", &[c, c, 1, 1, 1]),
+            Kind::ToLatents { channels: c } => conv("", &[2 * c, 2 * c, 1, 1, 1]),
+            Kind::Conv { input, output } => conv("", &[output, input, 3, 3, 3]),
+            Kind::Residual { input, output } => {
+                conv("residual.2", &[output, input, 3, 3, 3]);
+                conv("residual.6", &[output, output, 3, 3, 3]);
+                if input != output {
+                    conv("shortcut", &[output, input, 1, 1, 1]);
+                }
+                add("residual.0.gamma", &[input, 1, 1, 1]);
+                add("residual.3.gamma", &[output, 1, 1, 1]);
+            }
+            Kind::Attention { channels: c } => {
+                conv("to_qkv", &[3 * c, c, 1, 1]);
+                conv("proj", &[c, c, 1, 1]);
+                add("norm.gamma", &[c, 1, 1]);
+            }
+            Kind::Upsample { input, output, temporal } => {
+                conv("resample.1", &[output, input, 3, 3]);
+                if temporal {
+                    conv("time_conv", &[2 * input, input, 3, 1, 1]);
+                }
+            }
+            Kind::Downsample { channels: c, temporal } => {
+                conv("resample.1", &[c, c, 3, 3]);
+                if temporal {
+                    conv("time_conv", &[c, c, 3, 1, 1]);
+                }
+            }
+            Kind::Head { input, output } => {
+                conv("2", &[output, input, 3, 3, 3]);
+                add("0.gamma", &[input, 1, 1, 1]);
+            }
+            Kind::Patchify | Kind::Unpatchify | Kind::Branch | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {}
+        }
+        all
+    }
+
+    /// Whether the channels of a shortcut without weights divide.
+    pub fn check(&self) -> Result<()> {
+        let (from, to) = match self.kind {
+            Kind::AddAverage { input, factors: f } => (input * f.time * f.space * f.space, f.channels),
+            Kind::AddDuplicate { input, factors: f } => (f.channels * f.time * f.space * f.space, input),
+            _ => return Ok(()),
+        };
+        match to > 0 && from.is_multiple_of(to) {
+            true => Ok(()),
+            false => Err(Error::Unsupported(format!(
+                "the shortcut of `{}` cannot turn {from} block values into {to} channels evenly",
+                self.name
+            ))),
+        }
+    }
+
+    /// The layer's value on a chunk `[C, T, H, W]`, and its caches for the next chunk. [`Kind::Branch`] and the
+    /// shortcuts are the chain's own.
+    pub fn forward(&self, x: Tensor<4>, caches: Caches, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
+        let mut caches = caches.into_iter();
+        let mut cache = || caches.next().flatten();
+        match self.kind {
+            Kind::Patchify => Ok((patchify(x), vec![])),
+            Kind::Unpatchify => Ok((unpatchify(x), vec![])),
+            Kind::FromLatents { channels } => {
+                let Statistics { mean, std } = around.statistics;
+                let x = x * std.clone().reshape([channels, 1, 1, 1]) + mean.clone().reshape([channels, 1, 1, 1]);
+                Ok((self.conv(x, "", around, 0)?, vec![]))
+            }
+            Kind::ToLatents { channels } => {
+                let matrix = self.weight::<5>("weight", around)?.narrow(0, 0, channels).flatten::<2>(1, 4);
+                let bias = self.weight::<1>("bias", around)?.narrow(0, 0, channels);
+                let Statistics { mean, std } = around.statistics;
+                let y = pointwise(x, matrix, bias) - mean.clone().reshape([channels, 1, 1, 1]);
+                Ok((y / std.clone().reshape([channels, 1, 1, 1]), vec![]))
+            }
+            Kind::Conv { .. } => {
+                let (x, next) = after(cache(), x, CONTEXT);
+                Ok((self.conv(x, "", around, 1)?, vec![Some(next)]))
+            }
+            Kind::Head { .. } => {
+                let (x, next) = after(cache(), self.activate(x, "0", around)?, CONTEXT);
+                Ok((self.conv(x, "2", around, 1)?, vec![Some(next)]))
+            }
+            Kind::Residual { input, output } => {
+                let (h, first) = after(cache(), self.activate(x.clone(), "residual.0", around)?, CONTEXT);
+                let h = self.conv(h, "residual.2", around, 1)?;
+                let (h, second) = after(cache(), self.activate(h, "residual.3", around)?, CONTEXT);
+                let h = self.conv(h, "residual.6", around, 1)?;
+                let shortcut = if input == output { x } else { self.conv(x, "shortcut", around, 0)? };
+                Ok((h + shortcut, vec![Some(first), Some(second)]))
+            }
+            Kind::Attention { channels } => Ok((self.attend(x, channels, around)?, vec![])),
+            Kind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), around),
+            Kind::Downsample { temporal, .. } => self.downsample(x, temporal, cache(), around),
+            Kind::Branch | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => Ok((x, vec![])),
+        }
+    }
+
+    /// What a shortcut adds, given the stage's input.
+    pub fn shortcut(&self, branched: Tensor<4>, first: bool) -> Option<Tensor<4>> {
+        match self.kind {
+            Kind::AddAverage { factors, .. } => Some(average_down(branched, factors)),
+            Kind::AddDuplicate { factors, .. } => Some(duplicate_up(branched, factors, first)),
+            _ => None,
+        }
+    }
+
+    /// The first chunk is not doubled in time: its one frame stands alone. The second sees zeros before it, not the
+    /// first chunk, since the network was trained so.
+    fn upsample(
+        &self,
+        x: Tensor<4>,
+        temporal: bool,
+        cache: Option<Tensor<4>>,
+        around: &Surroundings<'_>,
+    ) -> Result<(Tensor<4>, Caches)> {
+        let (x, next) = match temporal {
+            true if around.first => (x, vec![None]),
+            true => {
+                let (x, next) = after(cache, x, CONTEXT);
+                (interleave_frames(self.conv(x, "time_conv", around, 0)?), vec![Some(next)])
+            }
+            false => (x, vec![]),
+        };
+        Ok((self.conv(nearest_double(x), "resample.1", around, 1)?, next))
+    }
+
+    /// The first chunk is not halved in time: its one frame stands alone.
+    fn downsample(
+        &self,
+        x: Tensor<4>,
+        temporal: bool,
+        cache: Option<Tensor<4>>,
+        around: &Surroundings<'_>,
+    ) -> Result<(Tensor<4>, Caches)> {
+        let x = self.conv_strided(pad_bottom_right(x), "resample.1", around, [1, 2, 2])?;
+        if !temporal {
+            return Ok((x, vec![]));
+        }
+        if around.first {
+            return Ok((x.clone(), vec![Some(x)]));
+        }
+        let (x, next) = after(cache, x, 1);
+        Ok((self.conv_strided(x, "time_conv", around, [2, 1, 1])?, vec![Some(next)]))
+    }
+
+    fn attend(&self, x: Tensor<4>, channels: usize, around: &Surroundings<'_>) -> Result<Tensor<4>> {
+        let [c, t, h, w] = x.dims();
+        let normed = ops::channel_norm(x.clone(), self.gamma("norm", around)?);
+        let matrix = self.weight::<4>("to_qkv.weight", around)?.flatten::<2>(1, 3);
+        let qkv = pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", around)?);
+        let frames = (0..t).map(|frame| {
+            let part = |i: usize| {
+                let part = qkv.clone().narrow(0, i * channels, channels).narrow(1, frame, 1);
+                part.reshape([channels, h * w]).transpose()
+            };
+            ops::attention(part(0), part(1), part(2), 1).transpose().reshape([c, 1, h, w])
+        });
+        let attended = Tensor::cat(frames.collect(), 1);
+        let matrix = self.weight::<4>("proj.weight", around)?.flatten::<2>(1, 3);
+        Ok(x + pointwise(attended, matrix, self.weight::<1>("proj.bias", around)?))
+    }
+
+    fn activate(&self, x: Tensor<4>, norm: &str, around: &Surroundings<'_>) -> Result<Tensor<4>> {
+        Ok(ops::silu(ops::channel_norm(x, self.gamma(norm, around)?)))
+    }
+
+    fn conv(&self, x: Tensor<4>, part: &str, around: &Surroundings<'_>, padding: usize) -> Result<Tensor<4>> {
+        let bias = self.weight::<1>(&join(part, "bias"), around)?;
+        Ok(conv(x, self.kernel(part, around)?, bias, [1, 1, 1], [padding, padding]))
+    }
+
+    fn conv_strided(
+        &self,
+        x: Tensor<4>,
+        part: &str,
+        around: &Surroundings<'_>,
+        stride: [usize; 3],
+    ) -> Result<Tensor<4>> {
+        let bias = self.weight::<1>(&join(part, "bias"), around)?;
+        Ok(conv(x, self.kernel(part, around)?, bias, stride, [0, 0]))
+    }
+
+    /// A kernel `[O, C, kt, kh, kw]`; one without time axis gets one of length one.
+    fn kernel(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<5>> {
+        let key = self.key(&join(part, "weight"));
+        let weight = weights::get(around.weights, &key)?;
+        match weight.shape().len() {
+            4 => Ok(weight.f32::<4>()?.unsqueeze_dim(2)),
+            _ => weight.f32::<5>(),
+        }
+    }
+
+    fn gamma(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<1>> {
+        let weight = weights::get(around.weights, &self.key(&join(part, "gamma")))?;
+        match weight.shape().len() {
+            3 => Ok(weight.f32::<3>()?.flatten(0, 2)),
+            _ => Ok(weight.f32::<4>()?.flatten(0, 3)),
+        }
+    }
+
+    fn weight<const D: usize>(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<D>> {
+        weights::get(around.weights, &self.key(part))?.f32()
+    }
+
+    fn key(&self, part: &str) -> String {
+        format!("{}.{part}", self.name)
+    }
+}
+
+fn join(part: &str, last: &str) -> String {
+    match part {
+        "" => last.to_string(),
+        _ => format!("{part}.{last}"),
+    }
+}
+
+/// `x` after the cached frames (zeros when there are none yet), and the last `context` frames of both.
+fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize) -> (Tensor<4>, Tensor<4>) {
+    let [c, t, h, w] = x.dims();
+    let past = cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], &x.device()));
+    let joined = Tensor::cat(vec![past, x], 1);
+    let next = joined.clone().narrow(1, t, context);
+    (joined, next)
+}

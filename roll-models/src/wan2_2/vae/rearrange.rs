@@ -1,0 +1,80 @@
+//! Linear maps without weights: pixel shuffles, and the shortcuts of VAE 2.2.
+
+use burn::tensor::Tensor;
+
+/// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels ordered (C, column, row).
+pub fn patchify(x: Tensor<4>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    x.reshape([c, t, h / 2, 2, w / 2, 2]).permute([0, 5, 3, 1, 2, 4]).reshape([c * 4, t, h / 2, w / 2])
+}
+
+/// Inverse of [`patchify`].
+pub fn unpatchify(x: Tensor<4>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    x.reshape([c / 4, 2, 2, t, h, w]).permute([0, 3, 4, 2, 5, 1]).reshape([c / 4, t, h * 2, w * 2])
+}
+
+/// Every pixel four times: `[C, T, H, W]` to `[C, T, 2H, 2W]`.
+pub fn nearest_double(x: Tensor<4>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    let wide: Tensor<5> = x.reshape([c * t, h, 1, w, 1]).expand([c * t, h, 2, w, 2]);
+    wide.reshape([c, t, 2 * h, 2 * w])
+}
+
+/// Frames from pairs of channels: `[2C, T, H, W]` to `[C, 2T, H, W]`, the first half of the channels being the even
+/// frames.
+pub fn interleave_frames(x: Tensor<4>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    x.reshape([2, c / 2, t, h, w]).permute([1, 2, 0, 3, 4]).reshape([c / 2, 2 * t, h, w])
+}
+
+/// A row and a column of zeros at the bottom and the right.
+pub fn pad_bottom_right(x: Tensor<4>) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    let device = x.device();
+    let x = Tensor::cat(vec![x, Tensor::zeros([c, t, h, 1], &device)], 3);
+    Tensor::cat(vec![x, Tensor::zeros([c, t, 1, w + 1], &device)], 2)
+}
+
+/// Where a stage of VAE 2.2 changes its resolution: factors of time and space, and channels after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factors {
+    /// Of time.
+    pub time: usize,
+    /// Of height and of width.
+    pub space: usize,
+    /// Channels of the result.
+    pub channels: usize,
+}
+
+/// Shortcut of a downsampling stage: space-time blocks become channels, groups of which are averaged. Missing frames
+/// are zeros before the first.
+pub fn average_down(x: Tensor<4>, Factors { time, space, channels }: Factors) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    let missing = (time - t % time) % time;
+    let x = match missing {
+        0 => x,
+        _ => {
+            let zeros = Tensor::zeros([c, missing, h, w], &x.device());
+            Tensor::cat(vec![zeros, x], 1)
+        }
+    };
+    let [t, h, w] = [(t + missing) / time, h / space, w / space];
+    let group = c * time * space * space / channels;
+    let blocks: Tensor<7> = x.reshape([c, t, time, h, space, w, space]).permute([0, 2, 4, 6, 1, 3, 5]);
+    blocks.reshape([channels, group, t * h * w]).mean_dim(1).reshape([channels, t, h, w])
+}
+
+/// Shortcut of an upsampling stage: channels, repeated, become space-time blocks. The first chunk of a video has no
+/// past, so it loses the `time - 1` frames that would stand before its first.
+pub fn duplicate_up(x: Tensor<4>, Factors { time, space, channels }: Factors, first_chunk: bool) -> Tensor<4> {
+    let [c, t, h, w] = x.dims();
+    let repeats = channels * time * space * space / c;
+    let repeated: Tensor<3> = x.reshape([c, 1, t * h * w]).expand([c, repeats, t * h * w]);
+    let blocks: Tensor<7> = repeated.reshape([channels, time, space, space, t, h, w]).permute([0, 4, 1, 5, 2, 6, 3]);
+    let y = blocks.reshape([channels, t * time, h * space, w * space]);
+    match first_chunk {
+        true => y.narrow(1, time - 1, t * time - (time - 1)),
+        false => y,
+    }
+}

@@ -1,0 +1,167 @@
+//! Running a chain of steps backwards when only a few of its states can be kept.
+//!
+//! Step `k` maps state `k` to state `k + 1`; to pull it back, state `k` must be at hand. Kept states are spent where
+//! they save most recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic
+//! programming instead of closed formulas.
+
+use roll_core::Result;
+
+/// Something that can be advanced from a state, and pulled back at one.
+pub trait Reversible {
+    /// What step `k + 1` needs of step `k`. Cloning it must be cheap.
+    type State: Clone;
+    /// State `step + 1`.
+    fn advance(&mut self, step: usize, state: &Self::State) -> Result<Self::State>;
+    /// Pulls back one step; called once for each, last step first.
+    fn pull(&mut self, step: usize, state: &Self::State) -> Result<()>;
+}
+
+/// Where to keep states.
+#[derive(Debug)]
+pub struct Schedule {
+    steps: usize,
+    slots: usize,
+    /// `[slots][steps]`: advances needed to reverse so many steps from a known first state, and the best split.
+    known: Vec<Vec<Choice>>,
+    /// The same, when the whole chain is being advanced anyway.
+    passing: Vec<Vec<Choice>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    cost: u64,
+    split: usize,
+}
+
+impl Schedule {
+    /// For `steps` steps, keeping at most `slots` states besides the first.
+    pub fn new(steps: usize, slots: usize) -> Self {
+        let slots = slots.min(steps.saturating_sub(1));
+        let without: Vec<_> =
+            (0..=steps as u64).map(|n| Choice { cost: n * n.saturating_sub(1) / 2, split: 0 }).collect();
+        let (mut known, mut passing) = (vec![without.clone()], vec![without]);
+        for s in 1..=slots {
+            let mut row: Vec<Choice> = vec![Choice { cost: 0, split: 0 }; 2.min(steps + 1)];
+            for n in 2..=steps {
+                let cost = |m: usize| m as u64 + known[s - 1][n - m].cost + row[m].cost;
+                let best = (1..n).map(|m| Choice { cost: cost(m), split: m }).min_by_key(|c| c.cost);
+                row.extend(best);
+            }
+            let free = (0..=steps).map(|n| {
+                let cost = |m: usize| passing[s - 1][n - m].cost + row[m].cost;
+                let best = (1..n).map(|m| Choice { cost: cost(m), split: m }).min_by_key(|c| c.cost);
+                best.unwrap_or(Choice { cost: 0, split: 0 })
+            });
+            let free = free.collect();
+            passing.push(free);
+            known.push(row);
+        }
+        Self { steps, slots, known, passing }
+    }
+
+    /// Positions of the states to keep while the chain runs forwards, the first state (0) included, ascending.
+    pub fn kept_on_the_way(&self) -> Vec<usize> {
+        let (mut at, mut slots) = (0, self.slots);
+        let mut kept = vec![0];
+        while slots > 0 && self.steps - at > 1 {
+            at += self.passing[slots][self.steps - at].split;
+            kept.push(at);
+            slots -= 1;
+        }
+        kept
+    }
+
+    /// Pulls back all steps, given some states (ascending positions, the first one 0).
+    pub fn reverse<R: Reversible>(&self, work: &mut R, mut kept: Vec<(usize, R::State)>) -> Result<()> {
+        let mut end = self.steps;
+        while let Some((begin, state)) = kept.pop() {
+            self.reverse_range(work, begin, end, state, self.slots - kept.len().min(self.slots))?;
+            end = begin;
+        }
+        Ok(())
+    }
+
+    fn reverse_range<R: Reversible>(
+        &self,
+        work: &mut R,
+        begin: usize,
+        end: usize,
+        state: R::State,
+        slots: usize,
+    ) -> Result<()> {
+        let advance_to =
+            |work: &mut R, to: usize| (begin..to).try_fold(state.clone(), |state, step| work.advance(step, &state));
+        if end - begin > 1 && slots > 0 {
+            let middle = begin + self.known[slots][end - begin].split;
+            let there = advance_to(work, middle)?;
+            self.reverse_range(work, middle, end, there, slots - 1)?;
+            return self.reverse_range(work, begin, middle, state, slots);
+        }
+        for step in (begin..end).rev() {
+            let there = advance_to(work, step)?;
+            work.pull(step, &there)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Count {
+        advances: usize,
+        pulled: Vec<usize>,
+    }
+    impl Reversible for Count {
+        type State = usize;
+        fn advance(&mut self, step: usize, state: &usize) -> Result<usize> {
+            assert_eq!(step, *state);
+            self.advances += 1;
+            Ok(step + 1)
+        }
+        fn pull(&mut self, step: usize, state: &usize) -> Result<()> {
+            assert_eq!(step, *state);
+            self.pulled.push(step);
+            Ok(())
+        }
+    }
+
+    fn reverse(steps: usize, slots: usize, on_the_way: bool) -> Count {
+        let schedule = Schedule::new(steps, slots);
+        let kept = if on_the_way { schedule.kept_on_the_way() } else { vec![0] };
+        assert!(kept.len() <= slots + 1);
+        let mut count = Count::default();
+        schedule.reverse(&mut count, kept.into_iter().map(|k| (k, k)).collect()).unwrap();
+        count
+    }
+
+    #[test]
+    fn every_step_is_pulled_once_from_its_own_state_last_first() {
+        for steps in 1..40 {
+            for slots in 0..6 {
+                for on_the_way in [false, true] {
+                    let pulled = reverse(steps, slots, on_the_way).pulled;
+                    assert_eq!(pulled, (0..steps).rev().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn enough_slots_need_no_recomputation_and_none_need_all_of_it() {
+        assert_eq!(reverse(5, 4, true).advances, 0);
+        assert_eq!(reverse(5, 4, false).advances, 4);
+        assert_eq!(reverse(6, 0, true).advances, 15);
+    }
+
+    #[test]
+    fn recomputation_is_the_binomial_optimum() {
+        // 21 steps, 4 kept states besides the first (s = 5): t = 2 suffices, since C(5 + 2, 5) = 21, and the optimum is
+        // t * n - C(s + t, t - 1) = 42 - 7 = 35 advances, of which the first sweep of 20 is free on the way.
+        assert_eq!(reverse(21, 4, false).advances, 35);
+        assert!(reverse(21, 4, true).advances <= 35 - 15);
+    }
+}

@@ -1,0 +1,148 @@
+//! Tiles of the latent plane, and the weights that blend their results.
+
+use std::ops::Range;
+
+use roll_core::{Error, Result};
+
+/// Encode or decode in overlapping tiles. Sizes are latent pixels, `[height, width]`; they hold for every video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// Size of a tile.
+    pub size: [usize; 2],
+    /// Distance between tiles, at most their size.
+    pub stride: [usize; 2],
+}
+
+impl Default for Tiling {
+    /// What the reference uses: 34 x 34 every 18 x 16.
+    fn default() -> Self {
+        Self { size: [34, 34], stride: [18, 16] }
+    }
+}
+
+/// One tile.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    /// Rows and columns of the latent plane.
+    pub latent: [Range<usize>; 2],
+    /// Rows and columns of the plane that the result is blended in.
+    pub result: [Range<usize>; 2],
+    /// Share of this tile in each pixel of its result, row-major; over all tiles they sum to one. `None` is one.
+    pub share: Option<Vec<f32>>,
+}
+
+impl Tiling {
+    /// Cuts a latent plane of `extent` into tiles whose results are `scale` times as large as their latents.
+    pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scale: usize) -> Result<Vec<Tile>> {
+        let whole = Tile { latent: extent.map(|n| 0..n), result: extent.map(|n| 0..n * scale), share: None };
+        let Some(tiling) = tiling else { return Ok(vec![whole]) };
+        tiling.check()?;
+        // An axis that one tile covers has no borders to blend, so nothing changes when the tile is cut to it.
+        let size = [0, 1].map(|axis| tiling.size[axis].min(extent[axis]));
+        let rows = cuts(extent[0], size[0], tiling.stride[0]);
+        let columns = cuts(extent[1], size[1], tiling.stride[1]);
+        if rows.len() * columns.len() == 1 {
+            return Ok(vec![whole]);
+        }
+        let border = [0, 1].map(|axis| size[axis].saturating_sub(tiling.stride[axis]) * scale);
+        let width = extent[1] * scale;
+        let mut total = vec![0f32; extent[0] * scale * width];
+        let mut tiles = Vec::with_capacity(rows.len() * columns.len());
+        for y in &rows {
+            for x in &columns {
+                let latent = [y.clone(), x.clone()];
+                let result = latent.clone().map(|r| r.start * scale..r.end * scale);
+                let bound = [y.start == 0, y.end == extent[0], x.start == 0, x.end == extent[1]];
+                let share = blend_mask([result[0].len(), result[1].len()], border, bound);
+                for (row, values) in result[0].clone().zip(share.chunks_exact(result[1].len())) {
+                    let sums = &mut total[row * width..][result[1].clone()];
+                    sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
+                }
+                tiles.push(Tile { latent, result, share: Some(share) });
+            }
+        }
+        for Tile { result, share, .. } in &mut tiles {
+            let rows = share.iter_mut().flat_map(|s| s.chunks_exact_mut(result[1].len()));
+            for (row, values) in result[0].clone().zip(rows) {
+                values.iter_mut().zip(&total[row * width..][result[1].clone()]).for_each(|(v, sum)| *v /= sum);
+            }
+        }
+        Ok(tiles)
+    }
+
+    fn check(&self) -> Result<()> {
+        for (size, stride) in self.size.into_iter().zip(self.stride) {
+            if stride == 0 || stride > size {
+                return Err(Error::config(
+                    "tiling",
+                    format!("the stride must be at least 1 and at most the tile's size {size}, found {stride}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Intervals of at most `size`, every `stride`, until the end is covered.
+fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
+    let mut cuts = vec![0..size.min(extent)];
+    while let Some(last) = cuts.last().filter(|last| last.start + size < extent) {
+        let start = last.start + stride;
+        cuts.push(start..(start + size).min(extent));
+    }
+    cuts
+}
+
+/// The reference's blend mask, row-major: on each axis a linear ramp of width `border` from either end that is not a
+/// border of the picture, the smaller of both axes. `bound` says whether top, bottom, left and right are borders.
+pub fn blend_mask(size: [usize; 2], border: [usize; 2], bound: [bool; 4]) -> Vec<f32> {
+    let rows = ramps(size[0], border[0], [bound[0], bound[1]]);
+    let columns = ramps(size[1], border[1], [bound[2], bound[3]]);
+    rows.iter().flat_map(|r| columns.iter().map(|c| c.min(*r))).collect()
+}
+
+fn ramps(length: usize, border: usize, bound: [bool; 2]) -> Vec<f32> {
+    let ramp = |i: usize| (i + 1) as f32 / border as f32;
+    let mut values = vec![1.0; length];
+    if !bound[0] {
+        (0..border.min(length)).for_each(|i| values[i] = ramp(i));
+    }
+    if !bound[1] {
+        // The far ramp wins where the two overlap, as in the reference.
+        (0..border.min(length)).for_each(|i| values[length - 1 - i] = ramp(i));
+    }
+    values
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_sum_to_one_everywhere() {
+        for (size, stride) in [([3, 4], [2, 1]), ([3, 3], [3, 3]), ([5, 2], [1, 2]), ([9, 9], [4, 4])] {
+            for extent in [[1, 1], [7, 6], [4, 11], [3, 3]] {
+                let tiles = Tiling::tiles(Some(&Tiling { size, stride }), extent, 2).unwrap();
+                let mut sum = vec![0f32; extent[0] * extent[1] * 4];
+                for tile in &tiles {
+                    assert!(tile.latent[0].len() <= size[0].max(extent[0]) && tile.latent[0].end <= extent[0]);
+                    let mut shares = tile.share.clone().unwrap_or(vec![1.0; sum.len()]).into_iter();
+                    for y in tile.result[0].clone() {
+                        for x in tile.result[1].clone() {
+                            sum[y * extent[1] * 2 + x] += shares.next().unwrap();
+                        }
+                    }
+                }
+                assert!(sum.iter().all(|s| (s - 1.0).abs() < 1e-6), "{size:?} {stride:?} {extent:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stride_of_zero_or_beyond_the_tile_is_an_error() {
+        for stride in [[0, 1], [1, 4]] {
+            assert!(Tiling::tiles(Some(&Tiling { size: [3, 3], stride }), [8, 8], 8).is_err());
+        }
+    }
+}

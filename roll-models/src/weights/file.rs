@@ -1,0 +1,152 @@
+//! One weight file, whatever its format.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use roll_core::{DType, Tensor};
+
+use super::error::WeightsError;
+use super::pth::PthFile;
+use super::safetensors::{MAX_HEADER, SafetensorsFile};
+
+/// What a file says about a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Dtype, when it is one that can be loaded.
+    pub dtype: Option<DType>,
+    /// Name of the dtype in the file, in lower case.
+    pub stored: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    pub(super) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
+        self.dtype.ok_or_else(|| WeightsError::DType {
+            path: path.into(),
+            tensor: tensor.into(),
+            found: self.stored.clone(),
+        })
+    }
+}
+
+/// Extensions of the two formats.
+const SAFETENSORS: &[&str] = &["safetensors"];
+const TORCH: &[&str] = &["pth", "pt", "bin", "ckpt"];
+
+/// An open weight file: names, shapes and dtypes are known, tensors are read on demand.
+pub struct WeightFile {
+    path: PathBuf,
+    contents: Contents,
+}
+
+enum Contents {
+    Safetensors(SafetensorsFile),
+    Torch(PthFile),
+}
+
+impl WeightFile {
+    /// Opens a safetensors file (mapped) or a torch checkpoint (`.pth`, `.pt`, `.bin`, `.ckpt`; parsed, never
+    /// executed). Everything the header says is checked here; no tensor is read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
+        let path = path.as_ref();
+        let about = std::fs::metadata(path).map_err(WeightsError::io("read", path))?;
+        if about.is_dir() {
+            return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
+        }
+        let found = sniff(path)?;
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        let wrong = |expected: &str, found: &str| WeightsError::Format {
+            path: path.into(),
+            expected: expected.into(),
+            found: found.into(),
+        };
+        let contents = if SAFETENSORS.contains(&extension.as_str()) {
+            match found {
+                Looks::Torch => return Err(wrong("a safetensors file, as its name says", "a torch checkpoint")),
+                _ => Contents::Safetensors(SafetensorsFile::open(path)?),
+            }
+        } else if TORCH.contains(&extension.as_str()) {
+            match found {
+                Looks::Safetensors => {
+                    return Err(wrong("a torch checkpoint, as its name says", "a safetensors file; rename it"));
+                }
+                _ => Contents::Torch(PthFile::open(path)?),
+            }
+        } else {
+            return Err(wrong(
+                "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt",
+                &match extension.is_empty() {
+                    true => "a name without extension".into(),
+                    false => format!("the extension `.{extension}`"),
+                },
+            ));
+        };
+        Ok(Self { path: path.into(), contents })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Names of the tensors.
+    pub fn keys(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match &self.contents {
+            Contents::Safetensors(file) => Box::new(file.tensors.keys().map(String::as_str)),
+            Contents::Torch(file) => Box::new(file.tensors.keys().map(String::as_str)),
+        }
+    }
+
+    /// Shape and dtype of a tensor.
+    pub fn info(&self, key: &str) -> Option<&TensorInfo> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.tensors.get(key).map(|(info, _)| info),
+            Contents::Torch(file) => file.tensors.get(key),
+        }
+    }
+
+    /// Reads a tensor: from the map without a copy where its alignment allows (safetensors), or from the archive.
+    pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.tensor(&self.path, key),
+            Contents::Torch(file) => file.tensor(&self.path, key),
+        }
+    }
+
+    /// The `__metadata__` of a safetensors file; empty for others.
+    pub fn metadata(&self) -> BTreeMap<String, String> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.metadata.clone(),
+            Contents::Torch(_) => BTreeMap::new(),
+        }
+    }
+}
+
+enum Looks {
+    Safetensors,
+    Torch,
+    Unknown,
+}
+
+/// What the first bytes look like.
+fn sniff(path: &Path) -> Result<Looks, WeightsError> {
+    let mut head = Vec::new();
+    File::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
+    let length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
+    Ok(match (head.as_slice(), length) {
+        ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Looks::Safetensors,
+        ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Looks::Torch,
+        // The PROTO opcode with a protocol that exists.
+        ([0x80, 1..=5, ..], _) => Looks::Torch,
+        _ => Looks::Unknown,
+    })
+}
+
+impl std::fmt::Debug for WeightFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WeightFile({}, {} tensors)", self.path.display(), self.keys().count())
+    }
+}

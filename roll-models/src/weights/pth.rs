@@ -1,0 +1,105 @@
+//! torch checkpoints (`torch.save`), parsed and never executed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
+use roll_core::{DType, Tensor};
+
+use super::error::WeightsError;
+use super::file::TensorInfo;
+
+/// Python objects that carry no code and appear in plain state dictionaries.
+const HARMLESS: &[&str] = &[
+    "torch.Tensor",
+    "torch.TypedStorage",
+    "torch.UntypedStorage",
+    "torch.Size",
+    "torch.device",
+    "torch.dtype",
+    "torch.float32",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float64",
+    "torch.int64",
+    "int",
+];
+
+/// An open torch checkpoint. Nested dictionaries are flattened, their keys joined by dots.
+pub(super) struct PthFile {
+    reader: PytorchReader,
+    pub tensors: BTreeMap<String, TensorInfo>,
+}
+
+impl PthFile {
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let values = PytorchReader::read_pickle_data(path, None).map_err(|e| broken(path, e))?;
+        refuse_objects(path, &values, &mut Vec::new())?;
+        let reader = PytorchReader::new(path).map_err(|e| broken(path, e))?;
+        let tensors = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
+        Ok(Self { reader, tensors })
+    }
+
+    /// Reads the tensor `name`.
+    pub fn tensor(&self, path: &Path, name: &str) -> Result<Tensor, WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
+        let dtype = self.tensors.get(name).ok_or_else(missing)?.supported(path, name)?;
+        let tensor = self.reader.get(name).ok_or_else(missing)?;
+        let problem = |problem: String| WeightsError::Pickle { path: path.into(), problem };
+        let bytes = tensor.read().map_err(|e| problem(e.to_string()))?;
+        Tensor::from_bytes(dtype, tensor.shape().to_vec(), Arc::new(bytes))
+            .map_err(|e| problem(format!("tensor `{name}`: {e}")))
+    }
+}
+
+fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
+    use pytorch_reader::DType as P;
+    let dtype = match tensor.dtype() {
+        P::F32 => Some(DType::F32),
+        P::BF16 => Some(DType::Bf16),
+        P::F16 => Some(DType::F16),
+        P::I64 => Some(DType::I64),
+        P::I32 => Some(DType::I32),
+        P::U8 => Some(DType::U8),
+        P::Bool => Some(DType::Bool),
+        P::F64 | P::I16 | P::I8 | P::U64 | P::U32 | P::U16 => None,
+    };
+    TensorInfo { dtype, stored: format!("{:?}", tensor.dtype()).to_lowercase(), shape: tensor.shape().to_vec() }
+}
+
+fn broken(path: &Path, e: PytorchError) -> WeightsError {
+    match e {
+        PytorchError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
+            WeightsError::Io { action: "read", path: path.into(), source }
+        }
+        e => WeightsError::Pickle { path: path.into(), problem: e.to_string() },
+    }
+}
+
+/// Fails on the first Python object that is not one of plain state dictionaries. The parser leaves such objects out
+/// silently, and a checkpoint that names `os.system` is not one to take weights from.
+fn refuse_objects(path: &Path, value: &PickleValue, at: &mut Vec<String>) -> Result<(), WeightsError> {
+    match value {
+        PickleValue::Dict(entries) => {
+            for (key, value) in entries {
+                at.push(key.clone());
+                refuse_objects(path, value, at)?;
+                at.pop();
+            }
+        }
+        PickleValue::List(items) => {
+            for (i, value) in items.iter().enumerate() {
+                at.push(i.to_string());
+                refuse_objects(path, value, at)?;
+                at.pop();
+            }
+        }
+        PickleValue::Unsupported(name) if !HARMLESS.contains(&name.as_str()) => {
+            let key = if at.is_empty() { "(root)".into() } else { at.join(".") };
+            return Err(WeightsError::UnexpectedPickle { path: path.into(), key, found: name.clone() });
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! The safetensors container: an eight-byte length, a JSON header, and the bytes of the tensors.
+//!
+//! Read here rather than through the `safetensors` crate because its errors name neither tensor nor numbers. What is
+//! accepted is the same: offsets must cover the data exactly, without holes or overlap.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use roll_core::{DType, Tensor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+use super::error::WeightsError;
+use super::file::TensorInfo;
+
+/// Longest header: the format's own limit. A header is parsed into memory, so it must be bounded.
+pub(super) const MAX_HEADER: u64 = 100_000_000;
+
+/// An open safetensors file; the bytes stay in the map until they are read.
+///
+/// The file must not be truncated while it is mapped: replace weight files by renaming a new one over them, as
+/// [`super::save_safetensors`] does.
+pub(super) struct SafetensorsFile {
+    map: Arc<Mmap>,
+    pub tensors: BTreeMap<String, (TensorInfo, Range<usize>)>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+/// The header with its order kept, so that a name that stands twice is seen.
+#[derive(Default)]
+struct Header {
+    tensors: Vec<(String, Entry)>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Header;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+                let mut header = Header::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    match name.as_str() {
+                        "__metadata__" => header.metadata = map.next_value()?,
+                        _ => header.tensors.push((name, map.next_value()?)),
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+impl SafetensorsFile {
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let file = File::open(path).map_err(WeightsError::io("read", path))?;
+        let length = file.metadata().map_err(WeightsError::io("read", path))?.len();
+        if length < 8 {
+            return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found: length });
+        }
+        // SAFETY: the map is read-only; the caveat about other processes is documented on the type.
+        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
+        let mut prefix = [0; 8];
+        prefix.copy_from_slice(&map[..8]);
+        let found = u64::from_le_bytes(prefix);
+        let expected = MAX_HEADER.min(length - 8);
+        if found > expected {
+            return Err(WeightsError::HeaderLength { path: path.into(), expected, found });
+        }
+        let start = 8 + found as usize; // fits: it is within the map
+        let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
+        let text = std::str::from_utf8(&map[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
+        let header: Header =
+            serde_json::from_str(text).map_err(|e| problem(format!("the header is no safetensors header: {e}")))?;
+        let tensors = locate(path, header.tensors, start, length)?;
+        Ok(Self { map: Arc::new(map), tensors, metadata: header.metadata })
+    }
+
+    /// The tensor `name`, sharing the map where its alignment allows.
+    pub fn tensor(&self, path: &Path, name: &str) -> Result<Tensor, WeightsError> {
+        let (info, range) = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| WeightsError::MissingTensor { path: path.into(), tensor: name.into() })?;
+        let dtype = info.supported(path, name)?;
+        let bytes = MapSlice { map: self.map.clone(), range: range.clone() };
+        Tensor::from_bytes(dtype, info.shape.clone(), Arc::new(bytes))
+            .map_err(|e| WeightsError::Header { path: path.into(), problem: format!("tensor `{name}`: {e}") })
+    }
+}
+
+/// Part of a mapped file; keeps the map alive.
+struct MapSlice {
+    map: Arc<Mmap>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for MapSlice {
+    fn as_ref(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+}
+
+/// Checks every place against shape, file and neighbours. `start` is where the data begin, `length` that of the file.
+#[allow(clippy::type_complexity)] // named nowhere else
+fn locate(
+    path: &Path,
+    entries: Vec<(String, Entry)>,
+    start: usize,
+    length: u64,
+) -> Result<BTreeMap<String, (TensorInfo, Range<usize>)>, WeightsError> {
+    let data = length - start as u64;
+    let mut places: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
+    let mut tensors = BTreeMap::new();
+    for (name, entry) in entries {
+        let [begin, end] = entry.data_offsets;
+        let offsets = |expected: String| WeightsError::Offsets {
+            path: path.into(),
+            tensor: name.clone(),
+            expected,
+            found: format!("offsets {begin}..{end}"),
+        };
+        if begin > end {
+            return Err(offsets("offsets in ascending order".into()));
+        }
+        let elements = entry.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        let bits = element_bits(&entry.dtype);
+        let bytes = elements.and_then(|n| n.checked_mul(bits.unwrap_or(8))).map(|b| b.div_ceil(8));
+        let (Some(elements), Some(bytes)) = (elements, bytes) else {
+            return Err(WeightsError::ShapeOverflow { path: path.into(), tensor: name, shape: entry.shape });
+        };
+        if bits.is_some() && end - begin != bytes {
+            return Err(offsets(format!("{bytes} bytes for {elements} elements of {}", entry.dtype)));
+        }
+        if end > data {
+            return Err(WeightsError::Truncated {
+                path: path.into(),
+                tensor: Some(name),
+                expected: end.saturating_add(start as u64),
+                found: length,
+            });
+        }
+        let dtype = supported(&entry.dtype);
+        // Below: every axis fits, because an empty tensor aside their product is within the file.
+        let shape = entry.shape.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect();
+        let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape };
+        let range = start + begin as usize..start + end as usize;
+        if tensors.insert(name.clone(), (info, range)).is_some() {
+            return Err(WeightsError::Duplicate { tensor: name, first: path.into(), second: path.into() });
+        }
+        places.push((begin, end, name));
+    }
+    places.sort();
+    let mut covered = 0;
+    for (begin, end, tensor) in places {
+        if begin != covered {
+            let what = if begin < covered { "overlapping another tensor" } else { "after a hole" };
+            return Err(WeightsError::Offsets {
+                path: path.into(),
+                tensor,
+                expected: format!("its bytes to begin at {covered}, where the previous tensor ends"),
+                found: format!("offsets {begin}..{end}, {what}"),
+            });
+        }
+        covered = end;
+    }
+    match covered == data {
+        true => Ok(tensors),
+        false => Err(WeightsError::Header {
+            path: path.into(),
+            problem: format!("expected {covered} bytes of tensors after the header, found {data}"),
+        }),
+    }
+}
+
+fn supported(name: &str) -> Option<DType> {
+    Some(match name {
+        "F32" => DType::F32,
+        "BF16" => DType::Bf16,
+        "F16" => DType::F16,
+        "I64" => DType::I64,
+        "I32" => DType::I32,
+        "U8" => DType::U8,
+        "BOOL" => DType::Bool,
+        _ => return None,
+    })
+}
+
+/// Name of a dtype in a header.
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::Bf16 => "BF16",
+        DType::F16 => "F16",
+        DType::I64 => "I64",
+        DType::I32 => "I32",
+        DType::U8 => "U8",
+        DType::Bool => "BOOL",
+    }
+}
+
+/// Size of an element; `None` for dtypes that are newer than this list, whose size cannot be checked.
+fn element_bits(name: &str) -> Option<u64> {
+    Some(match name {
+        "F64" | "I64" | "U64" | "C64" => 64,
+        "F32" | "I32" | "U32" => 32,
+        "F16" | "BF16" | "I16" | "U16" => 16,
+        "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "F4" => 4,
+        _ => return None,
+    })
+}

@@ -1,0 +1,345 @@
+//! Weight files, good and hostile.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use roll_core::{DType, Fault, StateDict, Tensor};
+
+use super::*;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn state() -> StateDict {
+    let bytes = std::sync::Arc::new(vec![1u8, 0, 1]);
+    [
+        ("b", Tensor::new(vec![1.5f32, -2.0, 3.25, f32::MIN_POSITIVE], [2, 2]).unwrap()),
+        ("a", Tensor::new(vec![bf16::from_f32(0.5); 3], [3]).unwrap()),
+        ("i", Tensor::new(vec![i64::MIN, 7], [2]).unwrap()),
+        ("j", Tensor::new(vec![-3i32], []).unwrap()),
+        ("u", Tensor::new(vec![255u8, 1, 2], [3, 1]).unwrap()),
+        ("flags", Tensor::from_bytes(DType::Bool, [3], bytes).unwrap()),
+        ("none", Tensor::new(Vec::<f32>::new(), [0, 4]).unwrap()),
+    ]
+    .map(|(k, t)| (k.to_string(), t))
+    .into()
+}
+
+fn assert_same(a: &StateDict, b: &StateDict) {
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    for (key, x) in a {
+        let y = &b[key];
+        assert_eq!((x.dtype(), x.shape(), x.as_bytes()), (y.dtype(), y.shape(), y.as_bytes()), "{key}");
+    }
+}
+
+/// A safetensors file from its header and data.
+fn raw(dir: &Path, header: &str, data: &[u8]) -> PathBuf {
+    let path = dir.join("x.safetensors");
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn open_error(path: &Path) -> WeightsError {
+    WeightFile::open(path).err().unwrap_or_else(|| panic!("{} was accepted", path.display()))
+}
+
+#[test]
+fn what_is_saved_loads_back_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.safetensors");
+    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string()), ("é".into(), "\"".into())]);
+    save_safetensors(&path, &state(), &metadata).unwrap();
+    let file = Checkpoint::open(&path).unwrap();
+    assert_same(&file.all().unwrap(), &state());
+    assert_eq!(file.metadata(), metadata);
+    assert_eq!(
+        file.info("b").unwrap(),
+        &TensorInfo { dtype: Some(DType::F32), stored: "f32".into(), shape: vec![2, 2] }
+    );
+    assert_same(&file.state(|k| k == "a").unwrap(), &[("a".to_string(), state()["a"].clone())].into());
+    let first = fs::read(&path).unwrap();
+    save_safetensors(&path, &state(), &metadata).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), first);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "temporary files are gone");
+}
+
+#[test]
+fn the_safetensors_crate_reads_what_we_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.safetensors");
+    save_safetensors(&path, &state(), &BTreeMap::new()).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let theirs = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for (key, tensor) in state() {
+        let view = theirs.tensor(&key).unwrap();
+        assert_eq!((view.shape(), view.data()), (tensor.shape(), tensor.as_bytes()));
+    }
+}
+
+#[test]
+fn aligned_tensors_share_the_map_and_misaligned_ones_are_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.safetensors");
+    save_safetensors(&path, &state(), &BTreeMap::new()).unwrap();
+    let file = WeightFile::open(&path).unwrap();
+    let at = || file.tensor("b").unwrap().as_bytes().as_ptr();
+    assert_eq!(at(), at(), "two reads give the same memory");
+    // A header of odd length puts everything on odd addresses.
+    let header = r#"{"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let header = format!("{header}{}", " ".repeat(1 - header.len() % 2));
+    let path = raw(dir.path(), &header, bytemuck::cast_slice(&[1.5f32, -2.0]));
+    assert_eq!(WeightFile::open(&path).unwrap().tensor("b").unwrap().f32s().unwrap(), [1.5, -2.0]);
+}
+
+#[test]
+fn a_failed_save_leaves_the_old_file_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(save_safetensors(dir.path().join("no/such/dir/w.safetensors"), &state(), &BTreeMap::new()).is_err());
+    assert!(matches!(save_safetensors(dir.path(), &state(), &BTreeMap::new()), Err(WeightsError::Directory { .. })));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_lying_header_is_an_error_that_names_the_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry = |name: &str, dtype: &str, shape: &str, offsets: &str| {
+        format!(r#""{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{offsets}]}}"#)
+    };
+    let file =
+        |entries: &[String], bytes: usize| raw(dir.path(), &format!("{{{}}}", entries.join(",")), &vec![0; bytes]);
+
+    // Too short, too long, backwards, beyond the file.
+    let e = open_error(&file(&[entry("w", "F32", "2", "0,4")], 4));
+    assert!(matches!(&e, WeightsError::Offsets { tensor, .. } if tensor == "w"), "{e}");
+    assert!(e.to_string().contains("8 bytes for 2 elements of F32") && e.to_string().contains("0..4"), "{e}");
+    assert!(matches!(open_error(&file(&[entry("w", "F32", "1", "8,4")], 8)), WeightsError::Offsets { .. }));
+    let e = open_error(&file(&[entry("w", "F32", "4", "0,16")], 8));
+    assert!(matches!(&e, WeightsError::Truncated { tensor: Some(t), .. } if t == "w"), "{e}");
+    assert!(matches!(
+        open_error(&file(&[entry("w", "NEW", "4", &format!("0,{}", u64::MAX))], 8)),
+        WeightsError::Truncated { .. }
+    ));
+
+    // Overlap, hole, trailing bytes.
+    let e = open_error(&file(&[entry("v", "F32", "2", "0,8"), entry("w", "F32", "2", "4,12")], 12));
+    assert!(
+        matches!(&e, WeightsError::Offsets { tensor, .. } if tensor == "w") && e.to_string().contains("overlap"),
+        "{e}"
+    );
+    assert!(matches!(
+        open_error(&file(&[entry("v", "F32", "1", "0,4"), entry("w", "F32", "1", "8,12")], 12)),
+        WeightsError::Offsets { .. }
+    ));
+    assert!(matches!(open_error(&file(&[entry("w", "F32", "1", "0,4")], 9)), WeightsError::Header { .. }));
+
+    // Products that overflow.
+    for shape in ["4294967296,4294967296", "9223372036854775807,2", "9223372036854775807"] {
+        let e = open_error(&file(&[entry("w", "F64", shape, "0,8")], 8));
+        assert!(matches!(&e, WeightsError::ShapeOverflow { tensor, .. } if tensor == "w"), "{e}");
+    }
+
+    // The same name twice.
+    let e = open_error(&file(&[entry("w", "F32", "1", "0,4"), entry("w", "F32", "1", "4,8")], 8));
+    assert!(matches!(e, WeightsError::Duplicate { .. }), "{e}");
+}
+
+#[test]
+fn a_header_that_is_none_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    for header in ["", "{", "[]", r#"{"w":1}"#, r#"{"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#] {
+        let e = open_error(&raw(dir.path(), header, &[]));
+        assert!(matches!(e, WeightsError::Header { .. }), "{header}: {e}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(matches!(open_error(&raw(dir.path(), &deep, &[])), WeightsError::Header { .. }));
+    let path = dir.path().join("y.safetensors");
+    fs::write(&path, [8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert!(matches!(open_error(&path), WeightsError::Header { .. }));
+}
+
+#[test]
+fn a_header_longer_than_the_file_is_an_error_with_both_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    for length in [100u64, 1 << 40, u64::MAX] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend(b"{}");
+        fs::write(&path, bytes).unwrap();
+        let e = open_error(&path);
+        assert!(matches!(e, WeightsError::HeaderLength { expected: 2, found, .. } if found == length), "{e}");
+        assert!(e.to_string().contains(&length.to_string()));
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, cut) = (dir.path().join("w.safetensors"), dir.path().join("c.safetensors"));
+    save_safetensors(&whole, &state(), &BTreeMap::new()).unwrap();
+    let bytes = fs::read(&whole).unwrap();
+    for length in 0..bytes.len() {
+        fs::write(&cut, &bytes[..length]).unwrap();
+        open_error(&cut);
+    }
+    let bytes = fs::read(data("nested.pth")).unwrap();
+    let cut = dir.path().join("c.pth");
+    for length in (0..bytes.len()).step_by(37) {
+        fs::write(&cut, &bytes[..length]).unwrap();
+        open_error(&cut);
+    }
+}
+
+#[test]
+fn flipped_bytes_never_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    for source in ["nested.pth", "legacy.pth"] {
+        let bytes = fs::read(data(source)).unwrap();
+        let path = dir.path().join(source);
+        for at in (0..bytes.len()).step_by(11) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x5a;
+            fs::write(&path, bad).unwrap();
+            if let Ok(file) = Checkpoint::open(&path) {
+                let _ = file.all();
+            }
+        }
+    }
+}
+
+#[test]
+fn directories_missing_files_and_other_formats_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(open_error(dir.path()), WeightsError::Directory { .. }));
+    let missing = open_error(&dir.path().join("none.safetensors"));
+    assert!(missing.to_string().contains("none.safetensors"));
+    assert_eq!(roll_core::Error::from(missing).fault(), Fault::User);
+    for name in ["weights.gguf", "weights"] {
+        let path = dir.path().join(name);
+        fs::write(&path, b"GGUF").unwrap();
+        let e = open_error(&path);
+        assert!(matches!(e, WeightsError::Format { .. }) && e.to_string().contains("safetensors"), "{e}");
+        assert_eq!(roll_core::Error::from(e).fault(), Fault::User);
+    }
+    // The right contents under the wrong name.
+    let torch = dir.path().join("t.safetensors");
+    fs::copy(data("nested.pth"), &torch).unwrap();
+    assert!(matches!(open_error(&torch), WeightsError::Format { .. }));
+    let safe = dir.path().join("s.safetensors");
+    save_safetensors(&safe, &state(), &BTreeMap::new()).unwrap();
+    fs::rename(&safe, dir.path().join("s.pth")).unwrap();
+    assert!(matches!(open_error(&dir.path().join("s.pth")), WeightsError::Format { .. }));
+    fs::write(dir.path().join("g.pth"), b"garbage that is no pickle").unwrap();
+    assert!(matches!(open_error(&dir.path().join("g.pth")), WeightsError::Pickle { .. }));
+}
+
+#[test]
+fn nested_dictionaries_of_a_torch_checkpoint_are_flattened() {
+    let file = Checkpoint::open(data("nested.pth")).unwrap();
+    let expected: Vec<String> =
+        ["a", "brain", "half", "long", "scalar", "transposed"].map(|k| format!("state_dict.net.{k}")).into();
+    assert_eq!(file.keys().collect::<Vec<_>>(), expected);
+    let get = |key: &str| file.tensor(&format!("state_dict.net.{key}")).unwrap();
+    let counting: Vec<f32> = (0..12u8).map(f32::from).collect();
+    for (key, dtype) in [("a", DType::F32), ("half", DType::F16), ("brain", DType::Bf16)] {
+        assert_eq!((get(key).dtype(), get(key).shape()), (dtype, &[3, 4][..]));
+        assert_eq!(get(key).to_f32_vec(), counting);
+    }
+    assert_eq!(get("transposed").shape(), [4, 3]);
+    assert_eq!(&get("transposed").to_f32_vec()[..4], [0.0, 4.0, 8.0, 1.0]);
+    assert_eq!(get("long").as_slice::<i64>().unwrap(), [1, -2, 3]);
+    assert_eq!(get("scalar").item().unwrap(), 2.5);
+    let legacy = Checkpoint::open(data("legacy.pth")).unwrap();
+    assert_eq!(legacy.tensor("brain").unwrap().to_f32_vec(), counting);
+}
+
+#[test]
+fn a_pickle_that_would_run_code_is_refused_and_not_run() {
+    let e = open_error(&data("evil.pth"));
+    let WeightsError::UnexpectedPickle { key, found, .. } = &e else { panic!("{e}") };
+    assert_eq!((key.as_str(), found.as_str()), ("hook", "posix.system"));
+    assert_eq!(roll_core::Error::from(e).fault(), Fault::User);
+    assert!(!Path::new("/tmp/roll_pickle_was_executed").exists());
+}
+
+#[test]
+fn an_unsupported_dtype_is_listed_and_named_when_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let header = r#"{"w":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#;
+    let safe = Checkpoint::open(raw(dir.path(), header, &[0; 4])).unwrap();
+    let torch = Checkpoint::open(data("double.pth")).unwrap();
+    assert_eq!(safe.info("w").unwrap().stored, "f8_e4m3");
+    for (file, key, dtype) in [(safe, "w", "f8_e4m3"), (torch, "double", "f64")] {
+        let e = file.tensor(key).unwrap_err();
+        assert!(matches!(&e, WeightsError::DType { tensor, found, .. } if tensor == key && found == dtype), "{e}");
+    }
+}
+
+fn shard(dir: &Path, name: &str, keys: &[&str]) -> PathBuf {
+    let path = dir.join(name);
+    let state = keys.iter().map(|k| (k.to_string(), Tensor::scalar(k.len() as f32))).collect();
+    save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+    path
+}
+
+#[test]
+fn shards_are_one_checkpoint_by_index_list_or_glob() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = shard(dir.path(), "m-00001-of-00002.safetensors", &["one", "two"]);
+    let b = shard(dir.path(), "m-00002-of-00002.safetensors", &["three"]);
+    let index = dir.path().join("m.safetensors.index.json");
+    let map = r#"{"metadata":{"total_size":12},"weight_map":{
+        "one":"m-00001-of-00002.safetensors","two":"m-00001-of-00002.safetensors","three":"m-00002-of-00002.safetensors"}}"#;
+    fs::write(&index, map).unwrap();
+    let pattern = dir.path().join("m*").to_string_lossy().into_owned();
+    for checkpoint in [
+        Checkpoint::open(&index).unwrap(),
+        Checkpoint::open_shards(&[&b, &a]).unwrap(),
+        Checkpoint::open_glob(&pattern).unwrap(),
+    ] {
+        assert_eq!(checkpoint.keys().collect::<Vec<_>>(), ["one", "three", "two"]);
+        assert_eq!(checkpoint.tensor("three").unwrap().item().unwrap(), 5.0);
+        assert_eq!(checkpoint.paths().count(), 2);
+    }
+
+    // One of a series is missing.
+    let e = Checkpoint::open_shards(&[&b]).unwrap_err();
+    assert!(matches!(&e, WeightsError::MissingShard { shard, .. } if shard.contains("00001-of-00002")), "{e}");
+    fs::remove_file(&b).unwrap();
+    for e in [Checkpoint::open(&index).unwrap_err(), Checkpoint::open_glob(&pattern).unwrap_err()] {
+        assert!(matches!(&e, WeightsError::MissingShard { shard, .. } if shard.contains("00002-of-00002")), "{e}");
+    }
+    // A shard without its tensor.
+    shard(dir.path(), "m-00002-of-00002.safetensors", &["other"]);
+    assert!(matches!(Checkpoint::open(&index), Err(WeightsError::MissingTensor { tensor, .. }) if tensor == "three"));
+    // The same tensor twice.
+    let c = shard(dir.path(), "c.safetensors", &["one"]);
+    assert!(matches!(Checkpoint::open_shards(&[&a, &c]), Err(WeightsError::MissingShard { .. })));
+    let d = shard(dir.path(), "d.safetensors", &["one"]);
+    assert!(
+        matches!(Checkpoint::open_shards(&[&c, &d]), Err(WeightsError::Duplicate { tensor, .. }) if tensor == "one")
+    );
+    // An index that leads elsewhere, or nowhere.
+    for map in [r#"{"weight_map":{"one":"../c.safetensors"}}"#, r#"{"weight_map":{"one":"/etc/passwd"}}"#, "[]", "{}"] {
+        fs::write(&index, map).unwrap();
+        assert!(matches!(Checkpoint::open(&index), Err(WeightsError::Header { .. })), "{map}");
+    }
+    assert!(matches!(Checkpoint::open_glob("/no/such/*.safetensors"), Err(WeightsError::NoMatch { .. })));
+}
+
+#[test]
+fn renaming_two_tensors_to_one_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Checkpoint::open(shard(dir.path(), "w.safetensors", &["one", "two"])).unwrap();
+    assert!(matches!(file.clone().rename(|_| Some("x".into())), Err(WeightsError::Duplicate { .. })));
+    let renamed = file.rename(|k| (k == "two").then(|| "zwei".into())).unwrap();
+    assert_eq!(renamed.keys().collect::<Vec<_>>(), ["zwei"]);
+    assert_eq!(renamed.tensor("zwei").unwrap().item().unwrap(), 3.0);
+}

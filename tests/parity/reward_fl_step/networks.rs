@@ -1,0 +1,157 @@
+//! The case's networks, and a model whose conditioning is given.
+
+use std::collections::BTreeMap;
+
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
+    ScheduleFacts, StateDict, Tensor, Timestep,
+};
+use roll_models::wan2_2::dit::Dit;
+use roll_models::wan2_2::vae::{Chunking, Tiling, Vae};
+
+use crate::case::{Case, Outcome};
+use crate::dit::{Lora, Model as Shape, attach_lora};
+
+/// Hard-coded in the reference.
+const BOUNDARY: f64 = 0.9;
+
+pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> {
+    let device = roll_backends::device("flex")?;
+    let dit = |file: &str| -> Outcome<Dit> {
+        Ok(Dit::new(&case.tensors(file)?, Some(shape.num_heads), burn::tensor::DType::F32, &device)?)
+    };
+    let high = dit("dit_high.safetensors")?;
+    let mut low = dit("dit_low.safetensors")?;
+    attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
+    let vae = Vae::load(&case.tensors("vae.safetensors")?, &device)?;
+    let specs = low.parameters().ok_or("no parameters")?.specs().to_vec();
+    Ok(Box::new(Experts { high, low, vae, specs }))
+}
+
+/// The networks of the case, with the boundary that the reference writes out.
+struct Experts {
+    high: Dit,
+    low: Dit,
+    vae: Vae,
+    specs: Vec<ParameterSpec>,
+}
+
+impl Model for Experts {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.low.parameters().map_or(Ok(()), |p| p.read(out))
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.low.parameters().map_or(Ok(()), |p| p.write(values))
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.low.parameters().map_or(Ok(()), |p| p.take_gradients(add_into))
+    }
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        Some(self)
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        Err(Error::Unsupported("a case exports nothing".into()))
+    }
+    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+        Err(Error::Unsupported("a case imports nothing".into()))
+    }
+}
+
+impl DiffusionModel for Experts {
+    fn schedule(&self) -> ScheduleFacts {
+        ScheduleFacts { shift: 5.0, boundary: Some(BOUNDARY) }
+    }
+    fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
+        Err(Error::Unsupported("a case's conditioning is given".into()))
+    }
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let expert = if timestep.uses_low_noise(BOUNDARY) { &self.low } else { &self.high };
+        expert.velocity(latents, timestep, conditioning, adapter, grad)
+    }
+    /// In the reference's default tiles, which small latents fit one of.
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let tiling = Some(Tiling { size: [34, 34], stride: [18, 16] });
+        let decoded = self.vae.decode_clamped(latents, &Chunking { tiling, ..Chunking::default() }, grad)?;
+        Ok((decoded.frames, decoded.pullback))
+    }
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        self.vae.encode(frames)
+    }
+}
+
+/// A model that is conditioned on what it is told, whatever the sample.
+pub struct Conditioned {
+    model: Box<dyn Model>,
+    facts: ScheduleFacts,
+    pub conditioning: Conditioning,
+}
+
+impl Conditioned {
+    pub fn new(mut model: Box<dyn Model>, conditioning: Conditioning) -> Outcome<Self> {
+        let facts = model.as_diffusion().ok_or("not a diffusion model")?.schedule();
+        Ok(Self { model, facts, conditioning })
+    }
+
+    pub fn diffusion(&mut self) -> Result<&mut dyn DiffusionModel> {
+        self.model.as_diffusion().ok_or_else(|| Error::Misuse("the case's model is a diffusion model".into()))
+    }
+}
+
+impl Model for Conditioned {
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.model.parameters()
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.model.read_parameters(out)
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.model.write_parameters(values)
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.model.take_gradients(add_into)
+    }
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        Some(self)
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.model.export_adapter()
+    }
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.model.import_adapter(files)
+    }
+}
+
+impl DiffusionModel for Conditioned {
+    fn schedule(&self) -> ScheduleFacts {
+        self.facts
+    }
+    fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
+        Ok(self.conditioning.clone())
+    }
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        self.diffusion()?.velocity(latents, timestep, conditioning, adapter, grad)
+    }
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        self.diffusion()?.decode(latents, grad)
+    }
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        self.diffusion()?.encode_video(frames)
+    }
+}
