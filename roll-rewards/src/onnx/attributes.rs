@@ -1,0 +1,185 @@
+//! The attributes of a node, each read once; what nobody reads is refused.
+
+use std::collections::BTreeMap;
+
+use onnx_rs::ast;
+
+use super::error::Problem;
+use super::tensor_proto;
+use super::value::{Constant, Value};
+
+/// The attributes of a node that have not been read yet.
+pub(super) struct Attributes<'a> {
+    left: BTreeMap<&'a str, &'a ast::Attribute<'a>>,
+}
+
+impl<'a> Attributes<'a> {
+    /// Those of `node`.
+    pub fn of(node: &'a ast::Node<'a>) -> Result<Self, Problem> {
+        let mut left = BTreeMap::new();
+        for attribute in &node.attribute {
+            if !attribute.ref_attr_name.is_empty() {
+                return Err(format!(
+                    "the attribute `{}` refers to a function's; functions are not run",
+                    attribute.name
+                )
+                .into());
+            }
+            if left.insert(attribute.name, attribute).is_some() {
+                return Err(format!("the attribute `{}` stands twice", attribute.name).into());
+            }
+        }
+        Ok(Self { left })
+    }
+
+    fn take(&mut self, name: &str, kind: ast::AttributeType) -> Result<Option<&'a ast::Attribute<'a>>, Problem> {
+        match self.left.remove(name) {
+            // Exporters of the first days left the type out.
+            Some(a) if a.r#type != kind && a.r#type != ast::AttributeType::Undefined => {
+                Err(format!("the attribute `{name}` should be {kind:?}, found {:?}", a.r#type).into())
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// An integer, if given.
+    pub fn int(&mut self, name: &str) -> Result<Option<i64>, Problem> {
+        Ok(self.take(name, ast::AttributeType::Int)?.map(|a| a.i))
+    }
+
+    /// A flag, false when absent.
+    pub fn flag(&mut self, name: &str) -> Result<bool, Problem> {
+        Ok(self.int(name)?.unwrap_or(0) != 0)
+    }
+
+    /// A float, if given.
+    pub fn float(&mut self, name: &str) -> Result<Option<f32>, Problem> {
+        Ok(self.take(name, ast::AttributeType::Float)?.map(|a| a.f))
+    }
+
+    /// A list of floats, if given.
+    pub fn floats(&mut self, name: &str) -> Result<Option<Vec<f32>>, Problem> {
+        Ok(self.take(name, ast::AttributeType::Floats)?.map(|a| a.floats.clone()))
+    }
+
+    /// A list of integers, if given.
+    pub fn ints(&mut self, name: &str) -> Result<Option<Vec<i64>>, Problem> {
+        Ok(self.take(name, ast::AttributeType::Ints)?.map(|a| a.ints.clone()))
+    }
+
+    /// A text, `default` when absent.
+    pub fn text(&mut self, name: &str, default: &str) -> Result<String, Problem> {
+        let found = self.take(name, ast::AttributeType::String)?;
+        Ok(found.map_or_else(|| default.to_owned(), |a| String::from_utf8_lossy(a.s).into_owned()))
+    }
+
+    /// A tensor, if given.
+    pub fn tensor(&mut self, name: &str, device: &burn::tensor::Device) -> Result<Option<Constant>, Problem> {
+        match self.take(name, ast::AttributeType::Tensor)? {
+            None => Ok(None),
+            Some(ast::Attribute { t: Some(t), .. }) => tensor_proto::constant(t, device).map(Some),
+            Some(_) => Err(format!("the attribute `{name}` holds no tensor").into()),
+        }
+    }
+
+    /// A list of sizes, each at least `least`; `default` when absent.
+    pub fn sizes(&mut self, name: &str, least: i64, default: &[usize]) -> Result<Vec<usize>, Problem> {
+        let Some(ints) = self.ints(name)? else { return Ok(default.to_vec()) };
+        if ints.len() != default.len() {
+            return Err(format!("`{name}` should have {} numbers, found {ints:?}", default.len()).into());
+        }
+        sizes(name, &ints, least)
+    }
+
+    /// Refuses what nobody read.
+    pub fn finish(self) -> Result<(), Problem> {
+        match self.left.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(format!("the attribute `{name}` is not known to this build").into()),
+        }
+    }
+}
+
+/// `ints` as sizes of at least `least`. Sizes above 2^31 are refused, so that sums of a few cannot overflow.
+pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, Problem> {
+    ints.iter()
+        .map(|&i| usize::try_from(i).ok().filter(|_| (least..=1 << 31).contains(&i)))
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("`{name}` should be at least {least} and at most 2^31, found {ints:?}").into())
+}
+
+/// What an operator is built from.
+pub(super) struct Build<'n, 'a> {
+    /// The operator's name.
+    pub operator: &'a str,
+    /// The version of the default operator set.
+    pub opset: i64,
+    /// The node's attributes.
+    pub attributes: Attributes<'a>,
+    /// For each input that is given, whether it is constant, and if so what.
+    pub inputs: Vec<Option<Option<&'n Constant>>>,
+    /// How many outputs are used.
+    pub outputs: usize,
+    /// Where constants go.
+    pub device: &'n burn::tensor::Device,
+}
+
+impl<'n> Build<'n, '_> {
+    /// Whether input `index` is given.
+    pub fn has(&self, index: usize) -> bool {
+        self.inputs.get(index).is_some_and(Option::is_some)
+    }
+
+    /// The constant at input `index`; none when the input is not given.
+    pub fn constant(&self, index: usize, what: &str) -> Result<Option<&'n Constant>, Problem> {
+        match self.inputs.get(index).copied().flatten() {
+            None => Ok(None),
+            Some(Some(constant)) => Ok(Some(constant)),
+            Some(None) => Err(format!("`{what}` must be a constant of the file here").into()),
+        }
+    }
+
+    /// The constant numbers at input `index`.
+    pub fn constant_floats(&self, index: usize, what: &str) -> Result<Option<&'n [f32]>, Problem> {
+        let Some(constant) = self.constant(index, what)? else { return Ok(None) };
+        let floats = constant.floats.as_deref();
+        floats.map(Some).ok_or_else(|| format!("`{what}` should be at most 64 floats").into())
+    }
+
+    /// The constant integers at input `index`.
+    pub fn constant_ints(&self, index: usize, what: &str) -> Result<Option<&'n [i64]>, Problem> {
+        let Some(constant) = self.constant(index, what)? else { return Ok(None) };
+        constant.value.ints().map(Some)
+    }
+
+    /// The shape of the constant at input `index`, if it is one.
+    pub fn constant_shape(&self, index: usize) -> Option<&'n [usize]> {
+        self.inputs.get(index).copied().flatten().flatten().map(|c| c.value.shape())
+    }
+
+    /// A list of integers that newer operator sets take as input `index` and older ones as attribute. `None` is absent.
+    pub fn ints_or_input(&mut self, name: &str, index: usize) -> Result<Option<Vec<i64>>, Problem> {
+        match self.attributes.ints(name)? {
+            Some(ints) => Ok(Some(ints)),
+            None => Ok(self.constant_ints(index, name)?.map(<[i64]>::to_vec)),
+        }
+    }
+
+    /// Refuses another number of inputs or outputs.
+    pub fn arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
+        let given = self.inputs.len();
+        if !inputs.contains(&given) || self.inputs[..*inputs.start()].iter().any(Option::is_none) {
+            return Err(format!("expected {inputs:?} inputs, found {given} or a missing one").into());
+        }
+        match self.outputs <= outputs {
+            true => Ok(()),
+            false => Err(format!("expected {outputs} outputs, found {}", self.outputs).into()),
+        }
+    }
+}
+
+/// A scalar or list as an integer value.
+pub(super) fn int_value(values: Vec<i64>, scalar: bool) -> Value {
+    let shape = if scalar { vec![] } else { vec![values.len()] };
+    Value::Int { values, shape }
+}

@@ -1,0 +1,98 @@
+//! Runs the nodes of a graph in order and drops every value after its last use.
+
+use roll_backends::NdTensor;
+
+use super::error::{OnnxError, Problem, no_panic};
+use super::ops::Run;
+use super::read::{Graph, Node};
+use super::value::{Value, elements};
+
+/// Values of the outputs `wanted` (indices into the graph's outputs) for one input.
+///
+/// `items` is the number of stacked items when the graph was written for one (see `batch`).
+pub(super) fn execute(
+    graph: &Graph,
+    input: &NdTensor,
+    wanted: std::ops::Range<usize>,
+    items: Option<usize>,
+) -> Result<Vec<NdTensor>, OnnxError> {
+    let wanted = &graph.outputs[wanted];
+    let plan = Plan::new(graph, wanted);
+    let mut values: Vec<Option<Value>> = vec![None; graph.slots];
+    values[graph.input_slot] = Some(Value::Float(input.clone()));
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if !plan.needed[index] {
+            continue;
+        }
+        let outputs = {
+            let inputs: Vec<Option<&Value>> = node
+                .inputs
+                .iter()
+                .map(|slot| slot.and_then(|s| values[s].as_ref().or(graph.constants[s].as_ref().map(|c| &c.value))))
+                .collect();
+            run_node(node, &inputs, Run { items }).map_err(|problem| graph.node_error(node, problem))?
+        };
+        for (slot, value) in node.outputs.iter().zip(outputs) {
+            if let Some(slot) = slot {
+                values[*slot] = Some(value);
+            }
+        }
+        for slot in node.inputs.iter().chain(&node.outputs).flatten() {
+            if plan.last_use[*slot] <= index {
+                values[*slot] = None;
+            }
+        }
+    }
+    wanted
+        .iter()
+        .map(|&slot| {
+            let value = values[slot].as_ref().or(graph.constants[slot].as_ref().map(|c| &c.value));
+            let value = value.ok_or_else(|| Problem::from("it was not computed"));
+            value.and_then(|v| v.float().cloned()).map_err(|problem| OnnxError::BadFile {
+                path: graph.path.clone(),
+                problem: format!("an output is not what `run` gives: {}", problem.0),
+            })
+        })
+        .collect()
+}
+
+/// Runs one node and checks what it gives.
+pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem> {
+    if inputs.iter().flatten().any(|v| v.shape().contains(&0) && matches!(v, Value::Float(_))) {
+        return Err("an input is empty; empty tensors are not computed with".into());
+    }
+    let outputs = no_panic(|| node.operator.run(inputs, run))?;
+    for value in &outputs {
+        elements(value.shape())?;
+    }
+    Ok(outputs)
+}
+
+/// Which nodes the wanted outputs need, and when each value is used last.
+struct Plan {
+    needed: Vec<bool>,
+    last_use: Vec<usize>,
+}
+
+impl Plan {
+    fn new(graph: &Graph, wanted: &[usize]) -> Self {
+        let mut used = vec![false; graph.slots];
+        let mut last_use = vec![0; graph.slots];
+        for &slot in wanted {
+            used[slot] = true;
+            last_use[slot] = usize::MAX;
+        }
+        let mut needed = vec![false; graph.nodes.len()];
+        for (index, node) in graph.nodes.iter().enumerate().rev() {
+            if !node.outputs.iter().flatten().any(|slot| used[*slot]) {
+                continue;
+            }
+            needed[index] = true;
+            for &slot in node.inputs.iter().flatten() {
+                used[slot] = true;
+                last_use[slot] = last_use[slot].max(index);
+            }
+        }
+        Self { needed, last_use }
+    }
+}

@@ -1,0 +1,62 @@
+//! Broadcasting between tensors of any rank.
+
+use burn::tensor::Tensor;
+use roll_backends::NdTensor;
+
+use super::super::error::Problem;
+use super::super::value::elements;
+
+/// The shape that `a` and `b` broadcast to.
+pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    let shape: Option<Vec<usize>> = (0..rank)
+        .map(|axis| match (at(a, axis), at(b, axis)) {
+            (m, n) if m == n => Some(m),
+            (1, n) | (n, 1) => Some(n),
+            _ => None,
+        })
+        .collect();
+    let shape = shape.ok_or_else(|| format!("the shapes {a:?} and {b:?} do not broadcast"))?;
+    elements(&shape)?;
+    Ok(shape)
+}
+
+/// `f` of two tensors that broadcast.
+///
+/// Neighbouring axes that broadcast alike are one axis to `f`, so four axes are enough for any real pair and the usual
+/// ones (equal shapes, a scalar, one number per channel) need one to three.
+pub(super) fn apply(
+    a: &NdTensor,
+    b: &NdTensor,
+    f: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> Result<NdTensor, Problem> {
+    let shape = shape(a.shape(), b.shape())?;
+    let (a_4, b_4) = collapse(a.shape(), b.shape())?;
+    let y = f(a.flat().clone().reshape(a_4), b.flat().clone().reshape(b_4));
+    let flat = y.reshape([shape.iter().product::<usize>()]);
+    Ok(NdTensor::from_flat(flat, shape))
+}
+
+fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Problem> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    // (length in a, length in b), neighbours of one kind multiplied.
+    let mut runs: Vec<(usize, usize)> = vec![];
+    let kind = |(m, n): (usize, usize)| m.cmp(&n);
+    for pair in (0..rank).map(|axis| (at(a, axis), at(b, axis))).filter(|pair| *pair != (1, 1)) {
+        match runs.last_mut() {
+            Some(last) if kind(*last) == kind(pair) => *last = (last.0 * pair.0, last.1 * pair.1),
+            _ => runs.push(pair),
+        }
+    }
+    if runs.len() > 4 {
+        return Err(format!("the shapes {a:?} and {b:?} broadcast in more than four alternating groups").into());
+    }
+    let (mut a_4, mut b_4) = ([1; 4], [1; 4]);
+    let start = 4 - runs.len();
+    for (i, (m, n)) in runs.into_iter().enumerate() {
+        (a_4[start + i], b_4[start + i]) = (m, n);
+    }
+    Ok((a_4, b_4))
+}

@@ -1,0 +1,144 @@
+//! Convolutions over one or two spatial axes.
+
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::tensor::{Tensor, module};
+
+use super::super::attributes::{Build, sizes};
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{Value, elements};
+use super::window::{Padding, Window, as_nchw, from_nchw, pad, pair};
+use super::{Built, Operator, Run, first_only, input};
+
+#[derive(Debug)]
+struct Conv {
+    window: Window,
+    groups: usize,
+}
+
+/// The groups, and the kernel as the constant weights have it.
+fn groups_and_kernel<'n>(build: &mut Build<'n, '_>) -> Result<(usize, &'n [usize]), Problem> {
+    build.arity(2..=3, 1)?;
+    let groups = sizes("group", &[build.attributes.int("group")?.unwrap_or(1)], 1)?[0];
+    match build.constant_shape(1) {
+        Some([_, _, kernel @ ..]) if !kernel.contains(&0) => Ok((groups, kernel)),
+        Some(other) => Err(format!("weights of shape {other:?} are none of a convolution").into()),
+        None => Err("the weights must be constants of the file here".into()),
+    }
+}
+
+pub(super) fn conv(build: &mut Build) -> Built {
+    let (groups, kernel) = groups_and_kernel(build)?;
+    Ok(Box::new(Conv { window: Window::build(build, Some(kernel))?, groups }))
+}
+
+/// The weights at rank 4 and the bias.
+fn weights(
+    inputs: &[Option<&Value>],
+    outputs: impl Fn(&[usize]) -> usize,
+) -> Result<(Tensor<4>, Option<Tensor<1>>), Problem> {
+    let weight = input(inputs, 1)?.float()?;
+    let bias = match inputs.get(2).copied().flatten() {
+        None => None,
+        Some(bias) => Some(bias.float()?.rank::<1>()?),
+    };
+    let expected = outputs(weight.shape());
+    if bias.as_ref().is_some_and(|b| b.dims() != [expected]) {
+        return Err(format!("expected a bias of {expected}, found {:?}", input(inputs, 2)?.shape()).into());
+    }
+    Ok((as_nchw(weight)?, bias))
+}
+
+impl Operator for Conv {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let (weight, bias) = weights(inputs, |shape| shape[0])?;
+        let x_nchw = as_nchw(x)?;
+        let ([n, c, ..], [out, per_group, ..]) = (x_nchw.dims(), weight.dims());
+        if Some(c) != per_group.checked_mul(self.groups) || out % self.groups != 0 {
+            let weight = input(inputs, 1)?.shape();
+            let groups = self.groups;
+            return Err(format!("weights of shape {weight:?} in {groups} groups do not fit {:?}", x.shape()).into());
+        }
+        let placement = self.window.place(&x.shape()[2..])?;
+        let [h, w] = pair(&placement.output, 1);
+        elements(&[n, out, h, w])?;
+        let pads = match &self.window.padding {
+            // The whole padding, not only what the windows reach: the library counts windows itself.
+            Padding::Explicit(pads) => pair(pads, (0, 0)),
+            Padding::Same { .. } => pair(&placement.padding, (0, 0)),
+        };
+        let (x_nchw, inside) = match pads {
+            [(t, b), (l, r)] if t == b && l == r => (x_nchw, [t, l]),
+            _ => (pad(x_nchw, pads, 0.0)?, [0, 0]),
+        };
+        let (stride, dilation) = (pair(&self.window.stride, 1), pair(&self.window.dilation, 1));
+        let y = module::conv2d(x_nchw, weight, bias, ConvOptions::new(stride, inside, dilation, self.groups));
+        Ok(vec![Value::Float(from_nchw(y, x)?)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
+}
+
+#[derive(Debug)]
+struct ConvTranspose {
+    window: Window,
+    groups: usize,
+    output_padding: Vec<usize>,
+}
+
+pub(super) fn conv_transpose(build: &mut Build) -> Built {
+    let (groups, kernel) = groups_and_kernel(build)?;
+    if build.attributes.ints("output_shape")?.is_some() {
+        return Err("`output_shape` is not run here".into());
+    }
+    let output_padding = build.attributes.sizes("output_padding", 0, &vec![0; kernel.len()])?;
+    let window = Window::build(build, Some(kernel))?;
+    let symmetric = match &window.padding {
+        Padding::Explicit(pads) => pads.iter().all(|(before, after)| before == after),
+        Padding::Same { .. } => false,
+    };
+    if !symmetric {
+        return Err("a transposed convolution with unequal or automatic padding is not run here".into());
+    }
+    let limit = |i: usize| window.stride[i].max(window.dilation[i]);
+    if (0..kernel.len()).any(|i| output_padding[i] >= limit(i)) {
+        return Err(format!("`output_padding` {output_padding:?} should be below the stride or dilation").into());
+    }
+    Ok(Box::new(ConvTranspose { window, groups, output_padding }))
+}
+
+impl Operator for ConvTranspose {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let (weight, bias) = weights(inputs, |shape| shape[1].saturating_mul(self.groups))?;
+        let x_nchw = as_nchw(x)?;
+        let ([n, c, ..], [c_in, per_group, ..]) = (x_nchw.dims(), weight.dims());
+        if c != c_in || c % self.groups != 0 || x.shape().len() != self.window.kernel.len() + 2 {
+            let weight = input(inputs, 1)?.shape();
+            return Err(format!("weights of shape {weight:?} do not fit an input of shape {:?}", x.shape()).into());
+        }
+        let Padding::Explicit(pads) = &self.window.padding else { return Err("automatic padding is not run".into()) };
+        let mut shape = vec![n, per_group.saturating_mul(self.groups)];
+        for (i, &length) in x.shape()[2..].iter().enumerate() {
+            let whole = (length - 1).saturating_mul(self.window.stride[i]).saturating_add(self.window.extent(i));
+            let kept = whole.saturating_add(self.output_padding[i]).checked_sub(2 * pads[i].0).filter(|l| *l > 0);
+            shape.push(kept.ok_or("the padding leaves nothing of the output")?);
+        }
+        elements(&shape)?;
+        let options = ConvTransposeOptions::new(
+            pair(&self.window.stride, 1),
+            pair(pads, (0, 0)).map(|(before, _)| before),
+            pair(&self.output_padding, 0),
+            pair(&self.window.dilation, 1),
+            self.groups,
+        );
+        Ok(vec![Value::Float(from_nchw(module::conv_transpose2d(x_nchw, weight, bias, options), x)?)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
+}

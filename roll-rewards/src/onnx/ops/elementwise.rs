@@ -1,0 +1,285 @@
+//! Functions of one element, and of two with broadcasting.
+
+use burn::tensor::{Tensor, activation};
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{MAX_INTS, Value, elements};
+use super::{Built, Operator, Run, broadcast, first_only, input};
+
+/// A function of one element.
+#[derive(Clone, Copy, Debug)]
+enum One {
+    Relu,
+    Sigmoid,
+    Tanh,
+    Exp,
+    Log,
+    Sqrt,
+    Neg,
+    Abs,
+    Erf,
+    Floor,
+    Ceil,
+    Reciprocal,
+    Softplus,
+    HardSwish,
+    LeakyRelu(f32),
+    HardSigmoid(f32, f32),
+    Elu(f32),
+    Gelu { tanh: bool },
+    Clip(Option<f32>, Option<f32>),
+}
+
+pub(super) fn one(build: &mut Build) -> Built {
+    build.arity(1..=if build.operator == "Clip" { 3 } else { 1 }, 1)?;
+    let attributes = &mut build.attributes;
+    let one = match build.operator {
+        "Relu" => One::Relu,
+        "Sigmoid" => One::Sigmoid,
+        "Tanh" => One::Tanh,
+        "Exp" => One::Exp,
+        "Log" => One::Log,
+        "Sqrt" => One::Sqrt,
+        "Neg" => One::Neg,
+        "Abs" => One::Abs,
+        "Erf" => One::Erf,
+        "Floor" => One::Floor,
+        "Ceil" => One::Ceil,
+        "Reciprocal" => One::Reciprocal,
+        "Softplus" => One::Softplus,
+        "HardSwish" => One::HardSwish,
+        "LeakyRelu" => One::LeakyRelu(attributes.float("alpha")?.unwrap_or(0.01)),
+        "HardSigmoid" => {
+            One::HardSigmoid(attributes.float("alpha")?.unwrap_or(0.2), attributes.float("beta")?.unwrap_or(0.5))
+        }
+        "Elu" => One::Elu(attributes.float("alpha")?.unwrap_or(1.0)),
+        "Gelu" => match attributes.text("approximate", "none")?.as_str() {
+            "none" => One::Gelu { tanh: false },
+            "tanh" => One::Gelu { tanh: true },
+            other => return Err(format!("`approximate` should be none or tanh, found {other}").into()),
+        },
+        "Clip" => clip(build)?,
+        other => return Err(format!("{other} is no function of one element").into()),
+    };
+    Ok(Box::new(one))
+}
+
+fn clip(build: &mut Build) -> Result<One, Problem> {
+    let scalar = |floats: Option<&[f32]>| match floats {
+        None => Ok(None),
+        Some([limit]) => Ok(Some(*limit)),
+        Some(_) => Err(Problem::from("`min` and `max` should be one number each")),
+    };
+    let low = match build.attributes.float("min")? {
+        Some(low) => Some(low),
+        None => scalar(build.constant_floats(1, "min")?)?,
+    };
+    let high = match build.attributes.float("max")? {
+        Some(high) => Some(high),
+        None => scalar(build.constant_floats(2, "max")?)?,
+    };
+    Ok(One::Clip(low, high))
+}
+
+impl Operator for One {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = match (self, input(inputs, 0)?) {
+            (Self::Neg, Value::Int { values, shape }) => {
+                let values = values.iter().map(|v| v.wrapping_neg()).collect();
+                return Ok(vec![Value::Int { values, shape: shape.clone() }]);
+            }
+            (_, value) => value.float()?,
+        };
+        let shape = x.shape().to_vec();
+        let x = x.flat().clone();
+        let y = match *self {
+            Self::Relu => activation::relu(x),
+            Self::Sigmoid => activation::sigmoid(x),
+            Self::Tanh => x.tanh(),
+            Self::Exp => x.exp(),
+            Self::Log => x.log(),
+            Self::Sqrt => x.sqrt(),
+            Self::Neg => x.neg(),
+            Self::Abs => x.abs(),
+            Self::Erf => x.erf(),
+            Self::Floor => x.floor(),
+            Self::Ceil => x.ceil(),
+            Self::Reciprocal => x.recip(),
+            Self::Softplus => activation::softplus(x, 1.0),
+            Self::HardSwish => x.clone() * clamp((x / 6.0) + 0.5, Some(0.0), Some(1.0)),
+            Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
+            Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
+            Self::Elu(alpha) => activation::elu(x, alpha.into()),
+            Self::Gelu { tanh: true } => activation::gelu_approximate(x),
+            Self::Gelu { tanh: false } => activation::gelu(x),
+            Self::Clip(low, high) => clamp(x, low, high),
+        };
+        Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
+}
+
+fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
+    let x = low.map_or(x.clone(), |low| x.clamp_min(low));
+    high.map_or(x.clone(), |high| x.clamp_max(high))
+}
+
+/// A function of two elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Two {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Pow,
+    Max,
+    Min,
+    PRelu,
+}
+
+/// A chain of [`Two`] over the inputs. `power` is the exponent of Pow when the file holds it.
+#[derive(Debug)]
+struct Fold {
+    two: Two,
+    power: Option<f32>,
+}
+
+pub(super) fn two(build: &mut Build) -> Built {
+    let (two, inputs) = match build.operator {
+        "Add" => (Two::Add, 2..=2),
+        "Sub" => (Two::Sub, 2..=2),
+        "Mul" => (Two::Mul, 2..=2),
+        "Div" => (Two::Div, 2..=2),
+        "Pow" => (Two::Pow, 2..=2),
+        "PRelu" => (Two::PRelu, 2..=2),
+        "Sum" => (Two::Add, 1..=64),
+        "Max" => (Two::Max, 1..=64),
+        "Min" => (Two::Min, 1..=64),
+        other => return Err(format!("{other} is no function of two elements").into()),
+    };
+    build.arity(inputs, 1)?;
+    let power = match (two, build.inputs[1..].first()) {
+        (Two::Pow, Some(Some(Some(exponent)))) => match (&exponent.value, exponent.floats.as_deref()) {
+            (_, Some([power])) => Some(*power),
+            (Value::Int { values, .. }, _) if values.len() == 1 => Some(values[0] as f32),
+            _ => None,
+        },
+        _ => None,
+    };
+    Ok(Box::new(Fold { two, power }))
+}
+
+impl Operator for Fold {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let first = input(inputs, 0)?;
+        if let (Some(power), Value::Float(x)) = (self.power, first) {
+            return Ok(vec![Value::Float(powered(x, power))]);
+        }
+        let mut result = first.clone();
+        for index in 1..inputs.len() {
+            result = match (&result, input(inputs, index)?) {
+                (Value::Float(a), Value::Float(b)) => Value::Float(self.floats(a, b)?),
+                (a, b) => self.ints(a, b)?,
+            };
+        }
+        Ok(vec![result])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = inputs.iter().filter_map(|i| i.items()).max()?;
+        let alike = |i: &Carried| match i {
+            Carried::Items(r) => *r == rank,
+            // Against items, a constant must not have an axis 0 of its own.
+            Carried::Constant(c) => c.shape().len() < rank || c.shape().len() == rank && c.shape()[0] == 1,
+            Carried::Absent => false,
+        };
+        inputs.iter().all(alike).then_some(rank)
+    }
+}
+
+impl Fold {
+    fn floats(&self, a: &NdTensor, b: &NdTensor) -> Result<NdTensor, Problem> {
+        match self.two {
+            Two::PRelu => prelu(a, b),
+            Two::Add => broadcast::apply(a, b, |a, b| a + b),
+            Two::Sub => broadcast::apply(a, b, |a, b| a - b),
+            Two::Mul => broadcast::apply(a, b, |a, b| a * b),
+            Two::Div => broadcast::apply(a, b, |a, b| a / b),
+            Two::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
+            Two::Max => broadcast::apply(a, b, |a, b| b.clone() + activation::relu(a - b)),
+            Two::Min => broadcast::apply(a, b, |a, b| a.clone() - activation::relu(a - b)),
+        }
+    }
+
+    fn ints(&self, a: &Value, b: &Value) -> Result<Value, Problem> {
+        let shape = broadcast::shape(a.shape(), b.shape())?;
+        let count = elements(&shape)?;
+        if count > MAX_INTS {
+            return Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into());
+        }
+        let values = (0..count).map(|i| {
+            let (a, b) = (a.ints()?[source(i, &shape, a.shape())], b.ints()?[source(i, &shape, b.shape())]);
+            let result = match self.two {
+                Two::Add => a.checked_add(b),
+                Two::Sub => a.checked_sub(b),
+                Two::Mul => a.checked_mul(b),
+                Two::Div => a.checked_div(b),
+                Two::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+                Two::Max => Some(a.max(b)),
+                Two::Min => Some(a.min(b)),
+                Two::PRelu => None,
+            };
+            result.ok_or_else(|| format!("{:?} of the integers {a} and {b} has no value", self.two).into())
+        });
+        Ok(Value::Int { values: values.collect::<Result<_, Problem>>()?, shape })
+    }
+}
+
+/// The flat index in a tensor of shape `from` of element `index` of the shape it broadcasts to.
+fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
+    let (mut flat, mut stride) = (0, 1);
+    for axis in (0..to.len()).rev() {
+        let position = index % to[axis];
+        index /= to[axis];
+        let Some(own) = (axis + from.len()).checked_sub(to.len()) else { continue };
+        if from[own] != 1 {
+            flat += position * stride;
+        }
+        stride *= from[own];
+    }
+    flat
+}
+
+fn powered(x: &NdTensor, power: f32) -> NdTensor {
+    let flat = x.flat().clone();
+    let y = match power {
+        1.0 => flat,
+        2.0 => flat.clone() * flat,
+        0.5 => flat.sqrt(),
+        _ => flat.powf_scalar(power),
+    };
+    NdTensor::from_flat(y, x.shape())
+}
+
+/// One slope per channel goes to the fused operator; anything else is relu(x) - slope * relu(-x).
+fn prelu(x: &NdTensor, slope: &NdTensor) -> Result<NdTensor, Problem> {
+    if broadcast::shape(x.shape(), slope.shape())? != x.shape() {
+        let (x, slope) = (x.shape(), slope.shape());
+        return Err(format!("a slope of shape {slope:?} does not broadcast to {x:?}").into());
+    }
+    let (rank, count) = (x.shape().len(), elements(slope.shape())?);
+    let axis = slope.shape().iter().position(|&d| d != 1).map(|i| i + rank - slope.shape().len());
+    if rank >= 2 && (axis == Some(1) && count == x.shape()[1] || axis.is_none()) {
+        let inner: usize = x.shape()[2..].iter().product();
+        let x_ncl = x.flat().clone().reshape([x.shape()[0], x.shape()[1], inner]);
+        let y = activation::prelu(x_ncl, slope.flat().clone());
+        return Ok(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()));
+    }
+    broadcast::apply(x, slope, |x, slope| activation::relu(x.clone()) - slope * activation::relu(x.neg()))
+}

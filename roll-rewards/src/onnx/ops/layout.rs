@@ -1,0 +1,336 @@
+//! Operators that move numbers along axes: transposing, joining, picking, cutting, padding.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use roll_backends::NdTensor;
+
+use super::super::attributes::{Build, sizes};
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device, reshaped};
+use super::{Built, Operator, Run, first_only, input};
+
+#[derive(Debug)]
+struct Transpose {
+    order: Option<Vec<usize>>,
+}
+
+pub(super) fn transpose(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    let order = match build.attributes.ints("perm")? {
+        None => None,
+        Some(perm) => {
+            let order = sizes("perm", &perm, 0)?;
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            if !sorted.iter().copied().eq(0..order.len()) {
+                return Err(format!("`perm` {perm:?} is no permutation").into());
+            }
+            Some(order)
+        }
+    };
+    Ok(Box::new(Transpose { order }))
+}
+
+impl Operator for Transpose {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let rank = x.shape().len();
+        let order = self.order.clone().unwrap_or_else(|| (0..rank).rev().collect());
+        if order.len() != rank {
+            return Err(format!("`perm` {order:?} does not fit the shape {:?}", x.shape()).into());
+        }
+        Ok(vec![Value::Float(permuted(x, &order)?)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let order = self.order.as_ref()?;
+        (order.len() == rank && order[0] == 0).then_some(rank)
+    }
+}
+
+/// The axes of `x` in another order.
+fn permuted(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
+    fn fixed<const D: usize>(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
+        let axes: [isize; D] = std::array::from_fn(|i| order[i] as isize);
+        Ok(x.rank::<D>()?.permute(axes).into())
+    }
+    match order.len() {
+        0 | 1 => Ok(x.clone()),
+        2 => fixed::<2>(x, order),
+        3 => fixed::<3>(x, order),
+        4 => fixed::<4>(x, order),
+        5 => fixed::<5>(x, order),
+        6 => fixed::<6>(x, order),
+        rank => Err(format!("tensors of rank {rank} are not transposed here").into()),
+    }
+}
+
+#[derive(Debug)]
+struct Concat {
+    axis: i64,
+}
+
+pub(super) fn concat(build: &mut Build) -> Built {
+    build.arity(1..=1024, 1)?;
+    let axis = build.attributes.int("axis")?.ok_or("`axis` is missing")?;
+    Ok(Box::new(Concat { axis }))
+}
+
+impl Operator for Concat {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let first = input(inputs, 0)?;
+        let a = axis(self.axis, first.shape().len())?;
+        let values: Vec<&Value> = (0..inputs.len()).map(|i| input(inputs, i)).collect::<Result<_, _>>()?;
+        if let Value::Int { .. } = first {
+            if values.iter().any(|v| v.shape().len() != 1) {
+                return Err("integers are concatenated as lists only".into());
+            }
+            let lists: Vec<&[i64]> = values.iter().map(|v| v.ints()).collect::<Result<_, _>>()?;
+            return Ok(vec![Value::list(lists.concat())]);
+        }
+        let mut parts = vec![];
+        let mut shape = first.shape().to_vec();
+        shape[a] = 0;
+        for value in values {
+            let x = value.float()?;
+            let same = |i: usize| i == a || x.shape()[i] == shape[i];
+            if x.shape().len() != shape.len() || !(0..shape.len()).all(same) {
+                let (first, found) = (first.shape(), x.shape());
+                return Err(format!("{first:?} and {found:?} differ beyond axis {a}").into());
+            }
+            shape[a] += x.shape()[a];
+            parts.push(around(x, a));
+        }
+        elements(&shape)?;
+        Ok(vec![Value::Float(back(Tensor::cat(parts, 1), first.float()?, a))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = inputs.first()?.items()?;
+        let alike = inputs.iter().all(|i| i.items() == Some(rank));
+        (alike && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+    }
+}
+
+/// Picks whole slices along an axis; `picks` lie on the axis.
+fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
+    let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
+    let data = TensorData::new(ints, [picks.len()]);
+    let indices = Tensor::<1, Int>::from_data(data, &x.device());
+    back(around(x, a).select(1, indices), x, a)
+}
+
+#[derive(Debug)]
+struct Gather {
+    axis: i64,
+}
+
+pub(super) fn gather(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(Gather { axis: build.attributes.int("axis")?.unwrap_or(0) }))
+}
+
+impl Operator for Gather {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
+        let a = axis(self.axis, x.shape().len())?;
+        let length = x.shape()[a];
+        let picks: Vec<usize> = indices
+            .ints()?
+            .iter()
+            .map(|&i| axis(i, length))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Problem(format!("the indices reach beyond axis {a} of {:?}", x.shape())))?;
+        if picks.is_empty() {
+            return Err("there are no indices".into());
+        }
+        let (before, after) = (&x.shape()[..a], &x.shape()[a + 1..]);
+        let shape: Vec<usize> = before.iter().chain(indices.shape()).chain(after).copied().collect();
+        elements(&shape)?;
+        Ok(vec![match x {
+            Value::Float(x) => Value::Float(reshaped(&pick(x, a, &picks), shape)?),
+            Value::Int { values, shape: own } if own.len() == 1 => {
+                Value::Int { values: picks.iter().map(|&i| values[i]).collect(), shape }
+            }
+            Value::Int { shape, .. } => return Err(format!("integers of shape {shape:?} are not gathered").into()),
+        }])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let Carried::Constant(indices) = inputs.get(1)? else { return None };
+        let a = axis(self.axis, rank).ok()?;
+        (a != 0).then_some(rank - 1 + indices.shape().len())
+    }
+}
+
+#[derive(Debug)]
+struct Slice {
+    /// Starts, ends, axes when the file is old enough to have them as attributes.
+    fixed: Option<[Option<Vec<i64>>; 3]>,
+}
+
+pub(super) fn slice(build: &mut Build) -> Built {
+    if build.opset >= 10 {
+        build.arity(3..=5, 1)?;
+        return Ok(Box::new(Slice { fixed: None }));
+    }
+    build.arity(1..=1, 1)?;
+    let attributes = &mut build.attributes;
+    let fixed = [attributes.ints("starts")?, attributes.ints("ends")?, attributes.ints("axes")?];
+    Ok(Box::new(Slice { fixed: Some(fixed) }))
+}
+
+/// What a slice takes of one axis.
+struct Cut {
+    axis: i64,
+    start: i64,
+    end: i64,
+    step: i64,
+}
+
+impl Slice {
+    fn cuts(&self, lists: [Option<&[i64]>; 4]) -> Result<Vec<Cut>, Problem> {
+        let [Some(starts), Some(ends), axes, steps] = lists else { return Err("`starts` or `ends` is missing".into()) };
+        let count = starts.len();
+        let fits = |list: Option<&[i64]>| list.is_none_or(|l| l.len() == count);
+        if ends.len() != count || !fits(axes) || !fits(steps) {
+            return Err("`starts`, `ends`, `axes` and `steps` differ in length".into());
+        }
+        Ok((0..count)
+            .map(|i| Cut {
+                axis: axes.map_or(i as i64, |a| a[i]),
+                start: starts[i],
+                end: ends[i],
+                step: steps.map_or(1, |s| s[i]),
+            })
+            .collect())
+    }
+
+    fn lists<'v>(&'v self, constants: impl Fn(usize) -> Option<&'v [i64]>) -> [Option<&'v [i64]>; 4] {
+        match &self.fixed {
+            Some([starts, ends, axes]) => [starts.as_deref(), ends.as_deref(), axes.as_deref(), None],
+            None => [constants(1), constants(2), constants(3), constants(4)],
+        }
+    }
+}
+
+impl Cut {
+    /// The positions taken of an axis of `length`.
+    fn picks(&self, length: usize) -> Result<Vec<usize>, Problem> {
+        let n = length as i64;
+        let from_start = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
+        let (start, end) = (from_start(self.start), from_start(self.end));
+        let picks: Vec<usize> = match self.step {
+            1.. => (start.clamp(0, n)..end.clamp(0, n)).step_by(self.step as usize).map(|i| i as usize).collect(),
+            // Down to, but not including, `end`; an end before the axis takes all of it.
+            ..=-1 => {
+                let (start, end) = (start.clamp(-1, n - 1), if self.end < -n { -1 } else { end.clamp(-1, n - 1) });
+                (end + 1..=start).rev().step_by(self.step.unsigned_abs() as usize).map(|i| i as usize).collect()
+            }
+            0 => return Err("`steps` should not be 0".into()),
+        };
+        Ok(picks)
+    }
+}
+
+impl Operator for Slice {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let constants = |i: usize| inputs.get(i).copied().flatten().and_then(|v| v.ints().ok());
+        let mut value = input(inputs, 0)?.clone();
+        for cut in self.cuts(self.lists(constants))? {
+            let a = axis(cut.axis, value.shape().len())?;
+            let picks = cut.picks(value.shape()[a])?;
+            value = match &value {
+                Value::Int { values, shape } if shape.len() == 1 => {
+                    Value::list(picks.iter().map(|&i| values[i]).collect())
+                }
+                Value::Int { shape, .. } => return Err(format!("integers of shape {shape:?} are not sliced").into()),
+                Value::Float(_) if picks.is_empty() => return Err(format!("it leaves nothing of axis {a}").into()),
+                Value::Float(x) if cut.step == 1 => {
+                    Value::Float(back(around(x, a).narrow(1, picks[0], picks.len()), x, a))
+                }
+                Value::Float(x) => Value::Float(pick(x, a, &picks)),
+            };
+        }
+        Ok(vec![value])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let constants = |i: usize| match inputs.get(i) {
+            Some(Carried::Constant(value)) => value.ints().ok(),
+            _ => None,
+        };
+        let cuts = self.cuts(self.lists(constants)).ok()?;
+        cuts.iter().all(|cut| axis(cut.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+    }
+}
+
+/// Constant padding, before and after per axis.
+#[derive(Debug)]
+struct Pad {
+    pads: Vec<usize>,
+    axes: Option<Vec<i64>>,
+    number: f32,
+}
+
+pub(super) fn pad(build: &mut Build) -> Built {
+    build.arity(1..=4, 1)?;
+    let mode = build.attributes.text("mode", "constant")?;
+    if mode != "constant" {
+        return Err(format!("`mode` is {mode}; only constant padding is run here").into());
+    }
+    let pads = build.ints_or_input("pads", 1)?.ok_or("`pads` is missing")?;
+    let number = match build.attributes.float("value")? {
+        Some(number) => number,
+        None => match build.constant_floats(2, "constant_value")? {
+            None | Some([]) => 0.0,
+            Some([number, ..]) => *number,
+        },
+    };
+    let axes = build.constant_ints(3, "axes")?.map(<[i64]>::to_vec);
+    Ok(Box::new(Pad { pads: sizes("pads", &pads, 0)?, axes, number }))
+}
+
+impl Operator for Pad {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let mut x = input(inputs, 0)?.float()?.clone();
+        let rank = x.shape().len();
+        let axes: Vec<usize> = match &self.axes {
+            None => (0..rank).collect(),
+            Some(axes) => axes.iter().map(|&a| axis(a, rank)).collect::<Result<_, _>>()?,
+        };
+        if self.pads.len() != 2 * axes.len() {
+            return Err(format!("expected {} pads, found {:?}", 2 * axes.len(), self.pads).into());
+        }
+        let device = plain_device(&x);
+        for (i, &a) in axes.iter().enumerate() {
+            let (before, after) = (self.pads[i], self.pads[axes.len() + i]);
+            if (before, after) == (0, 0) {
+                continue;
+            }
+            let mut shape = x.shape().to_vec();
+            shape[a] = shape[a].saturating_add(before).saturating_add(after).min(MAX_ELEMENTS + 1);
+            elements(&shape)?;
+            let [outer, _, inner] = around(&x, a).dims();
+            let filled = |length| Tensor::<3>::full([outer, length, inner], self.number, &device);
+            let mut parts = vec![around(&x, a)];
+            if before > 0 {
+                parts.insert(0, filled(before));
+            }
+            if after > 0 {
+                parts.push(filled(after));
+            }
+            x = back(Tensor::cat(parts, 1), &x, a);
+        }
+        Ok(vec![Value::Float(x)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let untouched = self.axes.is_none() && self.pads.len() == 2 * rank && self.pads[0] == 0 && self.pads[rank] == 0;
+        untouched.then_some(rank)
+    }
+}

@@ -1,0 +1,124 @@
+//! Matrix products.
+
+use burn::tensor::Tensor;
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{Value, elements};
+use super::{Built, Operator, Run, broadcast, first_only, input};
+
+#[derive(Debug)]
+struct MatMul;
+
+pub(super) fn matmul(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(MatMul))
+}
+
+impl Operator for MatMul {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (a, b) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
+        let misfit = || Problem(format!("{:?} and {:?} do not multiply", a.shape(), b.shape()));
+        // A vector is a row on the left and a column on the right, and its axis goes away again.
+        let (mut a_shape, mut b_shape) = (a.shape().to_vec(), b.shape().to_vec());
+        let (row, column) = (a_shape.len() == 1, b_shape.len() == 1);
+        if row {
+            a_shape.insert(0, 1);
+        }
+        if column {
+            b_shape.push(1);
+        }
+        let ([a_batch @ .., m, k], [b_batch @ .., k_b, n]) = (a_shape.as_slice(), b_shape.as_slice()) else {
+            return Err(misfit());
+        };
+        if k != k_b {
+            return Err(misfit());
+        }
+        let batch = broadcast::shape(a_batch, b_batch)?;
+        let mut shape = batch.clone();
+        shape.extend(std::iter::once(*m).filter(|_| !row).chain(std::iter::once(*n).filter(|_| !column)));
+        let count = elements(&shape)?;
+        let (a_count, b_count) = (elements(a_batch)?, elements(b_batch)?);
+        let batch_count = elements(&batch)?;
+        let flat = if b_count == 1 {
+            let a = a.flat().clone().reshape([a_count * m, *k]);
+            a.matmul(b.flat().clone().reshape([*k, *n])).reshape([count])
+        } else {
+            let a = a.flat().clone().reshape([a_count, *m, *k]);
+            let b = b.flat().clone().reshape([b_count, *k, *n]);
+            let repeats = a_count == batch_count && b_count == batch_count || a_count == 1 && b_count == batch_count;
+            if !repeats {
+                return Err(
+                    format!("the batch axes {a_batch:?} and {b_batch:?} broadcast in a way not run here").into()
+                );
+            }
+            a.matmul(b).reshape([count])
+        };
+        Ok(vec![Value::Float(NdTensor::from_flat(flat, shape))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        match inputs {
+            [Carried::Items(rank @ 2..), Carried::Constant(b)] if b.shape().len() == 2 => Some(*rank),
+            [Carried::Items(a @ 3..), Carried::Items(b)] if a == b => Some(*a),
+            _ => None,
+        }
+    }
+}
+
+/// y = alpha * A' B' + beta * C.
+#[derive(Debug)]
+struct Gemm {
+    alpha: f32,
+    beta: f32,
+    transpose_a: bool,
+    transpose_b: bool,
+}
+
+pub(super) fn gemm(build: &mut Build) -> Built {
+    build.arity(2..=3, 1)?;
+    let attributes = &mut build.attributes;
+    Ok(Box::new(Gemm {
+        alpha: attributes.float("alpha")?.unwrap_or(1.0),
+        beta: attributes.float("beta")?.unwrap_or(1.0),
+        transpose_a: attributes.flag("transA")?,
+        transpose_b: attributes.flag("transB")?,
+    }))
+}
+
+impl Operator for Gemm {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let matrix = |index: usize, transpose: bool| -> Result<Tensor<2>, Problem> {
+            let matrix = input(inputs, index)?.float()?.rank::<2>()?;
+            Ok(if transpose { matrix.transpose() } else { matrix })
+        };
+        let (a, b) = (matrix(0, self.transpose_a)?, matrix(1, self.transpose_b)?);
+        let ([m, k], [k_b, n]) = (a.dims(), b.dims());
+        if k != k_b {
+            return Err(format!("[{m}, {k}] and [{k_b}, {n}] do not multiply").into());
+        }
+        elements(&[m, n])?;
+        let mut y = a.matmul(b);
+        if self.alpha != 1.0 {
+            y = y.mul_scalar(self.alpha);
+        }
+        let Some(c) = inputs.get(2).copied().flatten() else { return Ok(vec![Value::Float(y.into())]) };
+        let c = c.float()?;
+        if broadcast::shape(&[m, n], c.shape())? != [m, n] {
+            return Err(format!("{:?} does not broadcast to [{m}, {n}]", c.shape()).into());
+        }
+        let beta = self.beta;
+        let scaled = |c: Tensor<4>| if beta == 1.0 { c } else { c.mul_scalar(beta) };
+        Ok(vec![Value::Float(broadcast::apply(&y.into(), c, |y, c| y + scaled(c))?)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let c_fits = match inputs.get(2) {
+            Some(Carried::Constant(c)) => c.shape().len() < 2 || c.shape().len() == 2 && c.shape()[0] == 1,
+            _ => true,
+        };
+        first_only(inputs).filter(|rank| *rank == 2 && !self.transpose_a && c_fits)
+    }
+}

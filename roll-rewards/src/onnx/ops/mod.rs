@@ -1,0 +1,106 @@
+//! The operators, one family per file.
+//!
+//! An operator is built when the file is opened, from its attributes and constant inputs, and refuses there what it
+//! cannot do. When it runs, it checks the shapes it meets before any tensor library does.
+
+mod broadcast;
+mod constant;
+mod conv;
+mod elementwise;
+mod layout;
+mod matmul;
+mod norm;
+mod pool;
+mod reduce;
+mod resize;
+mod shape;
+mod window;
+
+use super::attributes::Build;
+use super::batch::Carried;
+use super::error::Problem;
+use super::value::Value;
+
+/// What holds for a whole run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// The number of items along axis 0, when it takes the place of the file's constant 1.
+    pub items: Option<usize>,
+}
+
+/// One operator with its attributes.
+pub(super) trait Operator: std::fmt::Debug + Send + Sync {
+    /// The outputs for `inputs`; an input that is left out is `None`.
+    fn run(&self, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem>;
+
+    /// The rank of the outputs if the operator carries items along axis 0 (see [`super::batch`]); `None` if that is
+    /// not proven.
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let _ = inputs;
+        None
+    }
+}
+
+type Built = Result<Box<dyn Operator>, Problem>;
+type Builder = fn(&mut Build) -> Built;
+
+fn builder(operator: &str) -> Option<Builder> {
+    Some(match operator {
+        "Conv" => conv::conv,
+        "ConvTranspose" => conv::conv_transpose,
+        "MaxPool" => pool::max_pool,
+        "AveragePool" => pool::average_pool,
+        "GlobalAveragePool" | "GlobalMaxPool" => pool::global,
+        "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
+        "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Erf" | "Floor" | "Ceil"
+        | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu" | "Clip" => {
+            elementwise::one
+        }
+        "Identity" | "Dropout" => constant::identity,
+        "Cast" => constant::cast,
+        "Constant" => constant::constant,
+        "ConstantOfShape" => constant::constant_of_shape,
+        "Shape" => shape::shape,
+        "Reshape" => shape::reshape,
+        "Flatten" => shape::flatten,
+        "Squeeze" | "Unsqueeze" => shape::squeeze,
+        "Transpose" => layout::transpose,
+        "Concat" => layout::concat,
+        "Gather" => layout::gather,
+        "Slice" => layout::slice,
+        "Pad" => layout::pad,
+        "ReduceMean" | "ReduceSum" | "ReduceL2" => reduce::reduce,
+        "Softmax" | "LogSoftmax" => reduce::softmax,
+        "LpNormalization" => reduce::lp_normalization,
+        "Resize" | "Upsample" => resize::resize,
+        "BatchNormalization" => norm::batch_norm,
+        "InstanceNormalization" => norm::instance_norm,
+        "MatMul" => matmul::matmul,
+        "Gemm" => matmul::gemm,
+        _ => return None,
+    })
+}
+
+/// Whether the executor has the operator.
+pub(super) fn is_known(operator: &str) -> bool {
+    builder(operator).is_some()
+}
+
+/// Builds the operator of a node.
+pub(super) fn build(build: &mut Build) -> Built {
+    match builder(build.operator) {
+        Some(builder) => builder(build),
+        None => Err("the operator is not known".into()),
+    }
+}
+
+/// The input `index`, which must be given.
+fn input<'v>(inputs: &[Option<&'v Value>], index: usize) -> Result<&'v Value, Problem> {
+    inputs.get(index).copied().flatten().ok_or_else(|| format!("input {index} is missing").into())
+}
+
+/// The rank of input 0 if it holds items and every other input is constant.
+fn first_only(inputs: &[Carried]) -> Option<usize> {
+    let (first, rest) = inputs.split_first()?;
+    first.items().filter(|_| rest.iter().all(|i| i.is_constant()))
+}

@@ -1,0 +1,90 @@
+//! Normalisations per channel.
+
+use burn::tensor::Tensor;
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{Value, elements};
+use super::{Built, Operator, Run, first_only, input};
+
+/// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
+#[derive(Debug)]
+struct BatchNorm {
+    epsilon: f32,
+}
+
+pub(super) fn batch_norm(build: &mut Build) -> Built {
+    build.arity(5..=5, 1)?;
+    let attributes = &mut build.attributes;
+    attributes.float("momentum")?;
+    if attributes.flag("training_mode")? || attributes.int("spatial")?.unwrap_or(1) != 1 {
+        return Err("`training_mode` and `spatial` 0 are not run here".into());
+    }
+    Ok(Box::new(BatchNorm { epsilon: attributes.float("epsilon")?.unwrap_or(1e-5) }))
+}
+
+/// `x` as `[N, C, L]`, and the inputs from 1 on as one number per channel, `[1, C, 1]`.
+fn per_channel<const P: usize>(inputs: &[Option<&Value>]) -> Result<(NdTensor, Tensor<3>, [Tensor<3>; P]), Problem> {
+    let x = input(inputs, 0)?.float()?;
+    let [n, c, ref rest @ ..] = *x.shape() else {
+        return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
+    };
+    let x_ncl = x.flat().clone().reshape([n, c, elements(rest)?]);
+    let mut parameters = vec![];
+    for index in 1..=P {
+        let parameter = input(inputs, index)?.float()?;
+        if parameter.shape() != [c] {
+            return Err(format!(
+                "input {index} should be one number per channel, [{c}], found {:?}",
+                parameter.shape()
+            )
+            .into());
+        }
+        parameters.push(parameter.flat().clone().reshape([1, c, 1]));
+    }
+    let parameters = parameters.try_into().map_err(|_| Problem::from("a parameter is missing"))?;
+    Ok((x.clone(), x_ncl, parameters))
+}
+
+fn like(x: &NdTensor, y: Tensor<3>) -> Vec<Value> {
+    vec![Value::Float(NdTensor::from_flat(y.reshape([x.shape().iter().product::<usize>()]), x.shape()))]
+}
+
+impl Operator for BatchNorm {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, x_ncl, [scale, bias, mean, variance]) = per_channel::<4>(inputs)?;
+        let gain = scale / variance.add_scalar(self.epsilon).sqrt();
+        let offset = bias - mean * gain.clone();
+        Ok(like(&x, x_ncl * gain + offset))
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
+}
+
+/// Normalisation by each item's and channel's own statistics.
+#[derive(Debug)]
+struct InstanceNorm {
+    epsilon: f32,
+}
+
+pub(super) fn instance_norm(build: &mut Build) -> Built {
+    build.arity(3..=3, 1)?;
+    Ok(Box::new(InstanceNorm { epsilon: build.attributes.float("epsilon")?.unwrap_or(1e-5) }))
+}
+
+impl Operator for InstanceNorm {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, x_ncl, [scale, bias]) = per_channel::<2>(inputs)?;
+        let centred = x_ncl.clone() - x_ncl.mean_dim(2);
+        let variance = (centred.clone() * centred.clone()).mean_dim(2);
+        Ok(like(&x, centred / variance.add_scalar(self.epsilon).sqrt() * scale + bias))
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
+}

@@ -1,0 +1,168 @@
+//! The shape of a value, and the same numbers under another one.
+
+use super::super::attributes::Build;
+use super::super::batch::Carried;
+use super::super::error::Problem;
+use super::super::value::{Value, axis, elements, reshaped};
+use super::{Built, Operator, Run, first_only, input};
+
+/// The value under another shape of as many elements.
+fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
+    Ok(match value {
+        Value::Float(tensor) => Value::Float(reshaped(tensor, shape)?),
+        Value::Int { values, .. } if elements(&shape)? == values.len() => Value::Int { values: values.clone(), shape },
+        Value::Int { shape: found, .. } => return Err(format!("{found:?} cannot become {shape:?}").into()),
+    })
+}
+
+/// The shape, or the part of it from `start` to `end`.
+#[derive(Debug)]
+struct Shape {
+    start: i64,
+    end: Option<i64>,
+}
+
+pub(super) fn shape(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    let attributes = &mut build.attributes;
+    Ok(Box::new(Shape { start: attributes.int("start")?.unwrap_or(0), end: attributes.int("end")? }))
+}
+
+impl Operator for Shape {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let shape = input(inputs, 0)?.shape();
+        let (start, end) = (edge(self.start, shape.len()), edge(self.end.unwrap_or(i64::MAX), shape.len()));
+        Ok(vec![Value::list(shape.get(start..end).unwrap_or_default().iter().map(|&d| d as i64).collect())])
+    }
+}
+
+/// A position on an axis, from the end when negative, clamped.
+fn edge(position: i64, length: usize) -> usize {
+    let from_start = if position < 0 { position.saturating_add(length as i64) } else { position };
+    from_start.clamp(0, length as i64) as usize
+}
+
+#[derive(Debug)]
+struct Reshape {
+    keep_zero: bool,
+}
+
+pub(super) fn reshape(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(Reshape { keep_zero: build.attributes.flag("allowzero")? }))
+}
+
+impl Operator for Reshape {
+    fn run(&self, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let wanted = input(inputs, 1)?.ints()?;
+        let impossible = || Problem(format!("{:?} cannot become {wanted:?}", x.shape()));
+        let mut shape = vec![];
+        let mut free = None;
+        for (i, &d) in wanted.iter().enumerate() {
+            shape.push(match d {
+                -1 if free.is_none() => {
+                    free = Some(i);
+                    1
+                }
+                0 if !self.keep_zero => *x.shape().get(i).ok_or_else(impossible)?,
+                _ => usize::try_from(d).map_err(|_| impossible())?,
+            });
+        }
+        if let (Some(items), Some(first)) = (run.items, shape.first_mut()) {
+            *first = items;
+        }
+        if let Some(free) = free {
+            let known = elements(&shape)?;
+            let count = elements(x.shape())?;
+            shape[free] = count.checked_div(known).filter(|d| d * known == count).ok_or_else(impossible)?;
+        }
+        Ok(vec![with_shape(x, shape)?])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let [Carried::Items(_), Carried::Constant(Value::Int { values, .. })] = inputs else { return None };
+        // With -1 first, one item's leading length would be known only from its other axes.
+        matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
+    }
+}
+
+#[derive(Debug)]
+struct Flatten {
+    axis: i64,
+}
+
+pub(super) fn flatten(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    Ok(Box::new(Flatten { axis: build.attributes.int("axis")?.unwrap_or(1) }))
+}
+
+impl Operator for Flatten {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let rank = x.shape().len();
+        let cut = if self.axis == rank as i64 { rank } else { axis(self.axis, rank)? };
+        let (outer, inner) = x.shape().split_at(cut);
+        Ok(vec![with_shape(x, vec![elements(outer)?, elements(inner)?])?])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
+    }
+}
+
+/// Squeeze or Unsqueeze.
+#[derive(Debug)]
+struct Squeeze {
+    remove: bool,
+    axes: Option<Vec<i64>>,
+}
+
+pub(super) fn squeeze(build: &mut Build) -> Built {
+    build.arity(1..=2, 1)?;
+    let remove = build.operator == "Squeeze";
+    let axes = build.ints_or_input("axes", 1)?;
+    if axes.is_none() && !remove {
+        return Err("`axes` is missing".into());
+    }
+    if axes.as_ref().is_some_and(|a| a.len() > 16) {
+        return Err("`axes` names more than 16 axes".into());
+    }
+    Ok(Box::new(Squeeze { remove, axes }))
+}
+
+impl Operator for Squeeze {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let shape = x.shape();
+        let named = self.axes.as_deref().unwrap_or_default();
+        if !self.remove {
+            let rank = shape.len() + named.len();
+            let mut axes: Vec<usize> = named.iter().map(|&a| axis(a, rank)).collect::<Result<_, _>>()?;
+            axes.sort_unstable();
+            let mut shape = shape.to_vec();
+            for a in axes {
+                shape.insert(a.min(shape.len()), 1);
+            }
+            return Ok(vec![with_shape(x, shape)?]);
+        }
+        let axes: Vec<usize> = match &self.axes {
+            None => (0..shape.len()).filter(|&a| shape[a] == 1).collect(),
+            Some(named) => named.iter().map(|&a| axis(a, shape.len())).collect::<Result<_, _>>()?,
+        };
+        if let Some(&a) = axes.iter().find(|&&a| shape[a] != 1) {
+            return Err(format!("axis {a} of {shape:?} is not of length 1").into());
+        }
+        let kept = (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
+        Ok(vec![with_shape(x, kept)?])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let axes = self.axes.as_ref()?;
+        let full = if self.remove { rank } else { rank + axes.len() };
+        let named: Vec<usize> = axes.iter().map(|&a| axis(a, full).ok()).collect::<Option<_>>()?;
+        let result = if self.remove { rank.checked_sub(axes.len())? } else { full };
+        (!named.contains(&0)).then_some(result)
+    }
+}

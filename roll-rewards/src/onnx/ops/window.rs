@@ -1,0 +1,145 @@
+//! Windows that slide over spatial axes: kernels, strides, dilations and padding, for convolutions and pools.
+
+use burn::tensor::Tensor;
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::error::Problem;
+use super::super::value::{elements, reshaped};
+
+/// How the ends of an axis are padded.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Padding {
+    /// Before and after, per axis.
+    Explicit(Vec<(usize, usize)>),
+    /// So that the output is the input over the stride, rounded up; the odd one after (or before).
+    Same { odd_after: bool },
+}
+
+/// A window over one or two spatial axes.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub kernel: Vec<usize>,
+    pub stride: Vec<usize>,
+    pub dilation: Vec<usize>,
+    pub padding: Padding,
+    pub ceil: bool,
+}
+
+/// Where a window falls on the axes of one input: padding that makes every window whole, and output lengths.
+pub(super) struct Placement {
+    pub padding: Vec<(usize, usize)>,
+    pub output: Vec<usize>,
+}
+
+impl Window {
+    /// Reads the attributes; `kernel` is known from the weights of a convolution.
+    pub fn build(build: &mut Build, kernel: Option<&[usize]>) -> Result<Self, Problem> {
+        let attributes = &mut build.attributes;
+        let declared = match attributes.ints("kernel_shape")? {
+            Some(ints) => Some(super::super::attributes::sizes("kernel_shape", &ints, 1)?),
+            None => None,
+        };
+        let kernel = match (kernel, declared) {
+            (Some(kernel), Some(declared)) if kernel != declared => {
+                return Err(format!("`kernel_shape` is {declared:?}, but the weights say {kernel:?}").into());
+            }
+            (Some(kernel), _) => kernel.to_vec(),
+            (None, Some(declared)) => declared,
+            (None, None) => return Err("`kernel_shape` is missing".into()),
+        };
+        let axes = kernel.len();
+        if !(1..=2).contains(&axes) {
+            return Err(format!("windows over one or two axes are run, found {axes}").into());
+        }
+        let ones = vec![1; axes];
+        let stride = attributes.sizes("strides", 1, &ones)?;
+        let dilation = attributes.sizes("dilations", 1, &ones)?;
+        let pads = attributes.sizes("pads", 0, &vec![0; 2 * axes])?;
+        let padding = match attributes.text("auto_pad", "NOTSET")?.as_str() {
+            "NOTSET" => Padding::Explicit((0..axes).map(|i| (pads[i], pads[axes + i])).collect()),
+            "VALID" => Padding::Explicit(vec![(0, 0); axes]),
+            "SAME_UPPER" => Padding::Same { odd_after: true },
+            "SAME_LOWER" => Padding::Same { odd_after: false },
+            other => return Err(format!("`auto_pad` is {other}, which is not known").into()),
+        };
+        Ok(Self { kernel, stride, dilation, padding, ceil: false })
+    }
+
+    /// The extent of the dilated kernel along spatial axis `i`.
+    pub fn extent(&self, i: usize) -> usize {
+        (self.kernel[i] - 1).saturating_mul(self.dilation[i]).saturating_add(1)
+    }
+
+    /// Places the window on spatial axes of lengths `input`.
+    pub fn place(&self, input: &[usize]) -> Result<Placement, Problem> {
+        if input.len() != self.kernel.len() {
+            return Err(format!("expected {} spatial axes, found {input:?}", self.kernel.len()).into());
+        }
+        let (mut padding, mut output) = (vec![], vec![]);
+        for (i, &length) in input.iter().enumerate() {
+            let (extent, stride) = (self.extent(i), self.stride[i]);
+            let (before, after) = match &self.padding {
+                Padding::Explicit(pads) => pads[i],
+                Padding::Same { odd_after } => {
+                    let out = length.div_ceil(stride);
+                    let total = ((out - 1) * stride).saturating_add(extent).saturating_sub(length);
+                    let (less, more) = (total / 2, total - total / 2);
+                    if *odd_after { (less, more) } else { (more, less) }
+                }
+            };
+            let padded = length.saturating_add(before).saturating_add(after);
+            let room = padded.checked_sub(extent).ok_or_else(|| {
+                format!("a window of {extent} does not fit the padded length {padded} of spatial axis {i}")
+            })?;
+            let mut count = if self.ceil { room.div_ceil(stride) } else { room / stride } + 1;
+            // A window that would start in the padding after the input is left out.
+            if self.ceil && (count - 1) * stride >= length + before {
+                count -= 1;
+            }
+            let reach = ((count - 1) * stride).saturating_add(extent);
+            padding.push((before, reach.saturating_sub(length + before)));
+            output.push(count);
+        }
+        Ok(Placement { padding, output })
+    }
+}
+
+/// `[N, C, H, W]` from `[N, C, W]` or `[N, C, H, W]`.
+pub(super) fn as_nchw(x: &NdTensor) -> Result<Tensor<4>, Problem> {
+    match *x.shape() {
+        [n, c, w] => Ok(x.flat().clone().reshape([n, c, 1, w])),
+        [..] => Ok(x.rank::<4>()?),
+    }
+}
+
+/// The result of a computation on [`as_nchw`], at the rank of `like`.
+pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Problem> {
+    let [n, c, _, w] = y.dims();
+    let y = NdTensor::from(y);
+    if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
+}
+
+/// A per-axis list for one or two spatial axes, as two.
+pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
+    match *list {
+        [w] => [first, w],
+        [h, w, ..] => [h, w],
+        [] => [first, first],
+    }
+}
+
+/// Pads the two last axes with `value`.
+pub(super) fn pad(
+    x: Tensor<4>,
+    [(top, bottom), (left, right)]: [(usize, usize); 2],
+    value: f32,
+) -> Result<Tensor<4>, Problem> {
+    let [n, c, h, w] = x.dims();
+    let grow = |a: usize, b: usize, c: usize| a.saturating_add(b).saturating_add(c);
+    elements(&[n, c, grow(h, top, bottom), grow(w, left, right)])?;
+    if [top, bottom, left, right] == [0; 4] {
+        return Ok(x);
+    }
+    Ok(x.pad((left, right, top, bottom), burn::tensor::ops::PadMode::Constant(value)))
+}

@@ -1,0 +1,255 @@
+//! From onnx-rs's syntax tree to a graph that can run: typed operators in execution order, constants folded.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use onnx_rs::ast;
+
+use super::attributes::{Attributes, Build};
+use super::error::{OnnxError, Problem, no_panic};
+use super::execute::run_node;
+use super::model::Port;
+use super::ops::{self, Operator, Run};
+use super::value::Constant;
+use super::{nesting, tensor_proto};
+
+/// Operator sets whose meaning the operators here know.
+const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
+
+/// A graph in execution order. Values live in numbered slots.
+#[derive(Debug)]
+pub(super) struct Graph {
+    pub path: PathBuf,
+    pub inputs: Vec<Port>,
+    pub output_ports: Vec<Port>,
+    pub nodes: Vec<Node>,
+    pub slots: usize,
+    pub constants: Vec<Option<Constant>>,
+    pub input_slot: usize,
+    pub outputs: Vec<usize>,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub name: String,
+    pub kind: String,
+    pub operator: Box<dyn Operator>,
+    pub inputs: Vec<Option<usize>>,
+    pub outputs: Vec<Option<usize>>,
+}
+
+impl Graph {
+    /// A problem of `node`, with its name and the file's.
+    pub fn node_error(&self, node: &Node, problem: Problem) -> OnnxError {
+        OnnxError::Node {
+            path: self.path.clone(),
+            node: node.name.clone(),
+            operator: node.kind.clone(),
+            problem: problem.0,
+        }
+    }
+}
+
+/// Reads the model in `bytes`; `path` is for messages.
+pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, OnnxError> {
+    let bad = |problem: String| OnnxError::BadFile { path: path.to_owned(), problem };
+    nesting::check(bytes).map_err(bad)?;
+    let parsed = no_panic(|| onnx_rs::parse(bytes).map_err(|e| format!("it is no ONNX model: {e}").into()));
+    let model = parsed.map_err(|p| bad(p.0))?;
+    let graph =
+        model.graph.as_ref().ok_or_else(|| bad("it holds no graph: it is no ONNX model, or is cut off".into()))?;
+    let opset = model.opset_import.iter().find(|o| default_domain(o.domain)).map(|o| o.version);
+    let opset = opset.ok_or_else(|| bad("it does not say which operator set it uses".into()))?;
+    if !OPSETS.contains(&opset) {
+        return Err(bad(format!("it uses the operator set {opset}; this build knows {OPSETS:?}")));
+    }
+    if !graph.sparse_initializer.is_empty() {
+        return Err(bad("it has sparse initialisers, which are not read".into()));
+    }
+    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![] }.read()
+}
+
+fn default_domain(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    graph: &'a ast::Graph<'a>,
+    opset: i64,
+    device: &'a Device,
+    slots: HashMap<&'a str, usize>,
+    constants: Vec<Option<Constant>>,
+}
+
+impl<'a> Reader<'a> {
+    fn read(mut self) -> Result<Graph, OnnxError> {
+        for tensor in &self.graph.initializer {
+            let constant = tensor_proto::constant(tensor, self.device)
+                .map_err(|p| self.bad(format!("the initialiser `{}` cannot be read: {}", tensor.name(), p.0)))?;
+            let slot = self.define(tensor.name())?;
+            self.constants[slot] = Some(constant);
+        }
+        // Before IR version 4 initialisers stand among the inputs too.
+        let inputs: Vec<_> = self.graph.input.iter().filter(|i| !self.slots.contains_key(i.name)).collect();
+        let [input] = inputs.as_slice() else {
+            let names: Vec<_> = inputs.iter().map(|i| i.name).collect();
+            return Err(self.bad(format!("expected a graph with one input, found {names:?}")));
+        };
+        if !matches!(input.tensor_elem_type(), None | Some(ast::DataType::Undefined | ast::DataType::Float)) {
+            return Err(self.bad(format!("its input `{}` should be of type float", input.name)));
+        }
+        let ports = vec![port(input)];
+        let input_slot = self.define(input.name)?;
+        if self.graph.output.is_empty() {
+            return Err(self.bad("the graph has no output".into()));
+        }
+        let order = self.order()?;
+        let mut nodes = vec![];
+        for index in order {
+            nodes.extend(self.node(&self.graph.node[index])?);
+        }
+        let mut outputs = vec![];
+        for output in &self.graph.output {
+            let slot = self.slots.get(output.name).copied();
+            outputs.push(slot.ok_or_else(|| self.bad(format!("nothing computes the output `{}`", output.name)))?);
+        }
+        // Weights that were folded away must not stay on the device.
+        let mut kept = vec![false; self.constants.len()];
+        nodes.iter().flat_map(|n: &Node| n.inputs.iter().flatten()).chain(&outputs).for_each(|s| kept[*s] = true);
+        self.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(c, _)| *c = None);
+        Ok(Graph {
+            path: self.path.to_owned(),
+            inputs: ports,
+            output_ports: self.graph.output.iter().map(port).collect(),
+            nodes,
+            slots: self.constants.len(),
+            constants: self.constants,
+            input_slot,
+            outputs,
+        })
+    }
+
+    fn bad(&self, problem: String) -> OnnxError {
+        OnnxError::BadFile { path: self.path.to_owned(), problem }
+    }
+
+    /// A new slot for the value `name`.
+    fn define(&mut self, name: &'a str) -> Result<usize, OnnxError> {
+        let slot = self.constants.len();
+        self.constants.push(None);
+        match self.slots.insert(name, slot) {
+            None => Ok(slot),
+            Some(_) => Err(self.bad(format!("the value `{name}` is defined twice"))),
+        }
+    }
+
+    /// The nodes that the outputs need, each after those it reads from. Without recursion: a chain may be long.
+    fn order(&self) -> Result<Vec<usize>, OnnxError> {
+        let nodes = &self.graph.node;
+        let mut producers = HashMap::new();
+        for (index, node) in nodes.iter().enumerate() {
+            for &output in node.output.iter().filter(|o| !o.is_empty()) {
+                if producers.insert(output, index).is_some() || self.slots.contains_key(output) {
+                    return Err(self.bad(format!("the value `{output}` is defined twice")));
+                }
+            }
+        }
+        let (mut started, mut done, mut order) = (vec![false; nodes.len()], vec![false; nodes.len()], vec![]);
+        let mut stack: Vec<usize> =
+            self.graph.output.iter().rev().filter_map(|o| producers.get(o.name).copied()).collect();
+        while let Some(&index) = stack.last() {
+            if done[index] {
+                stack.pop();
+                continue;
+            }
+            let inputs = nodes[index].input.iter().filter(|i| !i.is_empty() && !self.slots.contains_key(*i));
+            if started[index] {
+                done[index] = true;
+                order.push(index);
+                stack.pop();
+                continue;
+            }
+            started[index] = true;
+            for input in inputs {
+                let Some(&producer) = producers.get(input) else {
+                    let node = node_name(&nodes[index]);
+                    return Err(self.bad(format!("node `{node}` reads `{input}`, which nothing computes")));
+                };
+                if started[producer] && !done[producer] {
+                    let node = node_name(&nodes[index]);
+                    return Err(self.bad(format!("node `{node}` is part of a cycle through `{input}`")));
+                }
+                if !done[producer] {
+                    stack.push(producer);
+                }
+            }
+        }
+        Ok(order)
+    }
+
+    /// The node as an operator that can run, or nothing when it was folded into constants.
+    fn node(&mut self, node: &'a ast::Node<'a>) -> Result<Option<Node>, OnnxError> {
+        let name = node_name(node).to_owned();
+        let kind = node.op_type.as_str().to_owned();
+        let error = |path: &Path, problem: Problem| OnnxError::Node {
+            path: path.to_owned(),
+            node: name.clone(),
+            operator: kind.clone(),
+            problem: problem.0,
+        };
+        if !default_domain(node.domain) || !ops::is_known(&kind) {
+            let operator = if default_domain(node.domain) { kind } else { format!("{}.{kind}", node.domain) };
+            return Err(OnnxError::Operator { path: self.path.to_owned(), node: name, operator });
+        }
+        let inputs: Vec<Option<usize>> = node.input.iter().map(|i| self.slots.get(i).copied()).collect();
+        let operator = self.operator(node, &inputs).map_err(|p| error(self.path, p))?;
+        let mut outputs = vec![];
+        for &output in &node.output {
+            outputs.push(if output.is_empty() { None } else { Some(self.define(output)?) });
+        }
+        let node = Node { name: name.clone(), kind: kind.clone(), operator, inputs, outputs };
+        let fixed: Option<Vec<_>> = node
+            .inputs
+            .iter()
+            .map(|slot| slot.map_or(Some(None), |s| self.constants[s].as_ref().map(|c| Some(&c.value))))
+            .collect();
+        let Some(fixed) = fixed else { return Ok(Some(node)) };
+        let values = run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?;
+        for (slot, value) in node.outputs.iter().zip(values) {
+            if let Some(slot) = slot {
+                self.constants[*slot] = Some(Constant::new(value).map_err(|p| error(self.path, p))?);
+            }
+        }
+        Ok(None)
+    }
+
+    fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>]) -> Result<Box<dyn Operator>, Problem> {
+        let mut build = Build {
+            operator: node.op_type.as_str(),
+            opset: self.opset,
+            attributes: Attributes::of(node)?,
+            inputs: inputs.iter().map(|slot| slot.map(|s| self.constants[s].as_ref())).collect(),
+            outputs: node.output.iter().filter(|o| !o.is_empty()).count(),
+            device: self.device,
+        };
+        let operator = no_panic(|| ops::build(&mut build))?;
+        build.attributes.finish()?;
+        Ok(operator)
+    }
+}
+
+fn node_name<'a>(node: &ast::Node<'a>) -> &'a str {
+    if node.name.is_empty() { node.output.first().copied().unwrap_or("") } else { node.name }
+}
+
+fn port(value: &ast::ValueInfo) -> Port {
+    let dimensions = value.tensor_shape().map(|s| s.dim.as_slice()).unwrap_or_default();
+    let shape = dimensions.iter().map(|d| match d.value {
+        ast::Dimension::Value(n) => usize::try_from(n).ok().filter(|n| *n > 0),
+        ast::Dimension::Param(_) => None,
+    });
+    Port { name: value.name.to_owned(), shape: shape.collect() }
+}

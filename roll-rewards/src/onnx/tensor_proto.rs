@@ -1,0 +1,98 @@
+//! Tensors stored in the file.
+
+use burn::tensor::Device;
+use onnx_rs::ast::{DataLocation, DataType, TensorProto};
+
+use super::error::Problem;
+use super::value::{Constant, MAX_INTS, Value, elements, upload};
+
+/// The stored tensor: floats go to the device as f32, integers and booleans stay on the host as i64.
+pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant, Problem> {
+    if tensor.data_location() == DataLocation::External || !tensor.external_data().is_empty() {
+        return Err("its numbers are in another file; merge them into one with onnx.save_model(onnx.load(f), g)".into());
+    }
+    if tensor.segment().is_some() {
+        return Err("it is one segment of a tensor; segments are not read".into());
+    }
+    let shape: Vec<usize> = tensor
+        .dims()
+        .iter()
+        .map(|&d| usize::try_from(d))
+        .collect::<Result<_, _>>()
+        .map_err(|_| format!("its shape is {:?}", tensor.dims()))?;
+    let count = elements(&shape)?;
+    let numbers = numbers(tensor)?;
+    if numbers.len() != count {
+        let found = numbers.len();
+        return Err(format!("its shape {shape:?} means {count} numbers, but the file holds {found}").into());
+    }
+    match numbers {
+        Numbers::Float(values) => {
+            if values.is_empty() {
+                // The empty `roi` and `scales` of Resize: nothing computes with them.
+                return Ok(Constant { value: Value::list(vec![]), floats: Some(vec![]) });
+            }
+            let floats = (values.len() <= 64).then(|| values.clone());
+            Ok(Constant { value: Value::Float(upload(values, shape, device)), floats })
+        }
+        Numbers::Int(values) if values.len() > MAX_INTS => {
+            Err(format!("it has {} integers; at most {MAX_INTS} are read", values.len()).into())
+        }
+        Numbers::Int(values) => Ok(Constant { value: Value::Int { values, shape }, floats: None }),
+    }
+}
+
+enum Numbers {
+    Float(Vec<f32>),
+    Int(Vec<i64>),
+}
+
+impl Numbers {
+    fn len(&self) -> usize {
+        match self {
+            Self::Float(values) => values.len(),
+            Self::Int(values) => values.len(),
+        }
+    }
+}
+
+fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
+    let data_type = tensor.data_type();
+    if let Some(raw) = tensor.as_raw() {
+        return Ok(match data_type {
+            DataType::Float => Numbers::Float(each(raw, f32::from_le_bytes)?),
+            DataType::Double => Numbers::Float(each(raw, |b| f64::from_le_bytes(b) as f32)?),
+            DataType::Float16 => Numbers::Float(each(raw, |b| half::f16::from_le_bytes(b).to_f32())?),
+            DataType::Bfloat16 => Numbers::Float(each(raw, |b| half::bf16::from_le_bytes(b).to_f32())?),
+            DataType::Int64 => Numbers::Int(each(raw, i64::from_le_bytes)?),
+            DataType::Int32 => Numbers::Int(each(raw, |b| i32::from_le_bytes(b).into())?),
+            DataType::Int16 => Numbers::Int(each(raw, |b| i16::from_le_bytes(b).into())?),
+            DataType::Uint16 => Numbers::Int(each(raw, |b| u16::from_le_bytes(b).into())?),
+            DataType::Uint32 => Numbers::Int(each(raw, |b| u32::from_le_bytes(b).into())?),
+            DataType::Int8 => Numbers::Int(each(raw, |b| i8::from_le_bytes(b).into())?),
+            DataType::Uint8 | DataType::Bool => Numbers::Int(raw.iter().map(|&b| b.into()).collect()),
+            other => return Err(format!("numbers of type {other:?} are not read").into()),
+        });
+    }
+    // A 16-bit float stands as the low half of an int32.
+    let words = |f: fn(u16) -> f32| tensor.as_i32().unwrap_or_default().iter().map(|&i| f(i as u16)).collect();
+    Ok(match data_type {
+        DataType::Float => Numbers::Float(tensor.as_f32().unwrap_or_default().into_owned()),
+        DataType::Double => Numbers::Float(tensor.as_f64().unwrap_or_default().iter().map(|&v| v as f32).collect()),
+        DataType::Float16 => Numbers::Float(words(|w| half::f16::from_bits(w).to_f32())),
+        DataType::Bfloat16 => Numbers::Float(words(|w| half::bf16::from_bits(w).to_f32())),
+        DataType::Int64 => Numbers::Int(tensor.as_i64().unwrap_or_default().into_owned()),
+        DataType::Int32 | DataType::Int16 | DataType::Int8 | DataType::Uint16 | DataType::Uint8 | DataType::Bool => {
+            Numbers::Int(tensor.as_i32().unwrap_or_default().iter().map(|&v| v.into()).collect())
+        }
+        other => return Err(format!("numbers of type {other:?} are not read").into()),
+    })
+}
+
+fn each<const W: usize, T>(raw: &[u8], read: fn([u8; W]) -> T) -> Result<Vec<T>, Problem> {
+    let (words, rest) = raw.as_chunks::<W>();
+    if !rest.is_empty() {
+        return Err(format!("its {} bytes are no multiple of {W}", raw.len()).into());
+    }
+    Ok(words.iter().map(|w| read(*w)).collect())
+}

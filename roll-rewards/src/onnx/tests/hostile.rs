@@ -1,0 +1,145 @@
+//! Files that are wrong, by accident or on purpose, are errors that say what is wrong.
+
+use super::*;
+
+#[track_caller]
+fn refused(result: Result<Model, OnnxError>, parts: &[&str]) {
+    let message = result.map(|_| ()).unwrap_err().to_string();
+    for part in parts {
+        assert!(message.contains(part), "`{message}` should say `{part}`");
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Model, OnnxError> {
+    Model::parse(Path::new("faces/x.onnx"), bytes, &Device::flex())
+}
+
+#[test]
+fn an_unknown_operator_is_named_with_node_and_file() {
+    let file = File::new(11, &[1, 2]).node("FlyToTheMoon", &["x"], "y", vec![]);
+    let expected = "faces/x.onnx: node `the_node` uses the operator `FlyToTheMoon`, which this build cannot run";
+    assert_eq!(file.open().unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn unknown_attributes_values_and_operator_sets_are_refused_at_open() {
+    let relu = |attributes| File::new(11, &[1, 2]).node("Relu", &["x"], "y", attributes);
+    refused(relu(vec![int("warp", 9)]).open(), &["faces/x.onnx", "the_node", "Relu", "warp"]);
+    let file = File::new(11, &[1, 1, 2, 2]).floats("r", &[0], &[]).floats("s", &[4], &[1., 1., 2., 2.]);
+    refused(file.node("Resize", &["x", "r", "s"], "y", vec![text("mode", "cubic")]).open(), &["the_node", "cubic"]);
+    refused(File::new(99, &[1, 2]).node("Relu", &["x"], "y", vec![]).open(), &["operator set 99"]);
+    let file = File::new(11, &[1, 1, 2, 2]).node("MaxPool", &["x"], "y", vec![ints("kernel_shape", &[0, 2])]);
+    refused(file.open(), &["kernel_shape"]);
+    let file = File::new(11, &[1, 1, 2, 2]).node("MaxPool", &["x"], "y", vec![ints("kernel_shape", &[1; 3])]);
+    refused(file.open(), &["one or two axes"]);
+}
+
+#[test]
+fn cycles_strangers_and_doubles_are_refused() {
+    let file = File::new(11, &[1, 2]).node("Add", &["x", "b"], "y", vec![]).node("Relu", &["y"], "b", vec![]);
+    refused(file.open(), &["cycle"]);
+    refused(File::new(11, &[1, 2]).node("Relu", &["nobody"], "y", vec![]).open(), &["`nobody`", "nothing computes"]);
+    let file = File::new(11, &[1, 2]).node("Relu", &["x"], "y", vec![]).node("Relu", &["x"], "y", vec![]);
+    refused(file.open(), &["`y` is defined twice"]);
+    refused(File::new(11, &[1, 2]).node("Relu", &["x"], "z", vec![]).open(), &["nothing computes the output `y`"]);
+}
+
+#[test]
+fn lying_sizes_are_refused() {
+    let file =
+        |shape: &[i64]| File::new(11, &[1, 2]).floats("c", shape, &[1., 2.]).node("Add", &["x", "c"], "y", vec![]);
+    refused(file(&[3]).open(), &["`c`", "3 numbers", "2"]);
+    refused(file(&[-2]).open(), &["`c`"]);
+    refused(file(&[i64::MAX, i64::MAX, 4]).open(), &["`c`", "larger"]);
+    let file = File::new(11, &[1, 2]).ints("s", &[1 << 30, 1 << 30]).node("ConstantOfShape", &["s"], "y", vec![]);
+    refused(file.open(), &["larger"]);
+}
+
+#[test]
+fn huge_results_are_refused_before_they_are_allocated() {
+    let model = |file: File| file.open().unwrap().run(&tensor(&[1., 2.], &[1, 1, 1, 2])).unwrap_err().to_string();
+    let file = || File::new(11, &[1, 1, 1, 2]);
+    let scaled = file().floats("r", &[0], &[]).floats("s", &[4], &[1., 1., 1e5, 1e9]);
+    assert!(model(scaled.node("Resize", &["x", "r", "s"], "y", vec![])).contains("larger"));
+    let padded = file().ints("p", &[0, 0, 0, 0, 1 << 20, 0, 0, 1 << 20]);
+    assert!(model(padded.node("Pad", &["x", "p"], "y", vec![])).contains("larger"));
+    let pads = ints("pads", &[1 << 30, 1 << 30, 1 << 30, 1 << 30]);
+    let conv = file().floats("w", &[1, 1, 1, 1], &[1.]).node("Conv", &["x", "w"], "y", vec![pads]);
+    assert!(model(conv).contains("larger"));
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_errors_when_run() {
+    let model =
+        File::new(11, &[1, 2]).floats("c", &[3], &[1.; 3]).node("Add", &["x", "c"], "y", vec![]).open().unwrap();
+    let message = model.run(&tensor(&[1., 2.], &[1, 2])).unwrap_err().to_string();
+    assert!(message.contains("the_node") && message.contains("do not broadcast"), "{message}");
+    let message = model.run(&tensor(&[1., 2., 3.], &[1, 3])).unwrap_err().to_string();
+    assert!(message.contains("`x` is [N, 2], found shape [1, 3]"), "{message}");
+    let message = model.vjp(&tensor(&[1.], &[1])).unwrap_err().to_string();
+    assert!(message.contains("found shape [1]"), "{message}");
+}
+
+#[test]
+fn every_truncation_and_many_flipped_bits_end_in_an_error_or_a_model() {
+    let file = File::new(11, &[1, 1, 2, 2]).floats("w", &[1, 1, 2, 2], &[1.; 4]).ints("s", &[1, -1]);
+    let file = file.node("Conv", &["x", "w"], "c", vec![ints("pads", &[1, 1, 1, 1])]);
+    let bytes = file.node("Reshape", &["c", "s"], "y", vec![]).bytes();
+    for end in 0..bytes.len() {
+        // A cut between two fields of the model may leave a whole one; it must not panic.
+        if let Ok(model) = parse(&bytes[..end]) {
+            let _ = model.run(&tensor(&[1.; 4], &[1, 1, 2, 2]));
+        }
+    }
+    for i in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut flipped = bytes.clone();
+            flipped[i] ^= 1 << bit;
+            if let Ok(model) = parse(&flipped) {
+                let _ = model.run(&tensor(&[1.; 4], &[1, 1, 2, 2]));
+            }
+        }
+    }
+    refused(parse(&[]), &["no graph"]);
+}
+
+#[test]
+fn deep_nesting_is_refused_without_recursion() {
+    // graph { node { attribute { g: graph ... } } }, two hundred thousand times.
+    let mut bytes: Vec<u8> = vec![];
+    let mut parts: Vec<Vec<u8>> = vec![];
+    let mut length = 0usize;
+    for level in 0..200_000 {
+        let tag = match level % 3 {
+            0 => 0x32, // Attribute.g
+            1 => 0x2a, // Node.attribute
+            _ => 0x0a, // Graph.node
+        };
+        let mut part = vec![tag];
+        let mut rest = length;
+        while rest >= 0x80 {
+            part.push((rest & 0x7f) as u8 | 0x80);
+            rest >>= 7;
+        }
+        part.push(rest as u8);
+        length += part.len();
+        parts.push(part);
+    }
+    parts.iter().rev().for_each(|p| bytes.extend(p));
+    let mut whole = vec![0x3a];
+    let mut rest = bytes.len();
+    while rest >= 0x80 {
+        whole.push((rest & 0x7f) as u8 | 0x80);
+        rest >>= 7;
+    }
+    whole.push(rest as u8);
+    whole.extend(bytes);
+    refused(parse(&whole), &[]);
+}
+
+#[test]
+fn a_missing_file_and_a_directory_are_named() {
+    let missing = Model::open(Path::new("nowhere/x.onnx"), &Device::flex());
+    refused(missing, &["cannot read nowhere/x.onnx"]);
+    refused(Model::open(&std::env::temp_dir(), &Device::flex()), &["should be a file"]);
+}

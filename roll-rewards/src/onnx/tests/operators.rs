@@ -1,0 +1,289 @@
+//! Each operator forward against numbers computed by hand, and its gradient against central differences.
+
+use super::*;
+
+/// Checks value, shape and gradient of a graph for one input.
+#[track_caller]
+fn check(file: File, x: &[f32], shape: &[usize], y: &[f32], y_shape: &[usize]) {
+    let model = file.open().unwrap();
+    let input = tensor(x, shape);
+    let outputs = model.run(&input).unwrap();
+    assert_eq!(outputs[0].shape(), y_shape);
+    close(&host(&outputs[0]), y, 1e-5);
+    gradient_matches_differences(&model, x, shape);
+}
+
+#[track_caller]
+fn close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
+    for (f, e) in found.iter().zip(expected) {
+        assert!((f - e).abs() <= tolerance * scale, "found {found:?}, expected {expected:?}");
+    }
+}
+
+#[track_caller]
+fn gradient_matches_differences(model: &Model, x: &[f32], shape: &[usize]) {
+    let (y, recorded) = model.vjp(&tensor(x, shape)).unwrap();
+    let cotangent = noise(y.shape().iter().product(), 5);
+    let pulled = recorded.pull(tensor(&cotangent, y.shape())).unwrap();
+    assert_eq!(pulled.shape(), shape);
+    let objective = |x: &[f32]| -> f64 {
+        let y = host(&model.run(&tensor(x, shape)).unwrap()[0]);
+        y.iter().zip(&cotangent).map(|(y, g)| f64::from(*y) * f64::from(*g)).sum()
+    };
+    let step = 2e-3;
+    let differences: Vec<f32> = (0..x.len())
+        .map(|i| {
+            let (mut above, mut below) = (x.to_vec(), x.to_vec());
+            above[i] += step;
+            below[i] -= step;
+            ((objective(&above) - objective(&below)) / f64::from(above[i] - below[i])) as f32
+        })
+        .collect();
+    close(&host(&pulled), &differences, 5e-3);
+}
+
+#[test]
+fn convolutions_with_groups_strides_and_unequal_padding() {
+    let file = File::new(11, &[1, 1, 2, 3]).floats("w", &[1, 1, 2, 2], &[1., 2., 3., 4.]).floats("b", &[1], &[0.5]);
+    let file = file.node("Conv", &["x", "w", "b"], "y", vec![ints("pads", &[0, 0, 1, 1])]);
+    let y = [37.5, 47.5, 21.5, 14.5, 17.5, 6.5];
+    check(file, &[1., 2., 3., 4., 5., 6.], &[1, 1, 2, 3], &y, &[1, 1, 2, 3]);
+
+    let file = File::new(11, &[1, 2, 1, 4]).floats("w", &[2, 1, 1, 2], &[1., 1., 1., -1.]);
+    let attributes = vec![int("group", 2), ints("strides", &[1, 2]), text("auto_pad", "SAME_UPPER")];
+    let file = file.node("Conv", &["x", "w"], "y", attributes);
+    check(file, &[1., 2., 3., 4., 5., 7., 9., 12.], &[1, 2, 1, 4], &[3., 7., -2., -3.], &[1, 2, 1, 2]);
+
+    let file = File::new(11, &[1, 1, 4]).floats("w", &[1, 1, 2], &[1., 10.]);
+    let file = file.node("Conv", &["x", "w"], "y", vec![ints("dilations", &[2])]);
+    check(file, &[1., 2., 3., 4.], &[1, 1, 4], &[31., 42.], &[1, 1, 2]);
+
+    let file = File::new(11, &[1, 1, 1, 2]).floats("w", &[1, 1, 1, 3], &[1., 2., 3.]);
+    let file = file.node("ConvTranspose", &["x", "w"], "y", vec![ints("strides", &[1, 2])]);
+    check(file, &[1., 10.], &[1, 1, 1, 2], &[1., 2., 13., 20., 30.], &[1, 1, 1, 5]);
+}
+
+#[test]
+fn pools_count_what_ceil_mode_and_padding_add_as_the_specification_says() {
+    let x = [1., 2., 3., 4., 5., 6., 7., 8., 10.];
+    let (kernel, strides) = (ints("kernel_shape", &[2, 2]), ints("strides", &[2, 2]));
+    let pool = |op, extra: Vec<_>| {
+        let attributes = [kernel.clone(), strides.clone()].into_iter().chain(extra).collect();
+        File::new(11, &[1, 1, 3, 3]).node(op, &["x"], "y", attributes)
+    };
+    check(pool("MaxPool", vec![]), &x, &[1, 1, 3, 3], &[5.], &[1, 1, 1, 1]);
+    check(pool("MaxPool", vec![int("ceil_mode", 1)]), &x, &[1, 1, 3, 3], &[5., 6., 8., 10.], &[1, 1, 2, 2]);
+    let pads = ints("pads", &[1, 1, 0, 0]);
+    check(pool("MaxPool", vec![pads.clone()]), &x, &[1, 1, 3, 3], &[1., 3., 7., 10.], &[1, 1, 2, 2]);
+    let y = [3., 4.5, 7.5, 10.];
+    check(pool("AveragePool", vec![int("ceil_mode", 1)]), &x, &[1, 1, 3, 3], &y, &[1, 1, 2, 2]);
+    let y = [1., 2.5, 5.5, 7.25];
+    check(pool("AveragePool", vec![pads.clone()]), &x, &[1, 1, 3, 3], &y, &[1, 1, 2, 2]);
+    let y = [0.25, 1.25, 2.75, 7.25];
+    check(pool("AveragePool", vec![pads, int("count_include_pad", 1)]), &x, &[1, 1, 3, 3], &y, &[1, 1, 2, 2]);
+    let file = File::new(11, &[1, 1, 3, 3]).node("GlobalAveragePool", &["x"], "y", vec![]);
+    check(file, &x, &[1, 1, 3, 3], &[46. / 9.], &[1, 1, 1, 1]);
+}
+
+#[test]
+fn functions_of_one_element() {
+    let x = [-2.0, -0.5, 0.25, 1.5];
+    let cases: Vec<(&str, Vec<Attribute>, fn(f32) -> f32)> = vec![
+        ("Relu", vec![], |x| x.max(0.)),
+        ("LeakyRelu", vec![float("alpha", 0.1)], |x| if x < 0. { 0.1 * x } else { x }),
+        ("Sigmoid", vec![], |x| 1. / (1. + (-x).exp())),
+        ("Tanh", vec![], f32::tanh),
+        ("Exp", vec![], f32::exp),
+        ("Neg", vec![], |x| -x),
+        ("Abs", vec![], f32::abs),
+        ("Reciprocal", vec![], |x| 1. / x),
+        ("HardSigmoid", vec![], |x| (0.2 * x + 0.5).clamp(0., 1.)),
+        ("HardSwish", vec![], |x| x * (x / 6. + 0.5).clamp(0., 1.)),
+        ("Elu", vec![], |x| if x < 0. { x.exp() - 1. } else { x }),
+        ("Softplus", vec![], |x| (1. + x.exp()).ln()),
+        ("Clip", vec![float("min", -1.), float("max", 1.)], |x| x.clamp(-1., 1.)),
+        ("Identity", vec![], |x| x),
+    ];
+    for (op, attributes, f) in cases {
+        let opset = if op == "Clip" { 9 } else { 14 };
+        let file = File::new(opset, &[1, 4]).node(op, &["x"], "y", attributes);
+        check(file, &x, &[1, 4], &x.map(f), &[1, 4]);
+    }
+    let file = File::new(13, &[1, 2]).node("Sqrt", &["x"], "y", vec![]);
+    check(file, &[4., 9.], &[1, 2], &[2., 3.], &[1, 2]);
+    let file = File::new(13, &[1, 2]).node("Erf", &["x"], "y", vec![]);
+    check(file, &[0.5, -1.], &[1, 2], &[0.520_499_9, -0.842_700_8], &[1, 2]);
+    let file = File::new(13, &[1, 2]).floats("l", &[], &[0.]).node("Clip", &["x", "l", ""], "y", vec![]);
+    check(file, &[0.5, -1.], &[1, 2], &[0.5, 0.], &[1, 2]);
+}
+
+#[test]
+fn functions_of_two_elements_broadcast() {
+    let x = [1., 2., 3., 4.];
+    let cases: Vec<(&str, [f32; 4])> = vec![
+        ("Add", [3., 4., 7., 8.]),
+        ("Sub", [-1., 0., -1., 0.]),
+        ("Mul", [2., 4., 12., 16.]),
+        ("Div", [0.5, 1., 0.75, 1.]),
+        ("Pow", [1., 4., 81., 256.]),
+    ];
+    for (op, y) in cases {
+        let file = File::new(13, &[1, 2, 1, 2]).floats("c", &[2, 1, 1], &[2., 4.]);
+        check(file.node(op, &["x", "c"], "y", vec![]), &x, &[1, 2, 1, 2], &y, &[1, 2, 1, 2]);
+    }
+    let file = File::new(13, &[1, 2, 1, 2]).floats("c", &[1], &[2.5]).node("Max", &["x", "c"], "y", vec![]);
+    check(file, &x, &[1, 2, 1, 2], &[2.5, 2.5, 3., 4.], &[1, 2, 1, 2]);
+    let file = File::new(13, &[1, 4]).floats("c", &[], &[3.]).node("Pow", &["x", "c"], "y", vec![]);
+    check(file, &x, &[1, 4], &[1., 8., 27., 64.], &[1, 4]);
+    // One slope per channel takes the fused operator, one per column the general way.
+    for (slope, y) in [([2, 1, 1], [-0.1, -0.2, 3., -0.8]), ([1, 1, 2], [-0.1, -0.4, 3., -0.8])] {
+        let file = File::new(9, &[1, 2, 1, 2]).floats("s", &slope, &[0.1, 0.2]);
+        check(file.node("PRelu", &["x", "s"], "y", vec![]), &[-1., -2., 3., -4.], &[1, 2, 1, 2], &y, &[1, 2, 1, 2]);
+    }
+}
+
+#[test]
+fn numbers_move() {
+    let x = [1., 2., 3., 4., 5., 6.];
+    let file = || File::new(13, &[1, 2, 3]);
+    let transposed = file().node("Transpose", &["x"], "y", vec![ints("perm", &[0, 2, 1])]);
+    check(transposed, &x, &[1, 2, 3], &[1., 4., 2., 5., 3., 6.], &[1, 3, 2]);
+    check(file().node("Flatten", &["x"], "y", vec![]), &x, &[1, 2, 3], &x, &[1, 6]);
+    let file_ = file().ints("s", &[0, -1, 1]).node("Reshape", &["x", "s"], "y", vec![]);
+    check(file_, &x, &[1, 2, 3], &x, &[1, 6, 1]);
+    let file_ = file().ints("a", &[0]).node("Squeeze", &["x", "a"], "y", vec![]);
+    check(file_, &x, &[1, 2, 3], &x, &[2, 3]);
+    let file_ = file().ints("a", &[-1]).node("Unsqueeze", &["x", "a"], "y", vec![]);
+    check(file_, &x, &[1, 2, 3], &x, &[1, 2, 3, 1]);
+    let file_ = file().node("Concat", &["x", "x"], "y", vec![int("axis", 2)]);
+    check(file_, &x, &[1, 2, 3], &[1., 2., 3., 1., 2., 3., 4., 5., 6., 4., 5., 6.], &[1, 2, 6]);
+    let file_ = file().ints("i", &[2, -3, 2]).node("Gather", &["x", "i"], "y", vec![int("axis", 2)]);
+    check(file_, &x, &[1, 2, 3], &[3., 1., 3., 6., 4., 6.], &[1, 2, 3]);
+    let sliced = |starts, ends, steps| {
+        let file = file().ints("s", &[starts]).ints("e", &[ends]).ints("a", &[-1]).ints("t", &[steps]);
+        file.node("Slice", &["x", "s", "e", "a", "t"], "y", vec![])
+    };
+    check(sliced(1, i64::MAX, 1), &x, &[1, 2, 3], &[2., 3., 5., 6.], &[1, 2, 2]);
+    check(sliced(-1, i64::MIN, -2), &x, &[1, 2, 3], &[3., 1., 6., 4.], &[1, 2, 2]);
+    let file_ = file().ints("p", &[0, 0, 1, 0, 1, 0]).floats("v", &[], &[9.]);
+    let padded = [9., 1., 2., 3., 9., 4., 5., 6., 9., 9., 9., 9.];
+    check(file_.node("Pad", &["x", "p", "v"], "y", vec![]), &x, &[1, 2, 3], &padded, &[1, 3, 4]);
+}
+
+#[test]
+fn shapes_computed_in_the_graph_are_followed() {
+    let file = File::new(11, &[-1, 2, 3]).ints("zero", &[0]).ints("minus", &[-1]).node("Shape", &["x"], "s", vec![]);
+    let file =
+        file.node("Gather", &["s", "zero"], "n", vec![]).node("Concat", &["n", "minus"], "t", vec![int("axis", 0)]);
+    let file = file.node("Reshape", &["x", "t"], "y", vec![]);
+    let x = noise(12, 3);
+    check(file, &x, &[2, 2, 3], &x, &[2, 6]);
+}
+
+#[test]
+fn sizes_computed_in_floats_as_old_exporters_do_reach_resize() {
+    let file = File::new(11, &[1, 1, 1, -1]).ints("three", &[3]).ints("ones", &[1, 1, 1]).floats("two", &[1], &[2.]);
+    let file = file.node("Shape", &["x"], "s", vec![]).node("Gather", &["s", "three"], "w", vec![]);
+    let file = file.node("Cast", &["w"], "f", vec![int("to", 1)]).node("Mul", &["f", "two"], "d", vec![]);
+    let file = file.node("Floor", &["d"], "g", vec![]).node("Cast", &["g"], "i", vec![int("to", 7)]);
+    let file = file.node("Concat", &["ones", "i"], "n", vec![int("axis", 0)]);
+    let nearest = vec![text("coordinate_transformation_mode", "asymmetric"), text("nearest_mode", "floor")];
+    let file = file.node("Resize", &["x", "", "", "n"], "y", nearest);
+    check(file, &[1., 5., 7.], &[1, 1, 1, 3], &[1., 1., 5., 5., 7., 7.], &[1, 1, 1, 6]);
+}
+
+#[test]
+fn constants_are_folded_with_the_operators_themselves() {
+    let file = File::new(13, &[1, 2]).ints("s", &[2]).node("ConstantOfShape", &["s"], "zeros", vec![]);
+    let file = file.node("Constant", &[], "three", vec![float("value_float", 3.)]);
+    let file = file.node("Add", &["zeros", "three"], "c", vec![]).node("Mul", &["x", "c"], "y", vec![]);
+    let bytes = file.bytes();
+    let model = Model::parse(Path::new("x.onnx"), &bytes, &Device::flex()).unwrap();
+    assert_eq!(host(&model.run(&tensor(&[1., 2.], &[1, 2])).unwrap()[0]), [3., 6.]);
+}
+
+#[test]
+fn sums_means_norms_and_softmax() {
+    let x = [1., 2., 3., 4., 5., 7.];
+    let file = |opset| File::new(opset, &[1, 2, 3]);
+    let mean = file(13).node("ReduceMean", &["x"], "y", vec![ints("axes", &[1, 2]), int("keepdims", 0)]);
+    check(mean, &x, &[1, 2, 3], &[22. / 6.], &[1]);
+    let sum = file(13).ints("a", &[-1]).node("ReduceSum", &["x", "a"], "y", vec![]);
+    check(sum, &x, &[1, 2, 3], &[6., 16.], &[1, 2, 1]);
+    let norm = file(13).node("ReduceL2", &["x"], "y", vec![ints("axes", &[1])]);
+    check(norm, &x, &[1, 2, 3], &[17f32.sqrt(), 29f32.sqrt(), 58f32.sqrt()], &[1, 1, 3]);
+    let exps = x.map(f32::exp);
+    let rows: Vec<f32> = exps.chunks(3).flat_map(|r| r.iter().map(|v| v / r.iter().sum::<f32>())).collect();
+    check(file(13).node("Softmax", &["x"], "y", vec![]), &x, &[1, 2, 3], &rows, &[1, 2, 3]);
+    // Before operator set 13 everything from axis 1 on is one distribution.
+    let whole = exps.map(|v| v / exps.iter().sum::<f32>());
+    check(file(11).node("Softmax", &["x"], "y", vec![]), &x, &[1, 2, 3], &whole, &[1, 2, 3]);
+}
+
+#[test]
+fn resizes_in_every_coordinate_mode() {
+    let resize = |scales: &[f32], mode, coordinates, nearest| {
+        let file = File::new(11, &[1, 1, 1, 2]).floats("r", &[0], &[]).floats("s", &[4], scales);
+        let attributes = vec![
+            text("mode", mode),
+            text("coordinate_transformation_mode", coordinates),
+            text("nearest_mode", nearest),
+            float("cubic_coeff_a", -0.75),
+        ];
+        file.node("Resize", &["x", "r", "s"], "y", attributes)
+    };
+    let x = [1., 5.];
+    let shape = [1, 1, 1, 2];
+    let double = [1., 1., 1., 2.];
+    check(resize(&double, "nearest", "asymmetric", "floor"), &x, &shape, &[1., 1., 5., 5.], &[1, 1, 1, 4]);
+    let ceil = resize(&double, "nearest", "asymmetric", "ceil");
+    check(ceil, &x, &shape, &[1., 5., 5., 5.], &[1, 1, 1, 4]);
+    check(resize(&double, "linear", "half_pixel", "floor"), &x, &shape, &[1., 2., 4., 5.], &[1, 1, 1, 4]);
+    check(resize(&double, "linear", "asymmetric", "floor"), &x, &shape, &[1., 3., 5., 5.], &[1, 1, 1, 4]);
+    let aligned = resize(&double, "linear", "align_corners", "floor");
+    check(aligned, &x, &shape, &[1., 7. / 3., 11. / 3., 5.], &[1, 1, 1, 4]);
+    let file = File::new(11, &[1, 1, 1, 2]).floats("r", &[0], &[]).ints("n", &[1, 1, 2, 3]);
+    let file =
+        file.node("Resize", &["x", "r", "r", "n"], "y", vec![text("coordinate_transformation_mode", "half_pixel")]);
+    check(file, &x, &shape, &[1., 1., 5., 1., 1., 5.], &[1, 1, 2, 3]);
+}
+
+#[test]
+fn normalisations_and_products() {
+    let file = File::new(9, &[1, 2, 1, 2]).floats("s", &[2], &[2., 1.]).floats("b", &[2], &[0., 1.]);
+    let file = file.floats("m", &[2], &[1., 2.]).floats("v", &[2], &[4., 1.]);
+    let file = file.node("BatchNormalization", &["x", "s", "b", "m", "v"], "y", vec![float("epsilon", 0.)]);
+    check(file, &[1., 2., 3., 4.], &[1, 2, 1, 2], &[0., 1., 2., 3.], &[1, 2, 1, 2]);
+    let file = File::new(9, &[1, 2]).floats("w", &[3, 2], &[1., 2., 3., 4., 5., 6.]).floats("b", &[3], &[1., 1., 1.]);
+    let file = file.node("Gemm", &["x", "w", "b"], "y", vec![int("transB", 1), float("alpha", 2.), float("beta", 0.5)]);
+    check(file, &[1., 10.], &[1, 2], &[42.5, 86.5, 130.5], &[1, 3]);
+    let file = File::new(9, &[1, 2, 2]).floats("w", &[2, 1], &[1., 10.]).node("MatMul", &["x", "w"], "y", vec![]);
+    check(file, &[1., 2., 3., 4.], &[1, 2, 2], &[21., 43.], &[1, 2, 1]);
+    let file = File::new(9, &[1, 2, 2]).node("MatMul", &["x", "x"], "y", vec![]);
+    check(file, &[1., 2., 3., 4.], &[1, 2, 2], &[7., 10., 15., 22.], &[1, 2, 2]);
+}
+
+#[test]
+fn items_stacked_give_what_they_give_alone() {
+    let flat = || {
+        let file = File::new(9, &[1, 2, 1, 2]).ints("s", &[1, -1]).floats("w", &[4, 2], &noise(8, 2));
+        file.node("Relu", &["x"], "r", vec![]).node("Reshape", &["r", "s"], "f", vec![])
+    };
+    // The product treats items alike; a mean over axis 0 and a reshape that mixes axis 0 do not.
+    let stacked = flat().node("MatMul", &["f", "w"], "y", vec![]);
+    let mixing =
+        File::new(9, &[1, 2, 1, 2]).ints("s", &[1, -1]).ints("t", &[2, 2]).node("Reshape", &["x", "t"], "r", vec![]);
+    let mixing = mixing.node("Softmax", &["r"], "q", vec![int("axis", 0)]).node("Reshape", &["q", "s"], "y", vec![]);
+    for file in [stacked, mixing] {
+        let model = file.open().unwrap();
+        let x = noise(12, 9);
+        let together = &model.run(&tensor(&x, &[3, 2, 1, 2])).unwrap()[0];
+        let alone: Vec<f32> =
+            x.chunks(4).flat_map(|x| host(&model.run(&tensor(x, &[1, 2, 1, 2])).unwrap()[0])).collect();
+        assert_eq!(together.shape()[0], 3);
+        close(&host(together), &alone, 1e-6);
+        gradient_matches_differences(&model, &x, &[3, 2, 1, 2]);
+    }
+}

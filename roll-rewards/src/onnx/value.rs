@@ -1,0 +1,129 @@
+//! What flows between nodes: float tensors on the device, integer tensors on the host.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use roll_backends::NdTensor;
+
+use super::error::Problem;
+
+/// Most elements that one tensor may have (4 GiB of f32): a file can ask for any size in a few bytes.
+pub(super) const MAX_ELEMENTS: usize = 1 << 30;
+/// Most elements of a host integer tensor: these are shapes, axes and indices.
+pub(super) const MAX_INTS: usize = 1 << 20;
+
+/// A tensor in the graph.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    /// f32 on the device.
+    Float(NdTensor),
+    /// Integers and booleans, which describe shapes here, stay on the host as i64.
+    Int { values: Vec<i64>, shape: Vec<usize> },
+}
+
+/// A value known when the file is opened.
+#[derive(Clone, Debug)]
+pub(super) struct Constant {
+    /// The value.
+    pub value: Value,
+    /// The numbers of a small float tensor (scales, limits), which operators read when they are built.
+    pub floats: Option<Vec<f32>>,
+}
+
+impl Value {
+    /// The shape.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Self::Float(tensor) => tensor.shape(),
+            Self::Int { shape, .. } => shape,
+        }
+    }
+
+    /// As a float tensor.
+    pub fn float(&self) -> Result<&NdTensor, Problem> {
+        match self {
+            Self::Float(tensor) => Ok(tensor),
+            Self::Int { shape, .. } => {
+                Err(format!("expected a float tensor, found integers of shape {shape:?}").into())
+            }
+        }
+    }
+
+    /// As integers.
+    pub fn ints(&self) -> Result<&[i64], Problem> {
+        match self {
+            Self::Int { values, .. } => Ok(values),
+            Self::Float(t) => Err(format!("expected an integer tensor, found floats of shape {:?}", t.shape()).into()),
+        }
+    }
+
+    /// A host list of integers.
+    pub fn list(values: Vec<i64>) -> Self {
+        let shape = vec![values.len()];
+        Self::Int { values, shape }
+    }
+}
+
+impl Constant {
+    /// Keeps the numbers of a small float tensor on the host too.
+    pub fn new(value: Value) -> Result<Self, Problem> {
+        let floats = match &value {
+            Value::Float(tensor) if elements(tensor.shape())? <= 64 => {
+                Some(roll_backends::host::to_host_nd(tensor)?.to_f32_vec())
+            }
+            _ => None,
+        };
+        Ok(Self { value, floats })
+    }
+}
+
+/// The number of elements of `shape`; refused when no tensor may be that large.
+pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
+    shape
+        .iter()
+        .try_fold(1usize, |n, &d| n.checked_mul(d))
+        .filter(|n| *n <= MAX_ELEMENTS)
+        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {MAX_ELEMENTS} elements").into())
+}
+
+/// Axis `axis` of a tensor of rank `rank`, counted from the end when negative.
+pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, Problem> {
+    let index = if axis < 0 { axis.checked_add(rank as i64).unwrap_or(-1) } else { axis };
+    usize::try_from(index)
+        .ok()
+        .filter(|i| *i < rank)
+        .ok_or_else(|| format!("axis {axis} does not exist in a tensor of rank {rank}").into())
+}
+
+/// The tensor as `[axes before, axis, axes after]`: with it, one body serves every rank.
+pub(super) fn around(tensor: &NdTensor, axis: usize) -> Tensor<3> {
+    let shape = tensor.shape();
+    let outer = shape[..axis].iter().product::<usize>();
+    let inner = shape[axis + 1..].iter().product::<usize>();
+    tensor.flat().clone().reshape([outer, shape[axis], inner])
+}
+
+/// Undoes [`around`]: the shape is that of `like` but for `axis`.
+pub(super) fn back(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
+    let mut shape = like.shape().to_vec();
+    shape[axis] = tensor.dims()[1];
+    NdTensor::from_flat(tensor.reshape([shape.iter().product::<usize>()]), shape)
+}
+
+/// The same elements under another shape of as many.
+pub(super) fn reshaped(tensor: &NdTensor, shape: Vec<usize>) -> Result<NdTensor, Problem> {
+    if elements(&shape)? != elements(tensor.shape())? {
+        return Err(format!("a tensor of shape {:?} cannot become {shape:?}", tensor.shape()).into());
+    }
+    Ok(NdTensor::from_flat(tensor.flat().clone(), shape))
+}
+
+/// Host numbers on the device.
+pub(super) fn upload(values: Vec<f32>, shape: Vec<usize>, device: &Device) -> NdTensor {
+    let data = TensorData::new(values, [shape.iter().product::<usize>()]);
+    NdTensor::from_flat(Tensor::from_data(data, (device, DType::F32)), shape)
+}
+
+/// The device below any autodiff graph, for constants.
+pub(super) fn plain_device(tensor: &NdTensor) -> Device {
+    let device = tensor.device();
+    if device.is_autodiff() { device.inner() } else { device }
+}
