@@ -11,6 +11,8 @@ use std::process::ExitCode;
 mod case;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/i2v_condition.rs"]
+mod i2v_condition;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
 #[path = "parity/reward_fl_step.rs"]
@@ -19,8 +21,6 @@ mod reward_fl_step;
 mod scheduler;
 #[path = "parity/umt5.rs"]
 mod umt5;
-#[path = "parity/i2v_condition.rs"]
-mod i2v_condition;
 #[path = "parity/vae21.rs"]
 mod vae21;
 #[path = "parity/vae22.rs"]

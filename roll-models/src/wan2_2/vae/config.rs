@@ -82,12 +82,12 @@ impl VaeConfig {
         let tensor = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
             let mut uniform = noise.uniform(Purpose::Parameters, 0, i as u64);
             let fan_in: usize = shape.iter().skip(1).product();
-            let value = |u: f32| match () {
-                _ if key.ends_with("gamma") => 1.0 + 0.1 * u,
-                _ if key.ends_with("bias") => 0.02 * u,
-                _ => u * (3.0 / fan_in as f32).sqrt(),
+            let (centre, width) = match key.rsplit('.').next() {
+                Some("gamma") => (1.0, 0.1),
+                Some("bias") => (0.0, 0.02),
+                _ => (0.0, (3.0 / fan_in as f32).sqrt()),
             };
-            let values = (0..shape.iter().product()).map(|_| value(uniform())).collect::<Vec<f32>>();
+            let values = (0..shape.iter().product()).map(|_| centre + width * uniform()).collect::<Vec<f32>>();
             Ok((key.clone(), Tensor::new(values, shape)?))
         };
         self.weights().into_iter().enumerate().map(tensor).collect()
@@ -250,8 +250,9 @@ impl Names {
 
     fn close_without_shortcut(&self, layers: &mut Vec<Layer>) {
         if self.nested {
-            let opened = layers.iter().rposition(|layer| matches!(layer.kind(), Kind::Branch));
-            opened.map(|i| layers.remove(i));
+            layers.retain(|layer| {
+                layer.kind() != Kind::Branch || layer.name() != format!("{}.{}", self.outer, self.stage)
+            });
         }
     }
 }

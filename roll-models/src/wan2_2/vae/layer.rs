@@ -263,7 +263,7 @@ impl Layer {
     }
 
     fn activate(&self, x: Tensor<4>, norm: &str, around: &Surroundings<'_>) -> Result<Tensor<4>> {
-        Ok(ops::silu(ops::channel_norm(x, self.gamma(norm, around)?)))
+        Ok(ops::channel_norm_silu(x, self.gamma(norm, around)?))
     }
 
     fn conv(&self, x: Tensor<4>, part: &str, around: &Surroundings<'_>, padding: usize) -> Result<Tensor<4>> {

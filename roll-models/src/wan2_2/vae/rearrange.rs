@@ -1,6 +1,7 @@
 //! Linear maps without weights: pixel shuffles, and the shortcuts of VAE 2.2.
 
-use burn::tensor::Tensor;
+use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
+use burn::tensor::{Tensor, module};
 
 /// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels ordered (C, column, row).
 pub fn patchify(x: Tensor<4>) -> Tensor<4> {
@@ -14,11 +15,10 @@ pub fn unpatchify(x: Tensor<4>) -> Tensor<4> {
     x.reshape([c / 4, 2, 2, t, h, w]).permute([0, 3, 4, 2, 5, 1]).reshape([c / 4, t, h * 2, w * 2])
 }
 
-/// Every pixel four times: `[C, T, H, W]` to `[C, T, 2H, 2W]`.
+/// Every pixel four times: `[C, T, H, W]` to `[C, T, 2H, 2W]`. At this factor nearest and nearest-exact are one.
 pub fn nearest_double(x: Tensor<4>) -> Tensor<4> {
-    let [c, t, h, w] = x.dims();
-    let wide: Tensor<5> = x.reshape([c * t, h, 1, w, 1]).expand([c * t, h, 2, w, 2]);
-    wide.reshape([c, t, 2 * h, 2 * w])
+    let [_, _, h, w] = x.dims();
+    module::interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]))
 }
 
 /// Frames from pairs of channels: `[2C, T, H, W]` to `[C, 2T, H, W]`, the first half of the channels being the even
