@@ -11,6 +11,8 @@ use std::process::ExitCode;
 mod case;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/face_tools.rs"]
+mod face_tools;
 #[path = "parity/i2v_condition.rs"]
 mod i2v_condition;
 #[path = "parity/optimizer.rs"]
@@ -36,6 +38,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("agentic_loss", None),
     ("agentic_pg_variants", None),
     ("dit", Some(dit::run)),
+    ("face_tools", Some(face_tools::run)),
     ("gguf_smollm2", None),
     ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", None),

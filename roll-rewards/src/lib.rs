@@ -1,3 +1,11 @@
-//! Rewards: a differentiable ONNX executor and the InsightFace identity score.
+//! Rewards: a differentiable ONNX executor, the InsightFace identity score, brightness, and weighted sums.
 
+pub mod brightness;
+pub mod combine;
+pub mod error;
+pub mod insightface;
 pub mod onnx;
+
+pub use brightness::Brightness;
+pub use combine::WeightedSum;
+pub use error::RewardError;

@@ -112,14 +112,19 @@ impl Bench {
 
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.
     pub fn gradient(&mut self, score_slope: f64, kl_slope: f64) -> Outcome<Vec<f32>> {
+        self.step(|_, _| (score_slope, kl_slope))
+    }
+
+    /// One rollout, decoded and scored; `slopes` gives those of the objective, told score and KL. The flat gradient.
+    pub fn step(&mut self, slopes: impl FnOnce(f64, f64) -> (f64, f64)) -> Outcome<Vec<f32>> {
         let trajectory = self.rollout(&mut Unobserved)?;
+        let (frames, decode) = self.model.diffusion()?.decode(&trajectory.latents, Grad::Record)?;
+        let (score, pull_score) = self.scorer.score(&Video::new(frames, FPS)?, "", &self.target, Grad::Record)?;
+        let (score_slope, kl_slope) = slopes(value(score)?, trajectory.kl);
         let d_latents = match score_slope {
             0.0 => None,
             slope => {
-                let (frames, decode) = self.model.diffusion()?.decode(&trajectory.latents, Grad::Record)?;
-                let video = Video::new(frames, FPS)?;
-                let (_, score) = self.scorer.score(&video, "", &self.target, Grad::Record)?;
-                let d_frames = score.ok_or("no pullback")?.pull(&Tensor::scalar(slope as f32))?;
+                let d_frames = pull_score.ok_or("no pullback")?.pull(&Tensor::scalar(slope as f32))?;
                 Some(decode.ok_or("no pullback")?.pull(&d_frames)?)
             }
         };
@@ -132,16 +137,20 @@ impl Bench {
     /// The score of decoded latents.
     pub fn score(&mut self, latents: &Tensor) -> Outcome<f64> {
         let (frames, _) = self.model.diffusion()?.decode(latents, Grad::Skip)?;
-        match self.scorer.score(&Video::new(frames, FPS)?, "", &self.target, Grad::Skip)?.0 {
-            Score::Value { value, .. } => Ok(value),
-            Score::Missing { reason } => Err(reason.into()),
-        }
+        value(self.scorer.score(&Video::new(frames, FPS)?, "", &self.target, Grad::Skip)?.0)
     }
 
     /// A flat vector under the case's names.
     fn named(&self, values: &[f32]) -> Outcome<StateDict> {
         let state = flat::to_state(self.model.parameters(), values)?;
         Ok(state.into_iter().map(|(k, t)| (peft_name(k.trim_start_matches("dit2.")), t)).collect())
+    }
+}
+
+fn value(score: Score) -> Outcome<f64> {
+    match score {
+        Score::Value { value, .. } => Ok(value),
+        Score::Missing { reason } => Err(reason.into()),
     }
 }
 

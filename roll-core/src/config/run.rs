@@ -30,8 +30,6 @@ pub struct RunConfig {
     pub logging_steps: u64,
     /// Older checkpoints beyond this number are deleted. `null`: none is.
     pub max_ckpt_to_keep: Option<usize>,
-    /// What to do when score, loss or gradient is not finite. The parameters stay as they were either way.
-    pub on_nonfinite: OnNonFinite,
     /// The training algorithm and its options.
     pub algo: Component,
     /// The model and its options.
@@ -59,7 +57,6 @@ impl Default for RunConfig {
             sample_steps: 25,
             logging_steps: 1,
             max_ckpt_to_keep: None,
-            on_nonfinite: OnNonFinite::Stop,
             algo: Component::named("reward_fl"),
             model: Component::named("wan2_2"),
             reward: Vec::new(),
@@ -144,17 +141,6 @@ impl RunConfig {
         }
         Ok(())
     }
-}
-
-/// What to do when a number that must be finite is not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnNonFinite {
-    /// Leave out the update, count it and log it.
-    Skip,
-    /// End the run with an error.
-    #[default]
-    Stop,
 }
 
 /// What to do with a row whose files cannot be read.

@@ -115,7 +115,7 @@ impl Wan {
     /// The expert for `timestep`: at or above the boundary the first, below it the second.
     fn expert(&self, timestep: Timestep) -> &Dit {
         match (self.schedule.boundary, self.experts.get(1)) {
-            (Some(boundary), Some(low)) if timestep.0 < 1000.0 * boundary => &low.dit,
+            (Some(boundary), Some(low)) if timestep.uses_low_noise(boundary) => &low.dit,
             _ => &self.experts[0].dit,
         }
     }

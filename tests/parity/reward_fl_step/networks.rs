@@ -8,6 +8,7 @@ use roll_core::{
 };
 use roll_models::wan2_2::dit::Dit;
 use roll_models::wan2_2::vae::{Chunking, Tiling, Vae};
+use roll_models::wan2_2::{Parts, Settings, Wan};
 
 use crate::case::{Case, Outcome};
 use crate::dit::{Lora, Model as Shape, attach_lora};
@@ -24,69 +25,14 @@ pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> 
     let mut low = dit("dit_low.safetensors")?;
     attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
     let vae = Vae::load(&case.tensors("vae.safetensors")?, &device)?;
-    let specs = low.parameters().ok_or("no parameters")?.specs().to_vec();
-    Ok(Box::new(Experts { high, low, vae, specs }))
-}
-
-/// The networks of the case, with the boundary that the reference writes out.
-struct Experts {
-    high: Dit,
-    low: Dit,
-    vae: Vae,
-    specs: Vec<ParameterSpec>,
-}
-
-impl Model for Experts {
-    fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.low.parameters().map_or(Ok(()), |p| p.read(out))
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.low.parameters().map_or(Ok(()), |p| p.write(values))
-    }
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.low.parameters().map_or(Ok(()), |p| p.take_gradients(add_into))
-    }
-    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
-        Some(self)
-    }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Err(Error::Unsupported("a case exports nothing".into()))
-    }
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-        Err(Error::Unsupported("a case imports nothing".into()))
-    }
-}
-
-impl DiffusionModel for Experts {
-    fn schedule(&self) -> ScheduleFacts {
-        ScheduleFacts { shift: 5.0, boundary: Some(BOUNDARY) }
-    }
-    fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
-        Err(Error::Unsupported("a case's conditioning is given".into()))
-    }
-    fn velocity(
-        &mut self,
-        latents: &Tensor,
-        timestep: Timestep,
-        conditioning: &Conditioning,
-        adapter: Adapter,
-        grad: Grad,
-    ) -> Result<(Tensor, Option<Pullback>)> {
-        let expert = if timestep.uses_low_noise(BOUNDARY) { &self.low } else { &self.high };
-        expert.velocity(latents, timestep, conditioning, adapter, grad)
-    }
-    /// In the reference's default tiles, which small latents fit one of.
-    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        let tiling = Some(Tiling { size: [34, 34], stride: [18, 16] });
-        let decoded = self.vae.decode_clamped(latents, &Chunking { tiling, ..Chunking::default() }, grad)?;
-        Ok((decoded.frames, decoded.pullback))
-    }
-    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
-        self.vae.encode(frames)
-    }
+    let settings = Settings {
+        shift: 5.0,
+        boundary: Some(BOUNDARY),
+        end_image: false,
+        // The tiles of the reference's decode, in latent pixels.
+        chunking: Chunking { tiling: Some(Tiling { size: [34, 34], stride: [18, 16] }), ..Chunking::default() },
+    };
+    Ok(Box::new(Wan::new(Parts { dit: high, dit2: Some(low), vae, text: None, clip: None }, settings)))
 }
 
 /// A model that is conditioned on what it is told, whatever the sample.

@@ -1,0 +1,161 @@
+//! Speed beside PyTorch on the CPU: same shapes, same machine, same run, the two taking turns.
+//!
+//!     cargo bench --bench speed                    # ours alone
+//!     PYTHON=path/to/python cargo bench --bench speed   # beside PyTorch, which that python must have
+//!
+//! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use roll_algos::reward_fl::Loss;
+use roll_core::{Noise, Purpose, Tensor};
+
+#[path = "speed/block.rs"]
+mod block;
+#[path = "../../tests/parity/case.rs"]
+#[allow(dead_code)]
+mod case;
+#[path = "speed/decode.rs"]
+mod decode;
+#[path = "../../tests/parity/dit.rs"]
+#[allow(dead_code)]
+mod dit;
+#[path = "../../tests/parity/reward_fl_step.rs"]
+#[allow(dead_code)]
+mod reward_fl_step;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// One thing to time: its name for the other side, and the work; the result is a number both sides must agree on.
+struct Case<'a> {
+    name: String,
+    shown: &'static str,
+    work: Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>,
+}
+
+fn main() -> Result<(), Failure> {
+    let rounds = std::env::var("ROLL_BENCH_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(5);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut torch = Torch::start(&root)?;
+    let scratch = tempfile::tempdir()?;
+    let block = block::Fixture::new()?;
+    let decode = decode::Fixture::new(&scratch.path().join("decode.safetensors"))?;
+    let mut step = reward_fl_step::Bench::open(&case::Case::open(&root.join("tests/fixtures/reward_fl_step"))?)?;
+    let cases = vec![
+        Case {
+            name: "block_forward".into(),
+            shown: "DiT block, forward (1536 wide, 1024 tokens, 512 text)",
+            work: Box::new(|| block.forward().map(|()| None)),
+        },
+        Case {
+            name: "block_pull".into(),
+            shown: "DiT block, forward and pull",
+            work: Box::new(|| block.pull().map(|()| None)),
+        },
+        Case {
+            name: format!("decode {}", decode.path().display()),
+            shown: "VAE decode and pull (17 frames of 128x128)",
+            work: Box::new(|| decode.run().map(Some)),
+        },
+        Case {
+            name: "reward_fl_step".into(),
+            shown: "whole Reward-FL step, tiny model",
+            work: Box::new(|| {
+                let options = step.options.clone();
+                let mut loss = 0.0;
+                step.step(|score, kl| {
+                    let at = Loss::at(score, kl, &options);
+                    loss = at.value;
+                    (at.d_score, at.d_kl)
+                })?;
+                Ok(Some(loss))
+            }),
+        },
+    ];
+    println!("{:<56} {:>9} {:>9} {:>7}", "median of rounds, seconds", "roll", "PyTorch", "ratio");
+    for mut case in cases {
+        (case.work)()?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let start = Instant::now();
+            let check = (case.work)()?;
+            ours.push(start.elapsed().as_secs_f64());
+            if let Some(torch) = &mut torch {
+                let (seconds, expected) = torch.time(&case.name)?;
+                theirs.push(seconds);
+                if let Some(check) = check {
+                    let off = (check - expected).abs() / expected.abs().max(1e-12);
+                    if off > 1e-3 {
+                        return Err(format!("{}: {check} here, {expected} in PyTorch", case.shown).into());
+                    }
+                }
+            }
+        }
+        let ours = median(ours);
+        match theirs.is_empty() {
+            true => println!("{:<56} {ours:>9.3} {:>9} {:>7}", case.shown, "-", "-"),
+            false => {
+                let theirs = median(theirs);
+                println!("{:<56} {ours:>9.3} {theirs:>9.3} {:>7.2}", case.shown, ours / theirs);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// PyTorch in a process of its own, told what to do line by line.
+struct Torch {
+    child: Child,
+    tell: ChildStdin,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Torch {
+    fn start(root: &Path) -> Result<Option<Self>, Failure> {
+        let Some(python) = std::env::var_os("PYTHON") else {
+            println!("set PYTHON to a python that has torch and safetensors to measure beside PyTorch");
+            return Ok(None);
+        };
+        let threads = std::thread::available_parallelism()?.to_string();
+        let mut child = Command::new(python)
+            .arg(root.join("bench/torch_reference.py"))
+            .arg(threads)
+            .arg(root.join("tests/fixtures"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let tell = child.stdin.take().ok_or("no stdin")?;
+        let hear = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        Ok(Some(Self { child, tell, hear }))
+    }
+
+    fn time(&mut self, case: &str) -> Result<(f64, f64), Failure> {
+        writeln!(self.tell, "{case}")?;
+        self.tell.flush()?;
+        let mut line = String::new();
+        self.hear.read_line(&mut line)?;
+        let reply: serde_json::Value = serde_json::from_str(&line)?;
+        Ok((reply["seconds"].as_f64().ok_or("no seconds")?, reply["check"].as_f64().ok_or("no check")?))
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Seeded normal values.
+fn normal(index: u64, shape: &[usize], scale: f32) -> Result<Tensor, Failure> {
+    let values = Noise::new(0).normal(Purpose::Synthetic, 0, index, shape)?.to_f32_vec();
+    Ok(Tensor::new(values.into_iter().map(|v| v * scale).collect(), shape)?)
+}

@@ -1,0 +1,161 @@
+//! What the command line takes.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Post-trains generative models against rewards.
+#[derive(Debug, Parser)]
+#[command(name = "roll", version, arg_required_else_help = true)]
+pub struct Args {
+    /// Warnings and errors only.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train.
+    #[command(
+        after_help = "Example:\n  roll init-tiny tiny\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
+    )]
+    Run(Run),
+    /// Generate a video from a prompt and an image, with or without an adapter.
+    #[command(
+        after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
+    )]
+    Generate(Generate),
+    /// Score a video or picture with the configured reward.
+    #[command(
+        after_help = "Example:\n  roll score clip.mp4 --reference portrait.png --reward insightface --set reward.reward_model_path=models"
+    )]
+    Score(Score),
+    /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
+    InitTiny(InitTiny),
+    /// List what can be named in the configuration.
+    Plugins,
+    /// Print the resolved configuration, and where each value came from.
+    Config(ConfigArgs),
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct ConfigArgs {
+    /// YAML file; later files override earlier ones.
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+    /// One value, `training.learning_rate=1e-5`; overrides files and environment.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Algorithm, as `algo.name`.
+    #[arg(long, value_name = "NAME")]
+    pub algo: Option<String>,
+    /// Model, as `model.name`.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Tensor backend and device, as `backend`.
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+}
+
+/// Arguments of `roll run`.
+#[derive(Debug, ClapArgs)]
+pub struct Run {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// The run directory itself; `output_dir`/`exp_name`-N unless given.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Optimizer steps, as `steps`.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+}
+
+/// Arguments of `roll generate`.
+#[derive(Debug, ClapArgs)]
+pub struct Generate {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What the video shows.
+    #[arg(long)]
+    pub prompt: String,
+    /// First frame; resized and cropped to the video's size.
+    #[arg(long, value_name = "FILE")]
+    pub image: Option<PathBuf>,
+    /// Adapter file (safetensors) to load; the base model alone unless given.
+    #[arg(long, value_name = "FILE")]
+    pub adapter: Option<PathBuf>,
+    /// Frames.
+    #[arg(long, default_value_t = 81)]
+    pub frames: usize,
+    /// Height in pixels.
+    #[arg(long, default_value_t = 480)]
+    pub height: usize,
+    /// Width in pixels.
+    #[arg(long, default_value_t = 832)]
+    pub width: usize,
+    /// Denoising steps.
+    #[arg(long, default_value_t = 8)]
+    pub steps: usize,
+    /// Frames per second of the file.
+    #[arg(long, default_value_t = 16.0)]
+    pub fps: f64,
+    /// Key of the starting noise.
+    #[arg(long, default_value_t = 0)]
+    pub noise: u64,
+    /// File to write: .mp4 or .gif, or a directory for PNG frames.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// Arguments of `roll score`.
+#[derive(Debug, ClapArgs)]
+pub struct Score {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Video, picture, or directory of pictures.
+    pub video: PathBuf,
+    /// Reward, as `reward.name`.
+    #[arg(long, value_name = "NAME")]
+    pub reward: Option<String>,
+    /// What to compare with; the video itself unless given.
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Prompt, for rewards that read it.
+    #[arg(long, default_value = "")]
+    pub prompt: String,
+    /// Score every N-th frame.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub every: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `roll init-tiny`.
+#[derive(Debug, ClapArgs)]
+pub struct InitTiny {
+    /// Directory to make.
+    pub dir: PathBuf,
+    /// Which kind of model.
+    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
+    pub kind: TinyKind,
+    /// Key of the random weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Kinds of Wan model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TinyKind {
+    /// Image to video, two experts, 16 latent channels.
+    I2v,
+    /// Text to video, two experts, 16 latent channels.
+    T2v,
+    /// Text and image to video, one expert, 48 latent channels.
+    Ti2v,
+}

@@ -1,0 +1,14 @@
+//! `roll config`: the resolved configuration, and where each value came from.
+
+use roll_core::{Registry, Result};
+
+use crate::args::ConfigArgs;
+
+/// Prints one line per value.
+pub fn print(args: ConfigArgs) -> Result<()> {
+    let registry = Registry::linked()?;
+    for entry in super::load(&args, &registry, &[])?.listing()? {
+        println!("{:<44} {:<32} # {}", entry.key, entry.value, entry.origin);
+    }
+    Ok(())
+}

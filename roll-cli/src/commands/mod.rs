@@ -1,0 +1,60 @@
+//! One file per command.
+
+mod config;
+mod generate;
+mod init_tiny;
+mod plugins;
+mod run;
+mod score;
+
+use roll_core::config::{ConfigLayers, Loaded};
+use roll_core::{BuildContext, Registry, Result};
+
+use crate::args::{Command, ConfigArgs};
+
+/// Does what was asked.
+pub fn dispatch(command: Command) -> Result<()> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Generate(args) => generate::generate(args),
+        Command::Score(args) => score::score(args),
+        Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Plugins => plugins::list(),
+        Command::Config(args) => config::print(args),
+    }
+}
+
+/// Reads the configuration: files, environment, arguments.
+fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
+    let mut layers = ConfigLayers::new();
+    for file in &args.config {
+        layers = layers.file(file)?;
+    }
+    layers = layers.environment(std::env::vars())?;
+    let named = [
+        ("algo.name", &args.algo, "--algo"),
+        ("model.name", &args.model, "--model"),
+        ("backend", &args.backend, "--backend"),
+    ];
+    for (key, value, origin) in named {
+        if let Some(value) = value {
+            layers = layers.set_text(key, value, origin)?;
+        }
+    }
+    for assignment in &args.set {
+        layers = layers.set(assignment)?;
+    }
+    for (key, value, origin) in extra {
+        layers = layers.set_text(key, value, origin)?;
+    }
+    let loaded = layers.load(Some(registry))?;
+    for note in &loaded.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(loaded)
+}
+
+/// What implementations are made with. Relative paths start from the working directory.
+fn build_context(loaded: &Loaded) -> BuildContext {
+    BuildContext { backend: loaded.config.backend.clone(), seed: loaded.config.seed, base_dir: ".".into() }
+}

@@ -1,0 +1,46 @@
+//! `roll run`: train.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::run_dir::{Existing, RunDir};
+use roll_core::{Registry, Result};
+
+use crate::args::Run;
+use crate::trainer::Trainer;
+
+/// Opens everything, and makes the run directory only when all of it is there.
+pub fn run(args: Run) -> Result<()> {
+    let registry = Registry::linked()?;
+    let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
+    let loaded = super::load(&args.config, &registry, steps.as_slice())?;
+    let context = super::build_context(&loaded);
+    let yaml = loaded.resolved_yaml()?;
+    let name = loaded.config.experiment().to_string();
+    let output_dir = loaded.config.output_dir.clone();
+    let trainer = Trainer::new(loaded, &registry, &context)?;
+    let dir = RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?;
+    dir.write_config(&yaml)?;
+    let summary = trainer.run(&dir)?;
+
+    println!("{} steps in {:.0} s", summary.steps, summary.seconds);
+    for (name, what) in [("actor/face_score", "score"), ("actor/kl_loss", "kl"), ("actor/loss", "loss")] {
+        if let (Some(first), Some(last)) = (summary.first.get(name), summary.last.get(name)) {
+            println!("  {what:<6} {first:>10.4} at the first step, {last:.4} at the last");
+        }
+    }
+    if summary.skipped_samples + summary.skipped_updates > 0 {
+        println!("  left out: {} samples, {} updates", summary.skipped_samples, summary.skipped_updates);
+    }
+    for adapter in &summary.adapter {
+        println!("  adapter  {}", adapter.display());
+    }
+    println!("  metrics  {}", dir.path().join("metrics.jsonl").display());
+    println!("  videos   {}", dir.path().join("samples").display());
+    Ok(())
+}
+
+/// The first of `NAME`, `NAME-2`, `NAME-3`, ... that is not there yet.
+fn unused(parent: &Path, name: &str) -> PathBuf {
+    let numbered = |n: u32| if n == 1 { name.to_string() } else { format!("{name}-{n}") };
+    (1..).map(|n| parent.join(numbered(n))).find(|p| !p.exists()).unwrap_or_else(|| parent.join(name))
+}

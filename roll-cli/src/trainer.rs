@@ -1,0 +1,218 @@
+//! The training loop: batches in, metrics, samples and checkpoints out.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
+use roll_core::checkpoint::{self, CheckpointWriter};
+use roll_core::config::Loaded;
+use roll_core::metrics::MetricsWriter;
+use roll_core::run_dir::RunDir;
+use roll_core::{
+    Algorithm, BuildContext, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StepContext, StepReport,
+    Strategy,
+};
+use roll_data::{Batches, Dataset, encode_gif, write_mp4};
+use roll_models::weights::save_safetensors;
+use roll_rewards::WeightedSum;
+
+use crate::progress::Bar;
+
+/// Longer side of the pictures in TensorBoard, in pixels.
+const GIF_SIDE: usize = 256;
+
+/// Everything a run consists of, checked before anything is written.
+pub struct Trainer {
+    loaded: Loaded,
+    model: Box<dyn Model>,
+    reward: Option<Box<dyn RewardScorer>>,
+    algorithm: Box<dyn Algorithm>,
+    strategy: Box<dyn Strategy>,
+    data: Batches,
+    schedule: LrSchedule,
+    noise: Noise,
+    steps: u64,
+}
+
+/// How a run ended; written to `summary.json`.
+#[derive(Debug, serde::Serialize)]
+pub struct Summary {
+    /// Steps taken.
+    pub steps: u64,
+    /// Wall-clock seconds of the loop.
+    pub seconds: f64,
+    /// Trainable parameters.
+    pub parameters: usize,
+    /// Metrics of the first step.
+    pub first: BTreeMap<String, f64>,
+    /// Metrics of the last step.
+    pub last: BTreeMap<String, f64>,
+    /// Samples that were left out.
+    pub skipped_samples: u64,
+    /// Updates that were left out because a value was not finite.
+    pub skipped_updates: u64,
+    /// The trained adapter.
+    pub adapter: Vec<PathBuf>,
+}
+
+impl Trainer {
+    /// Opens data and networks.
+    pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let config = &loaded.config;
+        let dataset = Arc::new(Dataset::open(&config.data)?);
+        let reward = reward(&loaded, registry, context)?;
+        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
+        let mut model = registry.model(&config.model.name, &config.model.options, context)?;
+        algorithm.check(model.as_mut(), reward.as_deref())?;
+        strategy.attach(model.as_mut(), &config.training.optimizer())?;
+
+        let t = &config.training;
+        let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
+        let communicator = strategy.communicator();
+        let noise = config.noise();
+        let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
+        let steps = config.steps.unwrap_or_else(|| data.steps(t.num_train_epochs));
+        if steps == 0 {
+            return Err(Error::config("steps", "there is nothing to do: 0 steps"));
+        }
+        let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
+        Ok(Self { loaded, model, reward, algorithm, strategy, data, schedule, noise, steps })
+    }
+
+    /// Trains, writing to `dir`.
+    pub fn run(mut self, dir: &RunDir) -> Result<Summary> {
+        let config = self.loaded.config.clone();
+        let mut metrics = MetricsWriter::create(dir.path(), 0)?;
+        let bar = Bar::new(self.steps, "steps");
+        let start = Instant::now();
+        let mut summary = Summary {
+            steps: 0,
+            seconds: 0.0,
+            parameters: self.model.parameter_count(),
+            first: BTreeMap::new(),
+            last: BTreeMap::new(),
+            skipped_samples: 0,
+            skipped_updates: 0,
+            adapter: Vec::new(),
+        };
+        tracing::info!(
+            "{} trainable parameters, {} steps, writing to {}",
+            summary.parameters,
+            self.steps,
+            dir.path().display()
+        );
+        for step in 0..self.steps {
+            let last = step + 1 == self.steps;
+            let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
+            let want_videos = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
+            let begun = Instant::now();
+            let (mut report, learning_rate) = self.step(step, want_videos, &bar)?;
+            report.metrics.insert("lr".into(), learning_rate);
+            report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
+
+            for (sample, reason) in &report.skipped {
+                tracing::warn!("step {}: {sample} was left out: {reason}", step + 1);
+            }
+            summary.skipped_samples += report.skipped.len() as u64;
+            if !report.applied {
+                summary.skipped_updates += 1;
+                tracing::warn!("step {}: nothing was updated", step + 1);
+            }
+            if due(config.logging_steps) || last {
+                metrics.log(step + 1, &report.metrics)?;
+                tracing::info!("{}", line(step + 1, self.steps, &report.metrics));
+            }
+            for (name, video) in &report.videos {
+                write_mp4(dir.samples(step + 1)?.join(format!("{name}.mp4")), video)?;
+                let gif = encode_gif(video, GIF_SIDE)?;
+                let [_, height, width] = video.dims();
+                metrics.image(step + 1, &format!("samples/{name}"), &gif, [height, width])?;
+            }
+            if due(config.save_steps) || last {
+                summary.adapter = self.save(dir, step + 1)?;
+            }
+            if summary.first.is_empty() {
+                summary.first = report.metrics.clone();
+            }
+            summary.last = report.metrics;
+            summary.steps = step + 1;
+            bar.advance();
+        }
+        bar.finish();
+        summary.seconds = start.elapsed().as_secs_f64();
+        let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
+        dir.write_summary(&json)?;
+        Ok(summary)
+    }
+
+    fn step(&mut self, step: u64, want_videos: bool, bar: &Bar) -> Result<(StepReport, f64)> {
+        let learning_rate = self.schedule.at(step);
+        let batch = self.data.batch(step)?;
+        let mut context = StepContext {
+            step,
+            samples: &batch.samples,
+            model: self.model.as_mut(),
+            reward: match &mut self.reward {
+                Some(reward) => Some(reward.as_mut()),
+                None => None,
+            },
+            strategy: self.strategy.as_mut(),
+            learning_rate,
+            noise: &self.noise,
+            progress: bar,
+            want_videos,
+        };
+        let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
+        report.skipped.extend(batch.skipped);
+        Ok((report, learning_rate))
+    }
+
+    /// Writes a checkpoint; returns the adapter files in it.
+    fn save(&mut self, dir: &RunDir, step: u64) -> Result<Vec<PathBuf>> {
+        let adapters = self.model.export_adapter()?;
+        let optimizer = self.strategy.state()?;
+        let mut writer = CheckpointWriter::begin(&dir.checkpoints(), step)?;
+        let mut names = Vec::new();
+        for (name, tensors) in &adapters {
+            let file = format!("{name}.safetensors");
+            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &BTreeMap::new())?))?;
+            names.push(file);
+        }
+        writer
+            .with("trainer/optimizer.safetensors", |path| Ok(save_safetensors(path, &optimizer, &BTreeMap::new())?))?;
+        let checkpoint = writer.finish(serde_json::json!({ "algorithm": self.algorithm.state() }))?;
+        if let Some(keep) = self.loaded.config.max_ckpt_to_keep {
+            checkpoint::prune(&dir.checkpoints(), keep)?;
+        }
+        Ok(names.into_iter().map(|n| checkpoint.path().join(n)).collect())
+    }
+}
+
+fn schedule_type(name: &str) -> Result<LrSchedulerType> {
+    serde_json::from_value(name.into()).map_err(|e| Error::config("training.lr_scheduler_type", e.to_string()))
+}
+
+/// The configured rewards as one.
+pub fn reward(loaded: &Loaded, registry: &Registry, context: &BuildContext) -> Result<Option<Box<dyn RewardScorer>>> {
+    match loaded.config.reward.as_slice() {
+        [] => Ok(None),
+        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
+    }
+}
+
+/// One line for people.
+fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> String {
+    let of = |name: &str| metrics.get(name).copied().unwrap_or(f64::NAN);
+    format!(
+        "step {step}/{steps}  loss {:.4}  score {:.4}  kl {:.2e}  grad norm {:.3e}  lr {:.1e}  {:.1} s",
+        of("actor/loss"),
+        of("actor/face_score"),
+        of("actor/kl_loss"),
+        of("actor/grad_norm"),
+        of("lr"),
+        of("time/total")
+    )
+}

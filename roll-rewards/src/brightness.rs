@@ -1,0 +1,139 @@
+//! A reward that needs no network: how near the video's brightness is to a wanted one. For tests, demonstrations and
+//! first trials of a training run.
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{Error, Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use serde::{Deserialize, Serialize};
+
+/// Rec. 709 luma of red, green and blue.
+const LUMA: [f64; 3] = [0.2126, 0.7152, 0.0722];
+
+/// Options of the reward `brightness`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Wanted mean luma of every frame, 0 (black) to 1 (white).
+    pub target: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { target: 0.5 }
+    }
+}
+
+/// Minus the squared distance of each frame's mean luma from the target, averaged over frames: 0 at best.
+#[derive(Clone, Debug)]
+pub struct Brightness {
+    config: Config,
+}
+
+impl Brightness {
+    /// Fails when the target is outside [0, 1].
+    pub fn new(config: Config) -> Result<Self> {
+        match (0.0..=1.0).contains(&config.target) {
+            true => Ok(Self { config }),
+            false => {
+                let problem = format!("expected a luma from 0 (black) to 1 (white), found {}", config.target);
+                Err(Error::config("reward.target", problem))
+            }
+        }
+    }
+}
+
+impl RewardScorer for Brightness {
+    fn name(&self) -> &str {
+        "brightness"
+    }
+
+    fn differentiable(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, _reference: &Video) -> Result<Target> {
+        Ok(Target::default())
+    }
+
+    fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let [frames, height, width] = video.dims();
+        let plane = height * width;
+        if frames * plane == 0 {
+            return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
+        }
+        let lumas: Vec<f64> = (0..frames).map(|t| mean_luma(video.frame(t), plane)).collect();
+        let target = self.config.target;
+        let value = -lumas.iter().map(|luma| (luma - target).powi(2)).sum::<f64>() / frames as f64;
+        let luma = lumas.iter().sum::<f64>() / frames as f64;
+        let score = Score::Value { value, details: [("luma".to_string(), luma)].into() };
+        let pullback = grad.is_on().then(|| {
+            Pullback::new(move |cotangent| {
+                let cotangent = f64::from(cotangent.item()?);
+                let mut gradient = Vec::with_capacity(frames * 3 * plane);
+                for luma in lumas {
+                    // A pixel spans 2 for a luma of 1.
+                    let slope = -cotangent * (luma - target) / (frames * plane) as f64;
+                    LUMA.iter().for_each(|weight| gradient.extend(std::iter::repeat_n((slope * weight) as f32, plane)));
+                }
+                Tensor::new(gradient, [frames, 3, height, width])
+            })
+        });
+        Ok((score, pullback))
+    }
+}
+
+/// Mean luma, 0 to 1, of one frame `[3, H, W]` in [-1, 1].
+fn mean_luma(frame: &[f32], plane: usize) -> f64 {
+    let means = frame.chunks_exact(plane).map(|c| c.iter().map(|&v| f64::from(v)).sum::<f64>() / plane as f64);
+    means.zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "brightness",
+        summary: "How near each frame's mean luma is to a target; needs no files",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn grey(level: f32) -> Video {
+        Video::new(Tensor::full([2, 3, 4, 4], level), 8.0).unwrap()
+    }
+
+    fn score(video: &Video, grad: Grad) -> (f64, Option<Pullback>) {
+        let mut scorer = Brightness::new(Config { target: 0.75 }).unwrap();
+        match scorer.score(video, "", &Target::default(), grad).unwrap() {
+            (Score::Value { value, .. }, pullback) => (value, pullback),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_wanted_brightness_scores_best() {
+        assert!(score(&grey(0.5), Grad::Skip).0.abs() < 1e-12);
+        assert!((score(&grey(-1.0), Grad::Skip).0 + 0.5625).abs() < 1e-12);
+        assert!(Brightness::new(Config { target: 1.5 }).is_err());
+        assert!(Brightness::new(Config { target: f64::NAN }).is_err());
+    }
+
+    #[test]
+    fn the_gradient_agrees_with_central_differences() {
+        let values: Vec<f32> = (0..96).map(|i| ((i * 29 % 31) as f32) / 31.0 - 0.6).collect();
+        let moved = |step: f32| {
+            let values = values.iter().enumerate().map(|(i, v)| v + step * ((i * 17 % 13) as f32 - 6.0)).collect();
+            Video::new(Tensor::new(values, [2, 3, 4, 4]).unwrap(), 8.0).unwrap()
+        };
+        let numeric = (score(&moved(0.01), Grad::Skip).0 - score(&moved(-0.01), Grad::Skip).0) / 0.02;
+        let gradient = score(&moved(0.0), Grad::Record).1.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        let gradient = gradient.f32s().unwrap().iter().enumerate();
+        let exact: f64 = gradient.map(|(i, g)| f64::from(*g) * ((i * 17 % 13) as f64 - 6.0)).sum();
+        assert!((numeric - exact).abs() < 1e-5 * exact.abs().max(1e-3), "{numeric} {exact}");
+    }
+}

@@ -1,0 +1,307 @@
+//! Several rewards as one: their weighted sum.
+
+use std::collections::BTreeMap;
+
+use roll_core::config::RewardComponent;
+use roll_core::{
+    BuildContext, Error, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score, Target, Tensor,
+    Video,
+};
+
+use crate::RewardError;
+
+/// `sum of weight * score` over several scorers.
+///
+/// A part of weight 0 is scored for the log alone: never differentiated, and its missing scores change nothing.
+/// A part with nothing to score follows its own `on_missing`: `skip` makes the whole sum missing (a sum without one of
+/// its terms would be on another scale), `error` is an error, a value enters the sum without gradient.
+pub struct WeightedSum {
+    name: String,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    /// The scorer's name, numbered when it stands twice.
+    label: String,
+    weight: f64,
+    scorer: Box<dyn RewardScorer>,
+}
+
+impl WeightedSum {
+    /// The sum of `parts`, (weight, scorer). Fails when a weight is not finite, or none is other than 0.
+    pub fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        let mut labelled = Vec::new();
+        for (weight, scorer) in parts {
+            if !weight.is_finite() {
+                return Err(Error::NonFinite { what: format!("the weight of `{}`", scorer.name()), value: weight });
+            }
+            let times = seen.entry(scorer.name().to_string()).or_default();
+            *times += 1;
+            let label = match *times {
+                1 => scorer.name().to_string(),
+                n => format!("{}_{n}", scorer.name()),
+            };
+            labelled.push(Part { label, weight, scorer });
+        }
+        if labelled.iter().all(|p| p.weight == 0.0) {
+            return Err(RewardError::NothingToCombine.into());
+        }
+        let name = labelled.iter().map(|p| p.label.as_str()).collect::<Vec<_>>().join(" + ");
+        Ok(Self { name, parts: labelled })
+    }
+
+    /// The rewards of a configuration: a single one of weight 1 as it is, anything else as a sum.
+    pub fn from_config(
+        components: &[RewardComponent],
+        registry: &Registry,
+        context: &BuildContext,
+    ) -> Result<Box<dyn RewardScorer>> {
+        let mut parts = Vec::new();
+        for (i, component) in components.iter().enumerate() {
+            let scorer = registry
+                .reward(&component.name, &component.options, context)
+                .while_doing(|| format!("setting up reward.{i} (`{}`)", component.name))?;
+            parts.push((component.weight, scorer));
+        }
+        match parts.len() {
+            1 if parts[0].0 == 1.0 => Ok(parts.remove(0).1),
+            _ => Ok(Box::new(Self::new(parts)?)),
+        }
+    }
+}
+
+impl RewardScorer for WeightedSum {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn differentiable(&self) -> bool {
+        self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let mut tensors = BTreeMap::new();
+        for (i, part) in self.parts.iter_mut().enumerate() {
+            let own =
+                part.scorer.prepare(reference).while_doing(|| format!("preparing the reward `{}`", part.label))?;
+            tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
+        }
+        Ok(Target { tensors })
+    }
+
+    /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details.
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        if grad.is_on() {
+            let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
+            if let Some(Part { label, weight, .. }) = rigid {
+                return Err(RewardError::PartNotDifferentiable { part: label.clone(), weight: *weight }.into());
+            }
+        }
+        let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
+        for (i, part) in self.parts.iter_mut().enumerate() {
+            let counts = part.weight != 0.0;
+            let prefix = format!("{i}/");
+            let own =
+                target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
+            let own = Target { tensors: own.collect() };
+            let part_grad = if counts { grad } else { Grad::Skip };
+            let scored = part.scorer.score(video, prompt, &own, part_grad);
+            let (score, pullback) = scored.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
+            let value = match (score, part.scorer.on_missing()) {
+                (Score::Value { value, details: own }, _) => {
+                    details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
+                    if part_grad.is_on() {
+                        let missing =
+                            || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
+                        pullbacks.push((part.weight, pullback.ok_or_else(missing)?));
+                    }
+                    value
+                }
+                (Score::Missing { .. }, _) if !counts => continue,
+                (Score::Missing { .. }, OnMissing::Value(value)) => value,
+                (Score::Missing { reason }, OnMissing::Skip) => {
+                    return Ok((Score::Missing { reason: format!("{}: {reason}", part.label) }, None));
+                }
+                (Score::Missing { reason }, OnMissing::Error) => {
+                    return Err(RewardError::PartMissing { part: part.label.clone(), reason }.into());
+                }
+            };
+            details.insert(part.label.clone(), value);
+            if counts {
+                sum += part.weight * value;
+            }
+        }
+        let shape = video.frames().shape().to_vec();
+        let pullback = grad.is_on().then(|| Pullback::new(move |cotangent| pull(pullbacks, shape, cotangent)));
+        Ok((Score::Value { value: sum, details }, pullback))
+    }
+}
+
+fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
+    let cotangent = f64::from(cotangent.item()?);
+    let mut sum: Option<Vec<f32>> = None;
+    for (weight, pullback) in pullbacks {
+        let part = pullback.pull(&Tensor::scalar((cotangent * weight) as f32))?;
+        if part.shape() != shape {
+            return Err(Error::shape(
+                "cotangent of the frames, of a part of the reward",
+                format!("{shape:?}"),
+                part.shape(),
+            ));
+        }
+        match &mut sum {
+            None => sum = Some(part.to_f32_vec()),
+            Some(sum) => sum.iter_mut().zip(part.f32s()?).for_each(|(s, p)| *s += p),
+        }
+    }
+    match sum {
+        Some(sum) => Tensor::new(sum, shape),
+        None => Ok(Tensor::zeros(shape)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::Brightness;
+    use crate::brightness::Config;
+
+    /// Scores nothing, or 3 without gradient.
+    struct Fake {
+        name: &'static str,
+        on_missing: OnMissing,
+        missing: bool,
+    }
+
+    impl RewardScorer for Fake {
+        fn name(&self) -> &str {
+            self.name
+        }
+        fn differentiable(&self) -> bool {
+            self.missing
+        }
+        fn prepare(&mut self, _: &Video) -> Result<Target> {
+            Ok(Target { tensors: [("own".to_string(), Tensor::scalar(1.0))].into() })
+        }
+        fn score(&mut self, _: &Video, _: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            assert_eq!(target.tensors.keys().collect::<Vec<_>>(), ["own"]);
+            match self.missing {
+                true => Ok((Score::Missing { reason: "nothing there".into() }, None)),
+                false => Ok((Score::of(3.0), None)),
+            }
+        }
+        fn on_missing(&self) -> OnMissing {
+            self.on_missing
+        }
+    }
+
+    fn video() -> Video {
+        let values = (0..2 * 3 * 4 * 5).map(|i| ((i * 37 % 41) as f32) / 41.0 - 0.4).collect();
+        Video::new(Tensor::new(values, [2, 3, 4, 5]).unwrap(), 8.0).unwrap()
+    }
+
+    fn brightness(target: f64) -> Box<dyn RewardScorer> {
+        Box::new(Brightness::new(Config { target }).unwrap())
+    }
+
+    fn missing(on_missing: OnMissing) -> Box<dyn RewardScorer> {
+        Box::new(Fake { name: "fake", on_missing, missing: true })
+    }
+
+    fn score(sum: &mut WeightedSum, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let target = sum.prepare(&video())?;
+        sum.score(&video(), "", &target, grad)
+    }
+
+    fn value_of(score: &Score) -> f64 {
+        match score {
+            Score::Value { value, .. } => *value,
+            Score::Missing { reason } => panic!("missing: {reason}"),
+        }
+    }
+
+    #[test]
+    fn values_and_gradients_add_up_by_weight() {
+        let alone = |target: f64| {
+            let (score, pullback) = brightness(target).score(&video(), "", &Target::default(), Grad::Record).unwrap();
+            (value_of(&score), pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap().to_f32_vec())
+        };
+        let ((a, da), (b, db)) = (alone(0.9), alone(0.1));
+        let mut sum = WeightedSum::new(vec![(0.7, brightness(0.9)), (-1.5, brightness(0.1))]).unwrap();
+        assert_eq!(sum.name(), "brightness + brightness_2");
+        assert!(sum.differentiable());
+        let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
+        assert!((value_of(&score) - (0.7 * a - 1.5 * b)).abs() < 1e-9);
+        let Score::Value { details, .. } = score else { unreachable!() };
+        assert_eq!(details["brightness_2"], b);
+        assert!(details.contains_key("brightness/luma"));
+        let pulled = pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap();
+        for ((p, a), b) in pulled.f32s().unwrap().iter().zip(da).zip(db) {
+            assert!((p - (0.7 * a - 1.5 * b)).abs() < 1e-7);
+        }
+    }
+
+    #[test]
+    fn a_missing_part_follows_its_own_policy() {
+        let sum = |policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (2.0, missing(policy))]).unwrap();
+        let (skipped, pullback) = score(&mut sum(OnMissing::Skip), Grad::Record).unwrap();
+        assert_eq!(skipped, Score::Missing { reason: "fake: nothing there".into() });
+        assert!(pullback.is_none());
+        let error = score(&mut sum(OnMissing::Error), Grad::Skip).unwrap_err();
+        assert!(error.to_string().contains("`fake` has nothing to score (nothing there)"), "{error}");
+        let (valued, pullback) = score(&mut sum(OnMissing::Value(-0.25)), Grad::Record).unwrap();
+        let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+        assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+        assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
+    }
+
+    #[test]
+    fn parts_that_are_all_missing_by_value_pull_zero() {
+        let mut sum = WeightedSum::new(vec![(2.0, missing(OnMissing::Value(0.5)))]).unwrap();
+        let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
+        assert_eq!(value_of(&score), 1.0);
+        let pulled = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        assert_eq!((pulled.shape(), pulled.f32s().unwrap().iter().all(|g| *g == 0.0)), (&[2, 3, 4, 5][..], true));
+    }
+
+    #[test]
+    fn a_part_without_gradient_is_named_unless_it_weighs_nothing() {
+        let rigid = || Box::new(Fake { name: "rigid", on_missing: OnMissing::Skip, missing: false });
+        let mut sum = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.5, rigid())]).unwrap();
+        assert!(!sum.differentiable());
+        let error = score(&mut sum, Grad::Record).unwrap_err().to_string();
+        assert!(error.contains("`rigid`") && error.contains("0.5"), "{error}");
+        assert!(score(&mut sum, Grad::Skip).is_ok());
+
+        let mut logged = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.0, rigid())]).unwrap();
+        assert!(logged.differentiable());
+        let (Score::Value { details, .. }, Some(_)) = score(&mut logged, Grad::Record).unwrap() else { panic!() };
+        assert_eq!(details["rigid"], 3.0);
+        let mut absent = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.0, missing(OnMissing::Error))]).unwrap();
+        assert!(matches!(score(&mut absent, Grad::Skip).unwrap().0, Score::Value { .. }));
+    }
+
+    #[test]
+    fn a_sum_of_nothing_or_of_broken_weights_is_refused() {
+        assert!(WeightedSum::new(vec![]).is_err());
+        assert!(WeightedSum::new(vec![(0.0, brightness(0.5))]).is_err());
+        assert!(WeightedSum::new(vec![(f64::NAN, brightness(0.5))]).is_err());
+    }
+
+    #[test]
+    fn rewards_are_made_from_a_configuration() {
+        let component = |weight: f64| RewardComponent {
+            name: "brightness".into(),
+            weight,
+            options: [("target".to_string(), serde_json::json!(0.3))].into_iter().collect(),
+        };
+        let registry = Registry::linked().unwrap();
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+        let make = |components: &[RewardComponent]| WeightedSum::from_config(components, &registry, &context);
+        assert_eq!(make(&[component(1.0)]).unwrap().name(), "brightness");
+        assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().name(), "brightness + brightness_2");
+        assert!(make(&[]).is_err());
+    }
+}

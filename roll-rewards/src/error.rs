@@ -1,0 +1,107 @@
+//! Errors of the scorers. Those of ONNX files are [`crate::onnx::OnnxError`].
+
+use std::path::PathBuf;
+
+use roll_core::{Error, Fault};
+
+/// What can go wrong when a reward is set up, or used against its rules.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RewardError {
+    // Files
+    /// No file of the directory is the network that is needed.
+    #[error(
+        "no {role} in {}: expected {expected}; found {}; name the file with `{key}`",
+        directory.display(), listed(.seen)
+    )]
+    NoNetwork {
+        /// "face detector" or "face embedder".
+        role: &'static str,
+        /// The directory.
+        directory: PathBuf,
+        /// What would have been taken.
+        expected: &'static str,
+        /// The ONNX files in it, with what is known against them.
+        seen: Vec<String>,
+        /// The option that names a file.
+        key: &'static str,
+    },
+    /// More than one file could be the network.
+    #[error("several files in {} could be the {role}: {}; choose one with `{key}`", directory.display(), listed(.candidates))]
+    SeveralNetworks {
+        /// "face detector" or "face embedder".
+        role: &'static str,
+        /// The directory.
+        directory: PathBuf,
+        /// The files.
+        candidates: Vec<String>,
+        /// The option that names a file.
+        key: &'static str,
+    },
+    /// A file is an ONNX model, but not the kind that is needed.
+    #[error("{} cannot be the {role}: {problem}", path.display())]
+    NotTheNetwork {
+        /// "face detector" or "face embedder".
+        role: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
+        problem: String,
+    },
+
+    // Videos
+    /// The reference shows nobody.
+    #[error(
+        "no face in {frames} of the reference (detector threshold {threshold}); use a reference with a larger, \
+         frontal face, or lower `det_threshold`"
+    )]
+    NoFaceInReference {
+        /// Which frames were searched: "any of the 8 frames after the first".
+        frames: String,
+        /// The detector's threshold.
+        threshold: f32,
+    },
+
+    // Combinations
+    /// There is nothing to add up.
+    #[error("a combination of rewards needs at least one with a weight other than 0")]
+    NothingToCombine,
+    /// A gradient was asked of a part that has none.
+    #[error("the reward `{part}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out")]
+    PartNotDifferentiable {
+        /// The part.
+        part: String,
+        /// Its weight.
+        weight: f64,
+    },
+    /// A part found nothing to score and its policy is to stop.
+    #[error("the reward `{part}` has nothing to score ({reason}), and its `on_missing` is `error`")]
+    PartMissing {
+        /// The part.
+        part: String,
+        /// Why.
+        reason: String,
+    },
+    /// A target that another scorer made.
+    #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
+    StrangeTarget {
+        /// The reward.
+        reward: String,
+        /// What is missing.
+        tensor: String,
+    },
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "no .onnx file".into() } else { names.join(", ") }
+}
+
+impl From<RewardError> for Error {
+    fn from(e: RewardError) -> Self {
+        let fault = match e {
+            RewardError::StrangeTarget { .. } => Fault::Failure,
+            _ => Fault::User,
+        };
+        Error::component(fault, e)
+    }
+}

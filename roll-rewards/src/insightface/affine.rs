@@ -1,0 +1,60 @@
+//! Affine maps of the plane.
+
+/// The map `(x, y) -> (a x + b y + c, d x + e y + f)`, rows `[a, b, c]` and `[d, e, f]`, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Affine(pub [[f64; 3]; 2]);
+
+impl Affine {
+    /// Scales the axes.
+    pub fn scale(x: f64, y: f64) -> Self {
+        Self([[x, 0.0, 0.0], [0.0, y, 0.0]])
+    }
+
+    /// Moves.
+    pub fn translate(x: f64, y: f64) -> Self {
+        Self([[1.0, 0.0, x], [0.0, 1.0, y]])
+    }
+
+    /// Turns by `radians`, from the x axis towards the y axis.
+    pub fn rotate(radians: f64) -> Self {
+        let (sin, cos) = radians.sin_cos();
+        Self([[cos, -sin, 0.0], [sin, cos, 0.0]])
+    }
+
+    /// The image of a point.
+    pub fn apply(&self, [x, y]: [f64; 2]) -> [f64; 2] {
+        self.0.map(|[a, b, c]| a * x + b * y + c)
+    }
+
+    /// This map first, then `next`.
+    pub fn then(&self, next: &Affine) -> Self {
+        let [[a, b, c], [d, e, f]] = self.0;
+        Self(next.0.map(|[p, q, r]| [p * a + q * d, p * b + q * e, p * c + q * f + r]))
+    }
+
+    /// The map back; `None` when this one flattens the plane or is not finite.
+    pub fn inverse(&self) -> Option<Self> {
+        let [[a, b, c], [d, e, f]] = self.0;
+        let determinant = a * e - b * d;
+        if !determinant.is_normal() {
+            return None;
+        }
+        let linear = [[e / determinant, -b / determinant], [-d / determinant, a / determinant]];
+        Some(Self(linear.map(|[p, q]| [p, q, -(p * c + q * f)])))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_and_its_inverse_cancel() {
+        let map = Affine::scale(1.5, 0.7).then(&Affine::rotate(0.4)).then(&Affine::translate(3.0, -8.0));
+        let [x, y] = map.inverse().unwrap().apply(map.apply([12.0, -5.0]));
+        assert!((x - 12.0).abs() < 1e-12 && (y + 5.0).abs() < 1e-12);
+        assert_eq!(Affine::scale(0.0, 1.0).inverse(), None);
+        assert_eq!(Affine::scale(f64::NAN, 1.0).inverse(), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! From five landmarks to a face crop in the ArcFace template.
+
+use serde::{Deserialize, Serialize};
+
+use super::affine::Affine;
+use super::resize::Resize;
+use super::warp::Warp;
+
+/// Side of the crop that embedders take.
+pub const CROP: usize = 112;
+
+/// Eyes, nose, corners of the mouth, left to right as seen: where InsightFace puts them in a 112x112 crop.
+pub const TEMPLATE: [[f64; 2]; 5] =
+    [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]];
+
+/// How a crop is sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Alignment {
+    /// The similarity, exactly, in pixel coordinates.
+    #[default]
+    Exact,
+    /// As ROLL's `norm_crop`, which normalises by width and height for an `align_corners` grid and so displaces samples
+    /// by 0.25 to 0.96 pixels, and stretches the crop of a frame below 112 pixels.
+    Reference,
+}
+
+/// The similarity (rotation, one scale, translation) that brings `points` nearest to `onto` in least squares.
+///
+/// Umeyama 1991 in two dimensions, where the best rotation has a closed form and a reflection never occurs. `None`
+/// when the points coincide or are not finite.
+pub fn similarity(points: &[[f64; 2]], onto: &[[f64; 2]]) -> Option<Affine> {
+    let n = points.len().min(onto.len()) as f64;
+    let mean = |p: &[[f64; 2]]| p.iter().fold([0.0, 0.0], |[x, y], q| [x + q[0] / n, y + q[1] / n]);
+    let ([px, py], [qx, qy]) = (mean(points), mean(onto));
+    let (mut along, mut across, mut spread) = (0.0, 0.0, 0.0);
+    for (&[x, y], &[u, v]) in points.iter().zip(onto) {
+        let (x, y, u, v) = (x - px, y - py, u - qx, v - qy);
+        along += x * u + y * v;
+        across += x * v - y * u;
+        spread += x * x + y * y;
+    }
+    if !spread.is_normal() || !along.is_finite() || !across.is_finite() {
+        return None;
+    }
+    let (a, b) = (along / spread, across / spread);
+    Some(Affine([[a, -b, qx - a * px + b * py], [b, a, qy - b * px - a * py]]))
+}
+
+/// The similarity from picture pixels to template pixels. `None` for landmarks that coincide or are not finite.
+pub fn to_template(landmarks: &[[f32; 2]; 5]) -> Option<Affine> {
+    similarity(&landmarks.map(|p| p.map(f64::from)), &TEMPLATE)
+}
+
+/// The warp that ROLL's `affine_grid` and `grid_sample` perform for `to_crop` (picture pixels to crop pixels): the
+/// canvas is as large as the picture, cut to `size`; coordinates are divided by `W` where the grid takes `W - 1`.
+/// `None` when `to_crop` has no inverse.
+pub fn reference_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
+    let [h, w] = picture.map(|n| n as f64 / (n as f64 - 1.0));
+    let to_source = Affine::scale(w, h).then(&to_crop.inverse()?).then(&Affine::scale(1.0 / w, 1.0 / h));
+    Some(Warp { to_source, output: picture.map(|n| n.min(size)), picture })
+}
+
+/// The exact warp for `to_crop`. `None` when it has no inverse.
+pub fn exact_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
+    Some(Warp { to_source: to_crop.inverse()?, output: [size, size], picture })
+}
+
+/// A 112x112 crop of a frame, linear in the frame.
+#[derive(Clone, Debug)]
+pub struct Crop {
+    warp: Warp,
+    /// The reference's crop of a small frame is small, and stretched afterwards.
+    stretch: Option<Resize>,
+}
+
+impl Crop {
+    /// The crop of a `[height, width]` frame around `landmarks`; `None` when those coincide or are not finite.
+    pub fn new(landmarks: &[[f32; 2]; 5], frame: [usize; 2], alignment: Alignment) -> Option<Self> {
+        let to_crop = to_template(landmarks)?;
+        let warp = match alignment {
+            Alignment::Exact => exact_warp(&to_crop, frame, CROP)?,
+            // One pixel has no corners to align.
+            Alignment::Reference if frame.contains(&1) => return None,
+            Alignment::Reference => reference_warp(&to_crop, frame, CROP)?,
+        };
+        let small = warp.output != [CROP, CROP];
+        Some(Self { warp, stretch: small.then(|| Resize::new(warp.output, [CROP, CROP])) })
+    }
+
+    /// The crop, `[3, 112, 112]`, of a frame `[3, H, W]`.
+    pub fn forward(&self, frame: &[f32]) -> Vec<f32> {
+        let crop = self.warp.forward(frame);
+        match &self.stretch {
+            Some(stretch) => stretch.forward(&crop),
+            None => crop,
+        }
+    }
+
+    /// Adds the cotangent of the frame to `gradient`, given that of the crop.
+    pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
+        match &self.stretch {
+            Some(stretch) => self.warp.pull(&stretch.pull(cotangent), gradient),
+            None => self.warp.pull(cotangent, gradient),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::insightface::gradient_check::{dot, noise};
+
+    fn template_landmarks() -> [[f32; 2]; 5] {
+        TEMPLATE.map(|p| p.map(|v| v as f32))
+    }
+
+    #[test]
+    fn a_similarity_is_found_from_its_own_points() {
+        let map = Affine::scale(1.7, 1.7).then(&Affine::rotate(-2.8)).then(&Affine::translate(40.0, 7.0));
+        let moved = TEMPLATE.map(|p| map.apply(p));
+        let found = similarity(&TEMPLATE, &moved).unwrap();
+        let off = found.0.iter().flatten().zip(map.0.iter().flatten()).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
+        assert!(off < 1e-10, "{found:?} {map:?}");
+    }
+
+    #[test]
+    fn landmarks_at_the_template_crop_the_frame_itself() {
+        let frame = noise(5, 3 * 112 * 112);
+        let crop = Crop::new(&template_landmarks(), [112, 112], Alignment::Exact).unwrap();
+        let off = crop.forward(&frame).iter().zip(&frame).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(off < 1e-4, "{off}");
+    }
+
+    #[test]
+    fn coinciding_or_broken_landmarks_have_no_crop() {
+        for landmarks in [[[3.0, 4.0]; 5], [[f32::NAN, 0.0]; 5], [[f32::INFINITY, 1.0]; 5]] {
+            assert!(Crop::new(&landmarks, [64, 64], Alignment::Exact).is_none());
+        }
+        assert!(Crop::new(&template_landmarks(), [1, 64], Alignment::Reference).is_none());
+    }
+
+    #[test]
+    fn the_pull_is_the_transpose_of_the_crop_for_both_alignments_and_small_frames() {
+        for (alignment, [h, w]) in
+            [Alignment::Exact, Alignment::Reference].into_iter().flat_map(|a| [(a, [150, 130]), (a, [60, 90])])
+        {
+            let crop = Crop::new(&template_landmarks(), [h, w], alignment).unwrap();
+            let (frame, cotangent) = (noise(6, 3 * h * w), noise(7, 3 * CROP * CROP));
+            let mut gradient = vec![0.0; frame.len()];
+            crop.pull(&cotangent, &mut gradient);
+            let (a, b) = (dot(&crop.forward(&frame), &cotangent), dot(&frame, &gradient));
+            assert!((a - b).abs() < 1e-4 * a.abs().max(1.0), "{alignment:?} {a} {b}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Options of the reward `insightface`.
+
+use roll_core::{Error, OnMissing, Result};
+use serde::{Deserialize, Serialize};
+
+use super::align::Alignment;
+
+/// Options of the reward `insightface`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Directory with a face detector (SCRFD or YuNet) and an ArcFace embedder, as ONNX files.
+    pub reward_model_path: String,
+    /// File name of the detector, when several in the directory fit or none is recognised by its name.
+    pub detector: Option<String>,
+    /// File name of the embedder, likewise.
+    pub embedder: Option<String>,
+    /// Least confidence of a face.
+    pub det_threshold: f32,
+    /// Of two faces whose boxes overlap by more than this (intersection over union) the less confident is dropped.
+    pub nms_iou: f32,
+    /// Side in pixels of the square that frames are scaled into for the detector; a multiple of 32.
+    pub det_size: usize,
+    /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 as ROLL, 128 as InsightFace.
+    pub det_divisor: f32,
+    /// What surrounds a frame that does not fill the square: grey as ROLL, black as InsightFace.
+    pub det_padding: Padding,
+    /// Order of the embedder's input channels: RGB as InsightFace, BGR as ROLL.
+    pub channel_order: ChannelOrder,
+    /// How the face is brought to the embedder's template.
+    pub align: Alignment,
+    /// What a video without any face does.
+    pub on_missing: OnMissing,
+    /// What a frame does in which no face is found.
+    pub undetected: Undetected,
+    /// Frames that go through the networks at once: more is faster on an accelerator and takes more memory.
+    pub frames_per_batch: usize,
+    /// Only every so many frames are scored, and searched for reference faces.
+    pub sample_every: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            reward_model_path: String::new(),
+            detector: None,
+            embedder: None,
+            det_threshold: 0.5,
+            nms_iou: 0.4,
+            det_size: 640,
+            det_divisor: 127.5,
+            det_padding: Padding::Grey,
+            channel_order: ChannelOrder::Rgb,
+            align: Alignment::Exact,
+            on_missing: OnMissing::Skip,
+            undetected: Undetected::LeaveOut,
+            frames_per_batch: 8,
+            sample_every: 1,
+        }
+    }
+}
+
+/// What a frame does in which no face is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Undetected {
+    /// It does not count.
+    LeaveOut,
+    /// The face is taken to be where the reference shows it at that time. For models that do not show faces yet: there
+    /// is a score and a gradient from the first step on.
+    ReferenceLandmarks,
+}
+
+/// What surrounds a frame in the detector's square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// 0 in [-1, 1].
+    Grey,
+    /// -1 in [-1, 1].
+    Black,
+}
+
+impl Padding {
+    /// The value, in [-1, 1].
+    pub fn value(self) -> f32 {
+        match self {
+            Self::Grey => 0.0,
+            Self::Black => -1.0,
+        }
+    }
+}
+
+/// Order of the colour channels that a network takes; frames are RGB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChannelOrder {
+    /// Red first.
+    Rgb,
+    /// Blue first.
+    Bgr,
+}
+
+/// Largest side of the detector's square: 4096 pixels are 200 MB a frame.
+const MAX_DET_SIZE: usize = 4096;
+
+impl Config {
+    /// Fails, naming the key, when a value is outside its range.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |key: &str, problem: String| Err(Error::config(format!("reward.{key}"), problem));
+        if self.reward_model_path.is_empty() {
+            let problem = "missing: the directory that holds the face detector and the face embedder (ONNX files)";
+            return wrong("reward_model_path", problem.into());
+        }
+        for (key, value) in [("det_threshold", self.det_threshold), ("nms_iou", self.nms_iou)] {
+            if !(0.0..=1.0).contains(&value) {
+                return wrong(key, format!("expected a number from 0 to 1, found {value}"));
+            }
+        }
+        if !(self.det_divisor > 0.0 && self.det_divisor.is_finite()) {
+            return wrong("det_divisor", format!("expected a positive number, found {}", self.det_divisor));
+        }
+        if self.det_size == 0 || self.det_size % 32 != 0 || self.det_size > MAX_DET_SIZE {
+            let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
+            return wrong("det_size", problem);
+        }
+        if matches!(self.on_missing, OnMissing::Value(value) if !value.is_finite()) {
+            return wrong("on_missing", "expected skip, error, or a finite value".into());
+        }
+        for (key, value) in [("frames_per_batch", self.frames_per_batch), ("sample_every", self.sample_every)] {
+            if value == 0 {
+                return wrong(key, "expected at least 1, found 0".into());
+            }
+        }
+        Ok(())
+    }
+}

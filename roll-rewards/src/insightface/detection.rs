@@ -1,0 +1,133 @@
+//! What face detectors have in common: the picture they see, and choosing among what they say.
+
+use roll_core::{Error, Result};
+
+use super::resize::Resize;
+
+/// A detected face, in pixels of the frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Face {
+    /// `[x1, y1, x2, y2]`.
+    pub bounds: [f32; 4],
+    /// Confidence, 0 to 1.
+    pub score: f32,
+    /// Eyes, nose, corners of the mouth, left to right as seen; x, y.
+    pub landmarks: [[f32; 2]; 5],
+}
+
+impl Face {
+    /// Width times height of the box.
+    pub fn area(&self) -> f32 {
+        let [x1, y1, x2, y2] = self.bounds;
+        (x2 - x1) * (y2 - y1)
+    }
+
+    /// The same face with every coordinate divided by `scale`.
+    pub fn divided_by(mut self, scale: f32) -> Self {
+        self.bounds = self.bounds.map(|v| v / scale);
+        self.landmarks = self.landmarks.map(|p| p.map(|v| v / scale));
+        self
+    }
+
+    /// Intersection over union of the boxes.
+    pub fn overlap(&self, other: &Self) -> f32 {
+        let ([ax, ay, au, av], [bx, by, bu, bv]) = (self.bounds, other.bounds);
+        let common = (au.min(bu) - ax.max(bx)).max(0.0) * (av.min(bv) - ay.max(by)).max(0.0);
+        common / (self.area() + other.area() - common)
+    }
+}
+
+/// Non-maximum suppression: from the most confident down, each face that overlaps none kept so far by more than `iou`.
+/// Faces whose numbers are not finite are dropped.
+pub fn suppress(mut candidates: Vec<Face>, iou: f32) -> Vec<Face> {
+    candidates
+        .retain(|f| f.score.is_finite() && f.bounds.iter().chain(f.landmarks.iter().flatten()).all(|v| v.is_finite()));
+    candidates.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let mut kept: Vec<Face> = Vec::new();
+    for face in candidates {
+        if kept.iter().all(|k| k.overlap(&face) <= iou) {
+            kept.push(face);
+        }
+    }
+    kept
+}
+
+/// The position of the face with the largest box.
+pub fn largest(faces: &[Face]) -> Option<usize> {
+    (0..faces.len()).max_by(|&a, &b| faces[a].area().total_cmp(&faces[b].area()))
+}
+
+/// A frame scaled into the upper left corner of a square canvas, its shape kept.
+#[derive(Clone, Debug)]
+pub struct Letterbox {
+    resize: Resize,
+    content: [usize; 2],
+    side: usize,
+    /// Canvas pixels per frame pixel.
+    pub scale: f32,
+}
+
+impl Letterbox {
+    /// For frames of `[height, width]`. Fails for a frame so elongated that nothing of it would be left.
+    pub fn new(frame: [usize; 2], side: usize) -> Result<Self> {
+        let [h, w] = frame;
+        let ratio = h as f64 / w as f64;
+        let content = match h > w {
+            true => [side, (side as f64 / ratio) as usize],
+            false => [(side as f64 * ratio) as usize, side],
+        };
+        if h == 0 || w == 0 || content.contains(&0) {
+            return Err(Error::shape("frame for the face detector", "at least one pixel of each side, scaled", &frame));
+        }
+        // The reference scales both axes back by the height's ratio.
+        let scale = content[0] as f32 / h as f32;
+        Ok(Self { resize: Resize::new(frame, content), content, side, scale })
+    }
+
+    /// The canvas, `[3, side, side]`, of a frame `[3, H, W]` in [-1, 1]; `padding` elsewhere.
+    pub fn canvas(&self, frame: &[f32], padding: f32) -> Vec<f32> {
+        let ([height, width], side) = (self.content, self.side);
+        let mut canvas = vec![padding; 3 * side * side];
+        for (row, values) in self.resize.forward(frame).chunks_exact(width).enumerate() {
+            let (plane, y) = (row / height, row % height);
+            let at = (plane * side + y) * side;
+            canvas[at..at + width].copy_from_slice(values);
+        }
+        canvas
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn face(bounds: [f32; 4], score: f32) -> Face {
+        Face { bounds, score, landmarks: [[0.0; 2]; 5] }
+    }
+
+    #[test]
+    fn suppression_keeps_the_most_confident_of_overlapping_faces() {
+        let faces = vec![
+            face([0.0, 0.0, 10.0, 10.0], 0.6),
+            face([1.0, 0.0, 11.0, 10.0], 0.9),
+            face([40.0, 0.0, 45.0, 5.0], 0.7),
+            face([0.0, 0.0, f32::NAN, 5.0], 0.99),
+        ];
+        let kept = suppress(faces, 0.4);
+        assert_eq!(kept.iter().map(|f| f.score).collect::<Vec<_>>(), [0.9, 0.7]);
+        assert_eq!(largest(&kept), Some(0));
+        assert_eq!(largest(&[]), None);
+    }
+
+    #[test]
+    fn a_letterbox_keeps_the_shape_and_pads_the_rest() {
+        let letterbox = Letterbox::new([20, 40], 80).unwrap();
+        let canvas = letterbox.canvas(&[0.5; 3 * 20 * 40], -1.0);
+        assert_eq!(letterbox.scale, 2.0);
+        assert!((canvas[39 * 80 + 79] - 0.5).abs() < 1e-6);
+        assert_eq!(canvas[40 * 80], -1.0);
+        assert!(Letterbox::new([1, 1000], 80).is_err());
+        assert!(Letterbox::new([0, 10], 80).is_err());
+    }
+}

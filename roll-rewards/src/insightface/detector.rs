@@ -1,0 +1,152 @@
+//! Face detection by SCRFD or YuNet.
+
+use burn::tensor::Device;
+use rayon::prelude::*;
+use roll_backends::host::{to_device_nd, to_host_nd};
+use roll_core::{Error, Result, Tensor};
+
+use super::config::Config;
+use super::detection::{Face, Letterbox, suppress};
+use super::{scrfd, yunet};
+use crate::RewardError;
+use crate::onnx::Model;
+
+/// A detector with its settings.
+#[derive(Debug)]
+pub struct Detector {
+    model: Model,
+    kind: Kind,
+    device: Device,
+    side: usize,
+    threshold: f32,
+    nms_iou: f32,
+    /// SCRFD's input is (pixel - 127.5) / this.
+    divisor: f32,
+    padding: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Scrfd,
+    /// For each stride the positions of its class, object, box and landmark outputs.
+    Yunet([[usize; 4]; 3]),
+}
+
+impl Detector {
+    /// Recognises `model` by its outputs. Fails when it is no detector with landmarks, or takes pictures of another
+    /// size than configured.
+    pub fn new(model: Model, config: &Config, device: &Device) -> Result<Self> {
+        let side = config.det_size;
+        let kind = kind(&model)?;
+        let shape = &model.inputs()[0].shape;
+        match shape[..] {
+            [_, Some(3) | None, h, w] if [h, w].into_iter().all(|d| d.is_none_or(|d| d == side)) => {}
+            [_, Some(3) | None, Some(h), Some(w)] if h == w => {
+                let problem = format!("{} takes pictures of {h}x{h} only, found {side}", model.path().display());
+                return Err(Error::config("reward.det_size", problem));
+            }
+            _ => return Err(misfit(&model, format!("expected an input [N, 3, {side}, {side}], found {shape:?}"))),
+        }
+        Ok(Self {
+            model,
+            kind,
+            device: device.clone(),
+            side,
+            threshold: config.det_threshold,
+            nms_iou: config.nms_iou,
+            divisor: config.det_divisor,
+            padding: config.det_padding.value(),
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &std::path::Path {
+        self.model.path()
+    }
+
+    /// The faces of each frame, most confident first, in pixels of the frame. Frames are `[3, height, width]` in
+    /// [-1, 1], all of `size` (`[height, width]`), and run as one batch.
+    pub fn detect(&self, frames: &[&[f32]], size: [usize; 2]) -> Result<Vec<Vec<Face>>> {
+        if frames.is_empty() {
+            return Ok(vec![]);
+        }
+        let letterbox = Letterbox::new(size, self.side)?;
+        let canvases: Vec<Vec<f32>> = frames.par_iter().map(|frame| self.canvas(&letterbox, frame)).collect();
+        let input = Tensor::new(canvases.concat(), [frames.len(), 3, self.side, self.side])?;
+        let outputs = self.model.run(&to_device_nd(&input, &self.device)?)?;
+        let outputs = outputs.iter().map(to_host_nd).collect::<Result<Vec<Tensor>>>()?;
+        (0..frames.len())
+            .map(|item| {
+                let rows: Vec<&[f32]> = outputs.iter().map(|o| row(o, item, frames.len())).collect::<Result<_>>()?;
+                let candidates = self.decode(&rows)?.into_iter().map(|face| face.divided_by(letterbox.scale)).collect();
+                Ok(suppress(candidates, self.nms_iou))
+            })
+            .collect()
+    }
+
+    /// What the network takes for a frame, `[3, side, side]`.
+    fn canvas(&self, letterbox: &Letterbox, frame: &[f32]) -> Vec<f32> {
+        let mut canvas = letterbox.canvas(frame, self.padding);
+        match self.kind {
+            Kind::Scrfd if self.divisor == 127.5 => {}
+            Kind::Scrfd => canvas.iter_mut().for_each(|v| *v *= 127.5 / self.divisor),
+            Kind::Yunet(_) => {
+                // BGR in 0 to 255.
+                canvas.iter_mut().for_each(|v| *v = (*v + 1.0) * 127.5);
+                let plane = self.side * self.side;
+                let (red, rest) = canvas.split_at_mut(plane);
+                red.swap_with_slice(&mut rest[plane..]);
+            }
+        }
+        canvas
+    }
+
+    fn decode(&self, rows: &[&[f32]]) -> Result<Vec<Face>> {
+        let mut faces = vec![];
+        for (level, stride) in scrfd::STRIDES.into_iter().enumerate() {
+            faces.extend(match self.kind {
+                Kind::Scrfd => {
+                    let [scores, boxes, landmarks] = [0, 3, 6].map(|first| rows[first + level]);
+                    scrfd::decode(scrfd::Level { stride, scores, boxes, landmarks }, self.side, self.threshold)?
+                }
+                Kind::Yunet(at) => {
+                    let [classes, objects, boxes, landmarks] = at[level].map(|output| rows[output]);
+                    let level = yunet::Level { stride, classes, objects, boxes, landmarks };
+                    yunet::decode(level, self.side, self.threshold)?
+                }
+            });
+        }
+        Ok(faces)
+    }
+}
+
+/// The part of an output that belongs to one item of the batch, whether or not the output has a batch axis.
+fn row(output: &Tensor, item: usize, items: usize) -> Result<&[f32]> {
+    let values = output.f32s()?;
+    let length = values.len() / items;
+    match values.len() % items {
+        0 => Ok(&values[item * length..][..length]),
+        _ => Err(Error::shape("output of the face detector", format!("a multiple of {items} values"), output.shape())),
+    }
+}
+
+fn kind(model: &Model) -> Result<Kind> {
+    let outputs = model.outputs();
+    let named = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
+    let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| named(part, stride)));
+    if yunet.iter().flatten().all(Option::is_some) {
+        return Ok(Kind::Yunet(yunet.map(|level| level.map(Option::unwrap_or_default))));
+    }
+    match outputs.len() {
+        9 => Ok(Kind::Scrfd),
+        6 => Err(misfit(model, "it gives boxes but no landmarks; take a file whose name has `kps`".into())),
+        n => {
+            let expected = "the 9 outputs of SCRFD with landmarks, or YuNet's `cls_8`, `obj_8`, `bbox_8`, `kps_8`, ...";
+            Err(misfit(model, format!("expected {expected}; found {n} outputs")))
+        }
+    }
+}
+
+fn misfit(model: &Model, problem: String) -> Error {
+    RewardError::NotTheNetwork { role: "face detector", path: model.path().into(), problem }.into()
+}

@@ -1,0 +1,126 @@
+//! Finds the face networks in a directory, by file name or by what the files hold.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use roll_core::{Error, Result};
+
+use super::align::CROP;
+use crate::RewardError;
+use crate::onnx::Model;
+
+/// A network that the identity score needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Detector,
+    Embedder,
+}
+
+impl Role {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Detector => "face detector",
+            Self::Embedder => "face embedder",
+        }
+    }
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::Detector => "detector",
+            Self::Embedder => "embedder",
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Detector => "scrfd_*.onnx, det_*.onnx or yunet*.onnx",
+            Self::Embedder => {
+                "glintr100.onnx, w600k_*.onnx, arcface*.onnx or any model from [1, 3, 112, 112] to [1, 512]"
+            }
+        }
+    }
+
+    /// Whether a file is known by its (lower case) stem.
+    fn knows(self, stem: &str) -> bool {
+        match self {
+            Self::Detector => ["scrfd_", "det_", "yunet"].iter().any(|p| stem.starts_with(p)),
+            Self::Embedder => stem == "glintr100" || ["w600k_", "arcface"].iter().any(|p| stem.starts_with(p)),
+        }
+    }
+}
+
+/// Opens the network of `role`: the file `named`, or the only one of `directory` that fits.
+pub(super) fn open(directory: &Path, role: Role, named: Option<&str>, device: &Device) -> Result<Model> {
+    if let Some(name) = named {
+        return Ok(Model::open(&directory.join(name), device)?);
+    }
+    let files = onnx_files(directory)?;
+    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    let known: Vec<&PathBuf> = files.iter().filter(|f| role.knows(&stem(f))).collect();
+    match known.as_slice() {
+        [one] => return Ok(Model::open(one, device)?),
+        [] => {}
+        several => {
+            return Err(RewardError::SeveralNetworks {
+                role: role.text(),
+                directory: directory.into(),
+                candidates: several.iter().map(|f| name_of(f)).collect(),
+                key: role.key(),
+            }
+            .into());
+        }
+    }
+    let none = |seen| -> Error {
+        let (role, expected, key) = (role.text(), role.expected(), role.key());
+        RewardError::NoNetwork { role, directory: directory.into(), expected, seen, key }.into()
+    };
+    if role == Role::Detector {
+        return Err(none(files.iter().map(|f| name_of(f)).collect()));
+    }
+    // Nothing has a known name: look inside the files that are not known as something else.
+    let (mut fitting, mut seen) = (vec![], vec![]);
+    for file in files {
+        if Role::Detector.knows(&stem(&file)) {
+            seen.push(name_of(&file));
+            continue;
+        }
+        match Model::open(&file, device) {
+            Ok(model) if embeds_crops(&model) => fitting.push(model),
+            Ok(_) => seen.push(name_of(&file)),
+            Err(error) => seen.push(format!("{} (not usable: {error})", name_of(&file))),
+        }
+    }
+    if fitting.len() > 1 {
+        return Err(RewardError::SeveralNetworks {
+            role: role.text(),
+            directory: directory.into(),
+            candidates: fitting.iter().map(|m| name_of(m.path())).collect(),
+            key: role.key(),
+        }
+        .into());
+    }
+    fitting.pop().ok_or_else(|| none(seen))
+}
+
+/// Whether the file declares [1, 3, 112, 112] -> [1, 512].
+fn embeds_crops(model: &Model) -> bool {
+    let ([input], [output, ..]) = (model.inputs(), model.outputs()) else { return false };
+    matches!(input.shape[..], [_, Some(3), Some(CROP), Some(CROP)]) && matches!(output.shape[..], [_, Some(512)])
+}
+
+fn onnx_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || Error::file("read the face networks' directory", directory);
+    let mut files = vec![];
+    for entry in std::fs::read_dir(directory).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx")) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

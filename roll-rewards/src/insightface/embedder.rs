@@ -1,0 +1,120 @@
+//! Face embedding by an ArcFace network.
+
+use burn::tensor::Device;
+use roll_backends::NdTensor;
+use roll_backends::host::{to_device_nd, to_host_nd};
+use roll_core::{Error, Result, Tensor};
+
+use super::align::CROP;
+use super::config::ChannelOrder;
+use crate::RewardError;
+use crate::onnx::{Model, Recorded};
+
+const PLANE: usize = CROP * CROP;
+
+/// An embedder with its settings.
+#[derive(Debug)]
+pub struct Embedder {
+    model: Model,
+    order: ChannelOrder,
+    device: Device,
+}
+
+/// Embeddings of a batch of crops, `[N, width]`, row-major; their length is arbitrary, their direction is what counts.
+#[derive(Clone, Debug)]
+pub struct Embeddings {
+    /// The numbers.
+    pub values: Vec<f32>,
+    /// Numbers of one embedding.
+    pub width: usize,
+}
+
+/// The recorded embeddings, waiting for their cotangent.
+#[derive(Debug)]
+pub struct EmbeddingPull {
+    recorded: Recorded,
+    shape: [usize; 2],
+    order: ChannelOrder,
+    device: Device,
+}
+
+impl Embedder {
+    /// Fails when `model` does not take `[N, 3, 112, 112]`.
+    pub fn new(model: Model, order: ChannelOrder, device: &Device) -> Result<Self> {
+        let shape = &model.inputs()[0].shape;
+        let fits = match shape[..] {
+            [] => true,
+            [_, c, h, w] => c.is_none_or(|c| c == 3) && [h, w].into_iter().all(|d| d.is_none_or(|d| d == CROP)),
+            _ => false,
+        };
+        if !fits {
+            let problem = format!("expected an input [N, 3, {CROP}, {CROP}], found {shape:?}");
+            let path = model.path().into();
+            return Err(RewardError::NotTheNetwork { role: "face embedder", path, problem }.into());
+        }
+        Ok(Self { model, order, device: device.clone() })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &std::path::Path {
+        self.model.path()
+    }
+
+    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major.
+    pub fn embed(&self, crops: Vec<f32>) -> Result<Embeddings> {
+        let input = self.input(crops)?;
+        let items = input.shape()[0];
+        // Files may have more outputs; the embedding is the first.
+        let output = self.model.run(&input)?;
+        let first = output.first().ok_or_else(|| Error::Misuse("an ONNX model without outputs was opened".into()))?;
+        self.rows(first, items)
+    }
+
+    /// As [`Embedder::embed`], with the pullback to the crops.
+    pub fn vjp(&self, crops: Vec<f32>) -> Result<(Embeddings, EmbeddingPull)> {
+        let input = self.input(crops)?;
+        let items = input.shape()[0];
+        let (value, recorded) = self.model.vjp(&input)?;
+        let embeddings = self.rows(&value, items)?;
+        let shape = [items, embeddings.width];
+        Ok((embeddings, EmbeddingPull { recorded, shape, order: self.order, device: self.device.clone() }))
+    }
+
+    fn input(&self, mut crops: Vec<f32>) -> Result<NdTensor> {
+        reorder(&mut crops, self.order);
+        let items = crops.len() / (3 * PLANE);
+        to_device_nd(&Tensor::new(crops, [items, 3, CROP, CROP])?, &self.device)
+    }
+
+    fn rows(&self, output: &NdTensor, items: usize) -> Result<Embeddings> {
+        match *output.shape() {
+            [n, width] if n == items => Ok(Embeddings { values: to_host_nd(output)?.to_f32_vec(), width }),
+            ref found => Err(RewardError::NotTheNetwork {
+                role: "face embedder",
+                path: self.model.path().into(),
+                problem: format!("expected an output [{items}, D] for {items} faces, found {found:?}"),
+            }
+            .into()),
+        }
+    }
+}
+
+impl EmbeddingPull {
+    /// The cotangent of the crops, `[N, 3, 112, 112]` RGB, given that of the embeddings, `[N, width]`.
+    pub fn pull(self, cotangent: Vec<f32>) -> Result<Vec<f32>> {
+        let cotangent = to_device_nd(&Tensor::new(cotangent, self.shape)?, &self.device)?;
+        let mut crops = to_host_nd(&self.recorded.pull(cotangent)?)?.to_f32_vec();
+        reorder(&mut crops, self.order);
+        Ok(crops)
+    }
+}
+
+/// From RGB to `order`, or back: it is its own inverse.
+fn reorder(crops: &mut [f32], order: ChannelOrder) {
+    if order == ChannelOrder::Bgr {
+        for crop in crops.chunks_exact_mut(3 * PLANE) {
+            let (red, rest) = crop.split_at_mut(PLANE);
+            red.swap_with_slice(&mut rest[PLANE..]);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The InsightFace identity score: detection, alignment, embedding, and how alike the embeddings are.
+
+pub mod affine;
+pub mod align;
+pub mod config;
+pub mod detection;
+pub mod detector;
+mod directory;
+pub mod embedder;
+pub mod face_transform;
+pub mod frames;
+pub mod losses;
+pub mod networks;
+pub mod pooling;
+pub mod resize;
+pub mod reward;
+pub mod scrfd;
+pub mod warp;
+pub mod yunet;
+
+pub use config::{ChannelOrder, Config, Padding, Undetected};
+pub use detection::Face;
+pub use networks::{FaceNetworks, FrameFace};
+pub use reward::IdentityReward;
+
+#[cfg(test)]
+mod gradient_check;

@@ -1,0 +1,109 @@
+//! The two networks of the identity score, and what can be asked of them.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use roll_core::{Error, Result};
+
+use super::align::{Alignment, Crop};
+use super::config::Config;
+use super::detection::{Face, largest};
+use super::detector::Detector;
+use super::directory::{Role, open};
+use super::embedder::Embedder;
+
+/// A face detector and a face embedder.
+#[derive(Debug)]
+pub struct FaceNetworks {
+    detector: Detector,
+    embedder: Embedder,
+    align: Alignment,
+    batch: usize,
+}
+
+/// The face of a frame that is scored, and its crop.
+#[derive(Clone, Debug)]
+pub struct FrameFace {
+    /// Position of the frame in the video.
+    pub frame: usize,
+    /// The largest face in it.
+    pub face: Face,
+    /// The map from the frame to the embedder's crop.
+    pub crop: Crop,
+}
+
+impl FaceNetworks {
+    /// Finds both networks in `directory` and puts them on `device`.
+    ///
+    /// Fails when a value of `config` is out of range, when none or several files fit a role (naming those that are
+    /// there), and when a file is damaged or needs what the executor lacks.
+    pub fn load(directory: &Path, config: &Config, device: &Device) -> Result<Self> {
+        config.check()?;
+        let detector = open(directory, Role::Detector, config.detector.as_deref(), device)?;
+        let embedder = open(directory, Role::Embedder, config.embedder.as_deref(), device)?;
+        let networks = Self {
+            detector: Detector::new(detector, config, device)?,
+            embedder: Embedder::new(embedder, config.channel_order, device)?,
+            align: config.align,
+            batch: config.frames_per_batch,
+        };
+        tracing::info!(
+            detector = %networks.detector.path().display(),
+            embedder = %networks.embedder.path().display(),
+            channel_order = ?config.channel_order,
+            align = ?config.align,
+            "face networks loaded"
+        );
+        Ok(networks)
+    }
+
+    /// The detector.
+    pub fn detector(&self) -> &Detector {
+        &self.detector
+    }
+
+    /// The embedder.
+    pub fn embedder(&self) -> &Embedder {
+        &self.embedder
+    }
+
+    /// The faces of one frame, `[3, height, width]` in [-1, 1], most confident first.
+    pub fn detect(&self, frame: &[f32], size: [usize; 2]) -> Result<Vec<Face>> {
+        check_frame(frame, size)?;
+        Ok(self.detector.detect(&[frame], size)?.pop().unwrap_or_default())
+    }
+
+    /// The embedding of `face` in a frame, not normalised; `None` when its landmarks coincide.
+    pub fn embed(&self, frame: &[f32], size: [usize; 2], face: &Face) -> Result<Option<Vec<f32>>> {
+        check_frame(frame, size)?;
+        match Crop::new(&face.landmarks, size, self.align) {
+            Some(crop) => Ok(Some(self.embedder.embed(crop.forward(frame))?.values)),
+            None => Ok(None),
+        }
+    }
+
+    /// The largest face of each of the frames `(position, [3, height, width])` that shows one.
+    pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2]) -> Result<Vec<FrameFace>> {
+        let mut found = vec![];
+        for batch in frames.chunks(self.batch) {
+            let pictures: Vec<&[f32]> = batch.iter().map(|(_, picture)| *picture).collect();
+            pictures.iter().try_for_each(|picture| check_frame(picture, size))?;
+            for (&(frame, _), faces) in batch.iter().zip(self.detector.detect(&pictures, size)?) {
+                let face = largest(&faces).map(|i| faces[i]);
+                // Landmarks that coincide say nothing about a face.
+                found.extend(face.and_then(|face| {
+                    let crop = Crop::new(&face.landmarks, size, self.align)?;
+                    Some(FrameFace { frame, face, crop })
+                }));
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn check_frame(frame: &[f32], [height, width]: [usize; 2]) -> Result<()> {
+    match frame.len() == 3 * height * width {
+        true => Ok(()),
+        false => Err(Error::shape("frame for the face networks", format!("[3, {height}, {width}]"), &[frame.len()])),
+    }
+}

@@ -1,0 +1,232 @@
+//! The reward `insightface`: does the person in a video look like the one in the reference?
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    BuildContext, Error, Factory, Grad, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor,
+    Video,
+};
+
+use super::align::Crop;
+use super::config::{Config, Undetected};
+use super::detection::Face;
+use super::networks::{FaceNetworks, FrameFace};
+use super::pooling::pooled_cosine;
+use crate::RewardError;
+
+const NAME: &str = "insightface";
+/// The target's tensor: embeddings of the reference faces, f32 `[N, width]`.
+const REFERENCES: &str = "references";
+/// The target's tensor: where the reference faces are, f32 `[N, 11]`: the frame, then x and y of the five landmarks as
+/// shares of width and height.
+const PLACES: &str = "places";
+
+/// For each frame with a face, the mean cosine similarity of its embedding to those of the reference faces; then the
+/// mean over the frames with a face. In [-1, 1]; the same person gives 0.5 to 0.8, strangers about 0.
+///
+/// Of a reference clip the first frame is left out, because an image-to-video model is given it and could copy it; a
+/// reference of one frame is a picture and counts. Where the faces are is not differentiated, what they look like is.
+#[derive(Debug)]
+pub struct IdentityReward {
+    networks: FaceNetworks,
+    config: Config,
+}
+
+impl IdentityReward {
+    /// With networks that [`FaceNetworks::load`] made for the same configuration.
+    pub fn new(networks: FaceNetworks, config: Config) -> Self {
+        Self { networks, config }
+    }
+
+    /// The networks, to ask what they see.
+    pub fn networks(&self) -> &FaceNetworks {
+        &self.networks
+    }
+
+    fn faces(&self, video: &Video, first: usize) -> Result<Vec<FrameFace>> {
+        let [count, height, width] = video.dims();
+        let frames: Vec<_> = (first..count).step_by(self.config.sample_every).map(|t| (t, video.frame(t))).collect();
+        self.networks.largest_faces(&frames, [height, width])
+    }
+}
+
+impl IdentityReward {
+    /// Adds a face to the searched frames that have none, where the reference shows it at the nearest time.
+    fn supply(&self, faces: &mut Vec<FrameFace>, video: &Video, target: &Target) -> Result<()> {
+        let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: PLACES.into() };
+        let places = target.tensors.get(PLACES).ok_or_else(strange)?.f32s()?;
+        let [count, height, width] = video.dims();
+        for frame in (0..count).step_by(self.config.sample_every) {
+            if faces.iter().any(|f| f.frame == frame) {
+                continue;
+            }
+            let distance = |place: &&[f32]| (place[0] - frame as f32).abs();
+            let place =
+                places.chunks_exact(11).min_by(|a, b| distance(a).total_cmp(&distance(b))).ok_or_else(strange)?;
+            let landmark = |i: usize| [place[1 + 2 * i] * width as f32, place[2 + 2 * i] * height as f32];
+            let landmarks = std::array::from_fn(landmark);
+            if let Some(crop) = Crop::new(&landmarks, [height, width], self.config.align) {
+                faces.push(FrameFace { frame, face: Face { bounds: [0.0; 4], score: 0.0, landmarks }, crop });
+            }
+        }
+        faces.sort_by_key(|f| f.frame);
+        Ok(())
+    }
+}
+
+impl RewardScorer for IdentityReward {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn differentiable(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let [count, ..] = reference.dims();
+        let first = usize::from(count > 1);
+        let faces = self.faces(reference, first)?;
+        if faces.is_empty() {
+            let frames = match (count, (count - first).div_ceil(self.config.sample_every)) {
+                (1, _) => "the picture".to_string(),
+                (_, 1) => "the one searched frame (the first does not count)".to_string(),
+                (_, n) => format!("any of the {n} searched frames (the first does not count)"),
+            };
+            return Err(RewardError::NoFaceInReference { frames, threshold: self.config.det_threshold }.into());
+        }
+        let (mut values, mut width) = (vec![], 0);
+        for batch in faces.chunks(self.config.frames_per_batch) {
+            let embeddings = self.networks.embedder().embed(crops(reference, batch))?;
+            width = embeddings.width;
+            values.extend(embeddings.values);
+        }
+        let references = Tensor::new(values, [faces.len(), width])?;
+        let places = places(&faces, reference)?;
+        Ok(Target { tensors: BTreeMap::from([(REFERENCES.to_string(), references), (PLACES.to_string(), places)]) })
+    }
+
+    /// Details: `frames` searched, `frames_with_face`, `detector_score` (mean over those), `references`.
+    ///
+    /// With [`Grad::Record`] each batch of crops is pulled through the embedder at once, for a cotangent of 1, so no
+    /// more than one batch of activations exists; the pullback scales that and spreads it over the frames.
+    fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let references = target
+            .tensors
+            .get(REFERENCES)
+            .ok_or_else(|| RewardError::StrangeTarget { reward: NAME.into(), tensor: REFERENCES.into() })?;
+        let shape = video.frames().shape().to_vec();
+        if let Some(value) = video.frames().f32s()?.iter().find(|v| !v.is_finite()) {
+            // No face would be found in them: the fault must not pass for a missing one.
+            let value = f64::from(*value);
+            let pullback =
+                Pullback::new(move |_| Err(Error::NonFinite { what: "a pixel of the scored video".into(), value }));
+            return Ok((Score::of(f64::NAN), grad.is_on().then_some(pullback)));
+        }
+        let mut faces = self.faces(video, 0)?;
+        let detected = faces.len();
+        let detector_score = faces.iter().map(|f| f64::from(f.face.score)).sum::<f64>() / detected.max(1) as f64;
+        if self.config.undetected == Undetected::ReferenceLandmarks {
+            self.supply(&mut faces, video, target)?;
+        }
+        let searched = video.dims()[0].div_ceil(self.config.sample_every);
+        if faces.is_empty() {
+            let threshold = self.config.det_threshold;
+            let reason = format!("no face in any of {searched} frames (detector threshold {threshold})");
+            return Ok((Score::Missing { reason }, None));
+        }
+        let (mut value, mut crop_gradients) = (0.0, Vec::new());
+        for batch in faces.chunks(self.config.frames_per_batch) {
+            let share = batch.len() as f64 / faces.len() as f64;
+            let crops = crops(video, batch);
+            if grad.is_on() {
+                let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
+                let (part, mut cotangent) = pooled(&embeddings.values, embeddings.width, references)?;
+                value += part * share;
+                cotangent.iter_mut().for_each(|g| *g *= share as f32);
+                crop_gradients.push(pull.pull(cotangent)?);
+            } else {
+                let embeddings = self.networks.embedder().embed(crops)?;
+                value += pooled(&embeddings.values, embeddings.width, references)?.0 * share;
+            }
+        }
+        let details = [
+            ("frames", searched as f64),
+            ("frames_with_face", detected as f64),
+            ("detector_score", detector_score),
+            ("references", references.shape()[0] as f64),
+        ];
+        let details = details.map(|(name, value)| (name.to_string(), value)).into();
+        let pullback =
+            grad.is_on().then(|| Pullback::new(move |cotangent| spread(&faces, crop_gradients, shape, cotangent)));
+        Ok((Score::Value { value, details }, pullback))
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.config.on_missing
+    }
+}
+
+/// As [`PLACES`].
+fn places(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
+    let [_, height, width] = reference.dims();
+    let row = |face: &FrameFace| {
+        let shares = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
+        std::iter::once(face.frame as f32).chain(shares).collect::<Vec<_>>()
+    };
+    Tensor::new(faces.iter().flat_map(row).collect(), [faces.len(), 11])
+}
+
+/// The crops of `faces`, `[N, 3, 112, 112]`.
+fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
+    let crops: Vec<Vec<f32>> = faces.par_iter().map(|face| face.crop.forward(video.frame(face.frame))).collect();
+    crops.concat()
+}
+
+/// Mean over `embeddings` of the mean cosine similarity to all of `references`, and its gradient.
+fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64, Vec<f32>)> {
+    let [count, own] = *references.shape() else {
+        return Err(Error::shape("reference embeddings", "[N, width]", references.shape()));
+    };
+    if own != width {
+        return Err(Error::shape("reference embeddings", format!("[N, {width}]"), references.shape()));
+    }
+    let frames = embeddings.len() / width.max(1);
+    let pooled = pooled_cosine(embeddings, &vec![true; frames], references.f32s()?, &vec![true; count], width);
+    Ok((pooled.value, pooled.gradient))
+}
+
+/// The cotangent of the frames, of `shape`, from the crops' gradients for a cotangent of 1.
+fn spread(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
+    let cotangent = cotangent.item()?;
+    let mut crops = gradients.concat();
+    crops.iter_mut().for_each(|g| *g *= cotangent);
+    let mut frames = vec![0.0; shape.iter().product()];
+    let (frame, crop) = (shape[1..].iter().product::<usize>(), crops.len() / faces.len());
+    for (face, gradient) in faces.iter().zip(crops.chunks_exact(crop)) {
+        face.crop.pull(gradient, &mut frames[face.frame * frame..][..frame]);
+    }
+    Tensor::new(frames, shape)
+}
+
+fn build(config: Config, context: &BuildContext) -> Result<IdentityReward> {
+    config.check()?;
+    let device = roll_backends::device(&context.backend)?;
+    let networks = FaceNetworks::load(&context.resolve(&config.reward_model_path), &config, &device)?;
+    Ok(IdentityReward::new(networks, config))
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, context| {
+            Ok(Box::new(build(parse_options("reward", options)?, context)?))
+        }),
+    }
+}

@@ -1,0 +1,72 @@
+//! SCRFD's post-processing: anchors at strides 8, 16 and 32, two at each position.
+
+use roll_core::{Error, Result};
+
+use super::detection::Face;
+
+/// Strides of the three output levels.
+pub const STRIDES: [usize; 3] = [8, 16, 32];
+const ANCHORS: usize = 2;
+
+/// One level's raw outputs. Anchor `(y * columns + x) * 2 + a` stands at canvas pixel `(x, y) * stride`; distances are in
+/// strides.
+#[derive(Clone, Copy, Debug)]
+pub struct Level<'a> {
+    /// Canvas pixels between anchors.
+    pub stride: usize,
+    /// Confidence per anchor.
+    pub scores: &'a [f32],
+    /// Distances to the left, top, right and lower side per anchor.
+    pub boxes: &'a [f32],
+    /// Offsets x, y of five landmarks per anchor.
+    pub landmarks: &'a [f32],
+}
+
+/// The faces of one level with at least `threshold`, in canvas pixels, in anchor order.
+///
+/// Fails when the level does not hold the anchors of a `side` x `side` canvas.
+pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>> {
+    let Level { stride, scores, boxes, landmarks } = level;
+    let columns = side / stride;
+    let anchors = columns * columns * ANCHORS;
+    let found = [scores.len(), boxes.len(), landmarks.len()];
+    if found != [anchors, 4 * anchors, 10 * anchors] {
+        return Err(Error::shape(
+            format!("outputs of the face detector at stride {stride} (scores, boxes, landmarks)"),
+            format!("{:?} values for {anchors} anchors", [anchors, 4 * anchors, 10 * anchors]),
+            &found,
+        ));
+    }
+    let above = scores.iter().enumerate().filter(|(_, score)| **score >= threshold);
+    Ok(above
+        .map(|(anchor, &score)| {
+            let position = anchor / ANCHORS;
+            let (x, y) = ((position % columns * stride) as f32, (position / columns * stride) as f32);
+            let s = stride as f32;
+            let d = &boxes[4 * anchor..4 * anchor + 4];
+            let k = &landmarks[10 * anchor..10 * anchor + 10];
+            Face {
+                bounds: [x - d[0] * s, y - d[1] * s, x + d[2] * s, y + d[3] * s],
+                score,
+                landmarks: std::array::from_fn(|i| [x + k[2 * i] * s, y + k[2 * i + 1] * s]),
+            }
+        })
+        .collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_face_is_read_from_its_anchor() {
+        let (mut scores, mut boxes, landmarks) = (vec![0.0; 32], vec![0.0; 128], vec![0.5; 320]);
+        scores[13] = 0.8; // position 6: row 1, column 2
+        boxes[52..56].copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        let level = Level { stride: 8, scores: &scores, boxes: &boxes, landmarks: &landmarks };
+        let faces = decode(level, 32, 0.5).unwrap();
+        assert_eq!(faces, [Face { bounds: [8.0, -8.0, 40.0, 40.0], score: 0.8, landmarks: [[20.0, 12.0]; 5] }]);
+        assert!(decode(level, 64, 0.5).is_err());
+    }
+}

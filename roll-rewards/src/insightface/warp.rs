@@ -1,0 +1,124 @@
+//! Sampling a picture along an affine map, with its transpose.
+
+use super::affine::Affine;
+
+/// A bilinear warp: output pixel `(i, j)` (row, column) samples the picture at `to_source(j, i)`, pixel centres at whole
+/// numbers. Outside the picture everything is 0. Only the output's own pixels are computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Warp {
+    /// From output pixels to picture pixels.
+    pub to_source: Affine,
+    /// `[height, width]` of the output.
+    pub output: [usize; 2],
+    /// `[height, width]` of the picture.
+    pub picture: [usize; 2],
+}
+
+/// Four neighbours at most: offset in the plane, and weight.
+type Taps = [(usize, f32); 4];
+
+impl Warp {
+    /// The sample points, `[height, width, 2]` as x, y.
+    pub fn source_points(&self) -> Vec<f32> {
+        let mut points = Vec::with_capacity(self.output[0] * self.output[1] * 2);
+        self.each(|_, [x, y], _| points.extend([x as f32, y as f32]));
+        points
+    }
+
+    /// Warps `planes` of `picture` into planes of `output`.
+    ///
+    /// # Panics
+    /// When `planes` is not a whole number of planes of `picture`.
+    pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
+        let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
+        assert_eq!(planes.len() % size.max(1), 0, "planes of {:?}", self.picture);
+        let mut out = vec![0.0; planes.len() / size.max(1) * out_size];
+        self.each(|at, _, taps| {
+            for (plane, out) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
+                out[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
+            }
+        });
+        out
+    }
+
+    /// Adds the cotangent of the picture to `gradient`, given that of the output.
+    ///
+    /// # Panics
+    /// When `cotangent` and `gradient` are not the same number of planes.
+    pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
+        let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
+        assert_eq!(cotangent.len() / out_size.max(1), gradient.len() / size.max(1), "as many planes");
+        self.each(|at, _, taps| {
+            for (gradient, cotangent) in gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size)) {
+                for &(offset, weight) in taps {
+                    gradient[offset] += cotangent[at] * weight;
+                }
+            }
+        });
+    }
+
+    /// Calls `f` with the output offset, the sample point and the taps of every output pixel.
+    fn each(&self, mut f: impl FnMut(usize, [f64; 2], &Taps)) {
+        let [height, width] = self.output;
+        for i in 0..height {
+            for j in 0..width {
+                let point = self.to_source.apply([j as f64, i as f64]);
+                f(i * width + j, point, &self.taps(point));
+            }
+        }
+    }
+
+    fn taps(&self, [x, y]: [f64; 2]) -> Taps {
+        let [height, width] = self.picture;
+        let (left, top) = (x.floor(), y.floor());
+        let (right_share, lower_share) = (x - left, y - top);
+        let mut taps = [(0, 0.0); 4];
+        let corners = [
+            (left, top, (1.0 - right_share) * (1.0 - lower_share)),
+            (left + 1.0, top, right_share * (1.0 - lower_share)),
+            (left, top + 1.0, (1.0 - right_share) * lower_share),
+            (left + 1.0, top + 1.0, right_share * lower_share),
+        ];
+        for (tap, (x, y, weight)) in taps.iter_mut().zip(corners) {
+            // Comparisons in f64: a point far outside, or not a number, is outside.
+            if x >= 0.0 && y >= 0.0 && x < width as f64 && y < height as f64 {
+                *tap = (y as usize * width + x as usize, weight as f32);
+            }
+        }
+        taps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::insightface::gradient_check::{dot, noise};
+
+    #[test]
+    fn the_pull_is_the_transpose_of_the_warp() {
+        let to_source = Affine::scale(0.8, 1.1).then(&Affine::rotate(0.3)).then(&Affine::translate(-2.0, 4.0));
+        let warp = Warp { to_source, output: [14, 11], picture: [13, 17] };
+        let (picture, cotangent) = (noise(1, 3 * 13 * 17), noise(2, 3 * 14 * 11));
+        let mut gradient = vec![0.0; picture.len()];
+        warp.pull(&cotangent, &mut gradient);
+        let (a, b) = (dot(&warp.forward(&picture), &cotangent), dot(&picture, &gradient));
+        assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "{a} {b}");
+        // The warp is linear, so central differences are exact up to rounding.
+        let direction = noise(3, picture.len());
+        let value = |step: f32| {
+            let moved: Vec<f32> = picture.iter().zip(&direction).map(|(p, d)| p + step * d).collect();
+            dot(&warp.forward(&moved), &cotangent)
+        };
+        let (numeric, exact) = ((value(0.5) - value(-0.5)), dot(&direction, &gradient));
+        assert!((numeric - exact).abs() < 1e-4 * exact.abs().max(1.0), "{numeric} {exact}");
+    }
+
+    #[test]
+    fn the_identity_copies_and_outside_is_zero() {
+        let picture = noise(4, 6 * 5);
+        let warp = Warp { to_source: Affine::translate(0.0, 0.0), output: [6, 5], picture: [6, 5] };
+        assert_eq!(warp.forward(&picture), picture);
+        let away = Warp { to_source: Affine::translate(1e300, f64::NAN), ..warp };
+        assert!(away.forward(&picture).iter().all(|&v| v == 0.0));
+    }
+}

@@ -1,0 +1,251 @@
+//! A user's mistakes: each ends with exit code 2 and a message that names the file, key or tensor, and leaves no run
+//! directory behind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use roll_core::{Tensor, Video};
+
+/// A small checkpoint, one short video, and a configuration that works.
+struct World {
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let world = Self { dir };
+        let output = world.roll(&["init-tiny", "tiny"]);
+        assert!(output.status.success(), "{}", text(&output));
+        roll_data::video::write_mp4(&world.path("clip.mp4"), &grey_video(9, 64, 64)).unwrap();
+        world.write("metadata.csv", b"video,prompt\nclip.mp4,a grey square\n");
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.path(name), bytes).unwrap();
+    }
+
+    fn roll(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(self.dir.path()).output().unwrap()
+    }
+
+    /// Runs one step with everything right but what `settings` change.
+    fn run(&self, settings: &[&str]) -> Output {
+        let mut arguments = vec!["run", "--out", "run", "--steps", "1"];
+        let base = [
+            "model.model_paths=tiny/wan22_paths.json",
+            "model.tokenizer_path=tiny/google/umt5-xxl",
+            "model.lora_rank=2",
+            "reward.name=brightness",
+            "data.metadata=metadata.csv",
+            "data.height=64",
+            "data.width=64",
+            "data.num_frames=5",
+        ];
+        for setting in base.iter().chain(settings) {
+            arguments.extend(["--set", setting]);
+        }
+        self.roll(&arguments)
+    }
+
+    /// Asserts that the run fails as a user's mistake, saying all of `needles`, and writes nothing.
+    fn refuses(&self, settings: &[&str], needles: &[&str]) {
+        let output = self.run(settings);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(2), "expected exit code 2:\n{said}");
+        for needle in needles {
+            assert!(said.contains(needle), "the message should say `{needle}`:\n{said}");
+        }
+        assert!(!self.path("run").exists(), "a run directory was left behind");
+    }
+
+    fn low_noise(&self) -> PathBuf {
+        self.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors")
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn grey_video(frames: usize, height: usize, width: usize) -> Video {
+    Video::new(Tensor::full([frames, 3, height, width], 0.1), 8.0).unwrap()
+}
+
+/// Rewrites one tensor entry of a safetensors header through `change`.
+fn edit_header(path: &Path, change: impl Fn(&mut serde_json::Value)) {
+    let bytes = std::fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    change(&mut header);
+    let header = header.to_string().into_bytes();
+    let mut out = (header.len() as u64).to_le_bytes().to_vec();
+    out.extend(header);
+    out.extend(&bytes[8 + length..]);
+    std::fs::write(path, out).unwrap();
+}
+
+#[test]
+fn the_working_configuration_works() {
+    let world = World::new();
+    let output = world.run(&[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(world.path("run/summary.json").exists());
+}
+
+#[test]
+fn a_missing_weight_list_is_named() {
+    World::new().refuses(&["model.model_paths=nowhere.json"], &["nowhere.json"]);
+}
+
+#[test]
+fn a_truncated_weight_file_is_named() {
+    let world = World::new();
+    let bytes = std::fs::read(world.low_noise()).unwrap();
+    std::fs::write(world.low_noise(), &bytes[..bytes.len() / 2]).unwrap();
+    world.refuses(&[], &["diffusion_pytorch_model.safetensors"]);
+}
+
+#[test]
+fn a_header_longer_than_its_file_is_named() {
+    let world = World::new();
+    let mut bytes = std::fs::read(world.low_noise()).unwrap();
+    bytes[..8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    std::fs::write(world.low_noise(), bytes).unwrap();
+    world.refuses(&[], &["diffusion_pytorch_model.safetensors", "header"]);
+}
+
+#[test]
+fn a_tensor_of_the_wrong_shape_is_named() {
+    let world = World::new();
+    edit_header(&world.low_noise(), |header| {
+        let shape = &mut header["blocks.0.ffn.0.weight"]["shape"];
+        let turned = serde_json::json!([shape[1], shape[0]]);
+        *shape = turned;
+    });
+    world.refuses(&[], &["blocks.0.ffn.0.weight"]);
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let world = World::new();
+    edit_header(&world.low_noise(), |header| {
+        let entry = header.as_object_mut().unwrap().remove("blocks.1.self_attn.k.weight").unwrap();
+        header["blocks.1.self_attn.kk.weight"] = entry;
+    });
+    world.refuses(&[], &["blocks.1.self_attn.k.weight"]);
+}
+
+#[test]
+fn a_pickle_that_would_run_code_is_refused() {
+    let world = World::new();
+    // A legacy pickle whose REDUCE would call os.system: protocol 2, GLOBAL, string, tuple, REDUCE, STOP.
+    world.write("tiny/evil.pth", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.");
+    let list = std::fs::read_to_string(world.path("tiny/wan22_paths.json")).unwrap();
+    let mut list: Vec<serde_json::Value> = serde_json::from_str(&list).unwrap();
+    list[1] = "evil.pth".into();
+    world.write("tiny/wan22_paths.json", serde_json::json!(list).to_string().as_bytes());
+    world.refuses(&[], &["evil.pth"]);
+}
+
+#[test]
+fn an_unknown_key_suggests_the_nearest() {
+    let world = World::new();
+    world.refuses(&["training.learning_rat=1"], &["learning_rat", "learning_rate"]);
+    world.refuses(&["model.lora_ranks=2"], &["lora_ranks", "lora_rank"]);
+    world.refuses(&["algo.num_inference_step=8"], &["num_inference_step", "num_inference_steps"]);
+}
+
+#[test]
+fn an_unknown_component_suggests_the_nearest() {
+    let output = World::new().roll(&["run", "--algo", "reward_f"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("reward_fl"), "{}", text(&output));
+}
+
+#[test]
+fn an_onnx_file_with_an_unknown_operator_is_named() {
+    let world = World::new();
+    std::fs::create_dir(world.path("faces")).unwrap();
+    for name in ["scrfd_bad.onnx", "arcface_bad.onnx"] {
+        world.write(&format!("faces/{name}"), &onnx_with_operator("FlyToTheMoon"));
+    }
+    let settings = ["reward.name=insightface", "reward.reward_model_path=faces"];
+    world.refuses(&settings, &["FlyToTheMoon", "_bad.onnx", "the_node"]);
+}
+
+#[test]
+fn a_video_that_is_none_is_named_with_its_row() {
+    let world = World::new();
+    world.write("clip.mp4", b"this is a text file, whatever its name says");
+    world.refuses(&[], &["clip.mp4", "metadata.csv"]);
+}
+
+#[test]
+fn a_missing_prompt_column_is_named() {
+    let world = World::new();
+    world.write("metadata.csv", b"video,caption\nclip.mp4,a grey square\n");
+    world.refuses(&[], &["metadata.csv", "prompt", "caption"]);
+}
+
+#[test]
+fn a_final_step_beyond_the_last_names_the_range() {
+    World::new().refuses(&["algo.final_timestep=8"], &["final_timestep", "7"]);
+}
+
+#[test]
+fn a_reference_without_a_face_is_named() {
+    let data = std::env::var("ROLL_TEST_DATA").unwrap_or(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared").into());
+    let models = Path::new(&data).join("models");
+    if !models.exists() {
+        eprintln!("SKIPPED: {} is not there (set ROLL_TEST_DATA)", models.display());
+        return;
+    }
+    let world = World::new();
+    let path = format!("reward.reward_model_path={}", models.canonicalize().unwrap().display());
+    let output = world.run(&["reward.name=insightface", &path, "reward.detector=scrfd_2.5g_bnkps.onnx"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("face") && said.contains("clip.mp4"), "{said}");
+}
+
+/// The least ONNX file with one node of type `operator`, written out as protobuf.
+fn onnx_with_operator(operator: &str) -> Vec<u8> {
+    fn field(out: &mut Vec<u8>, number: u8, bytes: &[u8]) {
+        out.extend([number << 3 | 2, u8::try_from(bytes.len()).unwrap()]);
+        out.extend(bytes);
+    }
+    fn value_info(name: &str) -> Vec<u8> {
+        let mut shape = Vec::new();
+        for dimension in [1u8, 3, 16, 16] {
+            field(&mut shape, 1, &[1 << 3, dimension]);
+        }
+        let mut tensor = vec![1 << 3, 1];
+        field(&mut tensor, 2, &shape);
+        let mut kind = Vec::new();
+        field(&mut kind, 1, &tensor);
+        let mut info = Vec::new();
+        field(&mut info, 1, name.as_bytes());
+        field(&mut info, 2, &kind);
+        info
+    }
+    let mut node = Vec::new();
+    field(&mut node, 1, b"x");
+    field(&mut node, 2, b"y");
+    field(&mut node, 3, b"the_node");
+    field(&mut node, 4, operator.as_bytes());
+    let mut graph = Vec::new();
+    field(&mut graph, 1, &node);
+    field(&mut graph, 2, b"g");
+    field(&mut graph, 11, &value_info("x"));
+    field(&mut graph, 12, &value_info("y"));
+    let mut model = vec![1 << 3, 7];
+    field(&mut model, 7, &graph);
+    field(&mut model, 8, &[2 << 3, 11]);
+    model
+}

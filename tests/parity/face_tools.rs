@@ -1,0 +1,269 @@
+//! Face alignment, detector post-processing, antialiased resize, pooled score and losses.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor as Burn;
+use burn::tensor::activation::silu;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+use roll_backends::host::to_host_nd;
+use roll_backends::{NdTensor, Tape, device, to_device, vjp};
+use roll_core::{StateDict, Tensor};
+use roll_rewards::insightface::affine::Affine;
+use roll_rewards::insightface::align::{Alignment, CROP, Crop, exact_warp, reference_warp, to_template};
+use roll_rewards::insightface::detection::{Face, Letterbox, largest, suppress};
+use roll_rewards::insightface::face_transform::around_box;
+use roll_rewards::insightface::frames::to_pixels;
+use roll_rewards::insightface::losses::{embedding_loss, landmark_loss};
+use roll_rewards::insightface::pooling::{pooled_cosine, usable_references};
+use roll_rewards::insightface::resize::Resize;
+use roll_rewards::insightface::scrfd;
+use serde::Deserialize;
+
+use crate::case::{Case, Outcome, Report};
+
+#[derive(Deserialize)]
+struct Config {
+    bbox: [f32; 4],
+    ft_size: usize,
+    ft_rot: f64,
+    resize: BTreeMap<String, [usize; 2]>,
+    pool_cases: Vec<String>,
+    det_hw: [usize; 2],
+    small: usize,
+}
+
+/// What the fixture fixes outside its configuration: the reference's constants.
+const THRESHOLD: f32 = 0.5;
+const NMS_IOU: f32 = 0.4;
+const DET_SIZE: usize = 640;
+
+pub fn run(case: &Case) -> Outcome<Report> {
+    let config: Config = case.config()?;
+    let inputs = Inputs(case.tensors("inputs.safetensors")?);
+    let mut report = case.expected("outputs.safetensors")?;
+    crops(&mut report, &inputs, &config)?;
+    embedding(&mut report, &inputs)?;
+    resizes(&mut report, &inputs, &config)?;
+    pooling(&mut report, &inputs, &config)?;
+    losses(&mut report, &inputs)?;
+
+    let decoded = inputs.get("vae_out")?;
+    let [1, 3, t, h, w] = *decoded.shape() else { return Err("vae_out should be [1, 3, T, H, W]".into()) };
+    report.compare("video_tensor", &Tensor::new(to_pixels(decoded.f32s()?, [t, h, w]), [t, h, w, 3])?);
+
+    report.join(detection(case, &inputs, &config)?);
+    Ok(report)
+}
+
+struct Inputs(StateDict);
+
+impl Inputs {
+    fn get(&self, name: &str) -> Outcome<&Tensor> {
+        Ok(self.0.get(name).ok_or_else(|| format!("the case holds no input `{name}`"))?)
+    }
+
+    fn values(&self, name: &str) -> Outcome<&[f32]> {
+        Ok(self.get(name)?.f32s()?)
+    }
+
+    fn mask(&self, name: &str) -> Outcome<Vec<bool>> {
+        Ok(self.values(name)?.iter().map(|v| *v != 0.0).collect())
+    }
+
+    fn picture(&self) -> Outcome<(&[f32], [usize; 2])> {
+        let image = self.get("image")?;
+        let [3, h, w] = *image.shape() else { return Err("image should be [3, H, W]".into()) };
+        Ok((image.f32s()?, [h, w]))
+    }
+
+    fn landmarks(&self) -> Outcome<[[f32; 2]; 5]> {
+        let values = self.values("landmarks")?;
+        Ok(std::array::from_fn(|i| [values[2 * i], values[2 * i + 1]]))
+    }
+}
+
+fn rows(map: &Affine, homogeneous: bool) -> Outcome<Tensor> {
+    let mut values: Vec<f32> = map.0.iter().flatten().map(|v| *v as f32).collect();
+    if homogeneous {
+        values.extend([0.0, 0.0, 1.0]);
+    }
+    Ok(Tensor::new(values, [2 + usize::from(homogeneous), 3])?)
+}
+
+fn crops(report: &mut Report, inputs: &Inputs, config: &Config) -> Outcome {
+    let (image, [h, w]) = inputs.picture()?;
+    let to_crop = to_template(&inputs.landmarks()?).ok_or("the landmarks coincide")?;
+    report.compare("norm_crop.matrix", &rows(&to_crop, true)?);
+
+    let exact = exact_warp(&to_crop, [h, w], CROP).ok_or("no inverse")?;
+    report.compare("exact_warp.source_points", &Tensor::new(exact.source_points(), [CROP, CROP, 2])?);
+    let reference = reference_warp(&to_crop, [h, w], CROP).ok_or("no inverse")?;
+    for (warp, value, gradient, cotangent) in [
+        (exact, "exact_warp.crop", "exact_warp.grad_image", "g_exact"),
+        (reference, "norm_crop.warped", "norm_crop.grad_image", "g_crop"),
+    ] {
+        let [oh, ow] = warp.output;
+        report.compare(value, &Tensor::new(warp.forward(image), [3, oh, ow])?);
+        let mut pulled = vec![0.0; image.len()];
+        warp.pull(inputs.values(cotangent)?, &mut pulled);
+        report.compare(gradient, &Tensor::new(pulled, [3, h, w])?);
+    }
+
+    let bounds: [f32; 4] = inputs.values("bbox")?.try_into()?;
+    report
+        .check(bounds == config.bbox, || format!("bbox is {bounds:?} in the tensors, {:?} in the config", config.bbox));
+    let matrix = around_box(bounds, config.ft_size, config.ft_rot);
+    let inverse = matrix.inverse().ok_or("no inverse")?;
+    report.compare("face_transform.matrix", &rows(&matrix, false)?);
+    report.compare("face_transform.inverse", &rows(&inverse, false)?);
+    let points = inputs.values("points")?.chunks_exact(2);
+    let back: Vec<f32> = points.flat_map(|p| inverse.apply([p[0], p[1]].map(f64::from)).map(|v| v as f32)).collect();
+    report.compare("face_transform.points_back", &Tensor::new(back.clone(), [back.len() / 2, 2])?);
+    let warp = reference_warp(&matrix, [h, w], config.ft_size).ok_or("no inverse")?;
+    let [oh, ow] = warp.output;
+    report.compare("face_transform.crop", &Tensor::new(warp.forward(image), [3, oh, ow])?);
+    Ok(())
+}
+
+/// The embedder's path with the case's stand-in network.
+fn embedding(report: &mut Report, inputs: &Inputs) -> Outcome {
+    let (image, [h, w]) = inputs.picture()?;
+    let crop = Crop::new(&inputs.landmarks()?, [h, w], Alignment::Reference).ok_or("the landmarks coincide")?;
+    let device = device("flex")?;
+    let weight = to_device::<4>(inputs.get("arc.conv.weight")?, &device)?;
+    let bias = to_device::<1>(inputs.get("arc.conv.bias")?, &device)?;
+    let fc_weight = to_device::<2>(inputs.get("arc.fc.weight")?, &device)?;
+    let fc_bias = to_device::<1>(inputs.get("arc.fc.bias")?, &device)?;
+    let rgb = to_device::<4>(&Tensor::new(crop.forward(image), [1, 3, CROP, CROP])?, &device)?;
+    let (value, recorded) = vjp(&[NdTensor::from(rgb)], Tape::off(), |inputs, _| {
+        let bgr = inputs[0].rank::<4>()?.flip([1]);
+        let options = ConvOptions::new([4, 4], [2, 2], [1, 1], 1);
+        let x = silu(conv2d(bgr, weight, Some(bias), options));
+        let x: Burn<2> = x.flatten(1, 3);
+        Ok(vec![(x.matmul(fc_weight.transpose()) + fc_bias.unsqueeze()).into()])
+    })?;
+    report.compare("arcface.embedding", &to_host_nd(&value[0])?);
+    let cotangent = inputs.get("g_emb")?;
+    let cotangent = NdTensor::from(to_device::<2>(&cotangent.reshape([1, cotangent.len()])?, &device)?);
+    let pulled = recorded.pull(vec![Some(cotangent)], None).remove(0).ok_or("no gradient")?;
+    let mut gradient = vec![0.0; image.len()];
+    crop.pull(to_host_nd(&pulled)?.f32s()?, &mut gradient);
+    report.compare("arcface.grad_image", &Tensor::new(gradient, [3, h, w])?);
+    Ok(())
+}
+
+fn resizes(report: &mut Report, inputs: &Inputs, config: &Config) -> Outcome {
+    let (image, [h, w]) = inputs.picture()?;
+    for (name, &[oh, ow]) in &config.resize {
+        let resize = Resize::new([h, w], [oh, ow]);
+        report.compare(&format!("resize.{name}"), &Tensor::new(resize.forward(image), [3, oh, ow])?);
+        let gradient = resize.pull(inputs.values(&format!("g_resize.{name}"))?);
+        report.compare(&format!("resize.{name}.grad"), &Tensor::new(gradient, [3, h, w])?);
+    }
+    Ok(())
+}
+
+fn pooling(report: &mut Report, inputs: &Inputs, config: &Config) -> Outcome {
+    for name in &config.pool_cases {
+        let key = |part: &str| format!("pool.{name}.{part}");
+        let (id, gt) = (inputs.get(&key("id"))?, inputs.get(&key("gt"))?);
+        let width = *id.shape().last().ok_or("a scalar embedding")?;
+        let usable = usable_references(gt.f32s()?, width, true);
+        let pooled = pooled_cosine(id.f32s()?, &inputs.mask(&key("mask"))?, gt.f32s()?, &usable, width);
+        report.compare_value(&key("score"), pooled.value);
+        report.compare(&key("grad"), &Tensor::new(pooled.gradient, id.shape().to_vec())?);
+    }
+    Ok(())
+}
+
+/// The embedding loss compares the pooled case `mixed` with as many of its references as it has frames.
+fn losses(report: &mut Report, inputs: &Inputs) -> Outcome {
+    let id = inputs.get("pool.mixed.id")?;
+    let width = *id.shape().last().ok_or("a scalar embedding")?;
+    let reference = &inputs.values("pool.mixed.gt")?[..id.len()];
+    report.compare("embedding_loss.gt", &Tensor::new(reference.to_vec(), id.shape().to_vec())?);
+    let (loss, gradient) = embedding_loss(id.f32s()?, reference, &inputs.mask("pool.mixed.mask")?, width);
+    report.compare_value("embedding_loss", loss);
+    report.compare("embedding_loss.grad", &Tensor::new(gradient, id.shape().to_vec())?);
+
+    let landmarks = inputs.get("lmk.id")?;
+    let [.., points, 2] = *landmarks.shape() else { return Err("lmk.id should be [.., points, 2]".into()) };
+    let (loss, gradient) =
+        landmark_loss(landmarks.f32s()?, inputs.values("lmk.gt")?, &inputs.mask("lmk.mask")?, points);
+    report.compare_value("landmark_loss", loss);
+    report.compare("landmark_loss.grad", &Tensor::new(gradient, landmarks.shape().to_vec())?);
+    Ok(())
+}
+
+fn detection(case: &Case, inputs: &Inputs, config: &Config) -> Outcome<Report> {
+    let raw = Inputs(case.tensors("scrfd_inputs.safetensors")?);
+    let mut report = case.expected("scrfd_outputs.safetensors")?;
+    let integers = |values: Vec<i64>, shape: &[usize]| Tensor::new(values, shape);
+
+    let [h, w] = config.det_hw;
+    let letterbox = Letterbox::new([h, w], DET_SIZE)?;
+    let levels = candidates(&raw, "scrfd640", DET_SIZE)?;
+    report.compare("scrfd640.image_hw", &integers(vec![h as i64, w as i64], &[2])?);
+    let counts = levels.iter().map(|l| l.len() as i64).collect();
+    report.compare("scrfd640.candidates_per_stride", &integers(counts, &[levels.len()])?);
+    let before: Vec<Face> = levels.concat();
+    let boxes: Vec<f32> = before.iter().flat_map(|f| f.bounds).collect();
+    report.compare("scrfd640.boxes_before_nms", &Tensor::new(boxes, [before.len(), 4])?);
+    let scores: Vec<f32> = before.iter().map(|f| f.score).collect();
+    report.compare("scrfd640.scores_before_nms", &Tensor::new(scores, [before.len(), 1])?);
+    let before = before.into_iter().map(|f| f.divided_by(letterbox.scale)).collect();
+    let faces = compare_faces(&mut report, "scrfd640", before)?;
+    let largest = largest(&faces).ok_or("no face")?;
+    report.compare("scrfd640.largest", &integers(vec![largest as i64], &[])?);
+
+    let (image, hw) = inputs.picture()?;
+    let letterbox = Letterbox::new(hw, config.small)?;
+    let canvas = Tensor::new(letterbox.canvas(image, 0.0), [1, 3, config.small, config.small])?;
+    report.compare("scrfd_small.network_input", &canvas);
+    let levels = candidates(&raw, "scrfd_small", config.small)?;
+    let faces = levels.concat().into_iter().map(|f| f.divided_by(letterbox.scale)).collect();
+    compare_faces(&mut report, "scrfd_small", faces)?;
+    let nothing = scrfd::STRIDES
+        .iter()
+        .map(|&stride| {
+            let anchors = (config.small / stride).pow(2) * 2;
+            let zeros = vec![0.0; 10 * anchors];
+            decode(stride, &zeros[..anchors], &zeros[..4 * anchors], &zeros, config.small)
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+    let nothing = suppress(nothing.concat(), NMS_IOU).len();
+    report.compare("scrfd_small.empty_detection_count", &integers(vec![nothing as i64], &[])?);
+    Ok(report)
+}
+
+fn compare_faces(report: &mut Report, name: &str, candidates: Vec<Face>) -> Outcome<Vec<Face>> {
+    let faces = suppress(candidates, NMS_IOU);
+    let boxes: Vec<f32> = faces.iter().flat_map(|f| f.bounds.into_iter().chain([f.score])).collect();
+    report.compare(&format!("{name}.detections"), &Tensor::new(boxes, [faces.len(), 5])?);
+    let landmarks: Vec<f32> = faces.iter().flat_map(|f| f.landmarks).flatten().collect();
+    report.compare(&format!("{name}.kps"), &Tensor::new(landmarks, [faces.len(), 5, 2])?);
+    Ok(faces)
+}
+
+/// The case's network outputs are sparse: anchors that are not listed are zero.
+fn candidates(raw: &Inputs, name: &str, side: usize) -> Outcome<Vec<Vec<Face>>> {
+    let level = |stride: usize| {
+        let part = |part: &str| raw.get(&format!("{name}.stride{stride}.{part}"));
+        let index = part("index")?.as_slice::<i64>()?;
+        let count = part("count")?.as_slice::<i64>()?[0] as usize;
+        let dense = |name: &str, width: usize| -> Outcome<Vec<f32>> {
+            let mut values = vec![0.0; count * width];
+            for (row, &at) in part(name)?.f32s()?.chunks_exact(width).zip(index) {
+                values[at as usize * width..][..width].copy_from_slice(row);
+            }
+            Ok(values)
+        };
+        decode(stride, &dense("score", 1)?, &dense("bbox", 4)?, &dense("kps", 10)?, side)
+    };
+    scrfd::STRIDES.into_iter().map(level).collect()
+}
+
+fn decode(stride: usize, scores: &[f32], boxes: &[f32], landmarks: &[f32], side: usize) -> Outcome<Vec<Face>> {
+    Ok(scrfd::decode(scrfd::Level { stride, scores, boxes, landmarks }, side, THRESHOLD)?)
+}
