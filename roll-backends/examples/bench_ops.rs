@@ -218,6 +218,10 @@ fn main() {
         ("conv2d 192 4x64x64", 192, 4, 1, 64),
     ] {
         let inputs = || vec![r(c * t * side * side), r(c * c * kt * 9), r(c)];
+        bench.case(name, inputs(), &[0], |x| {
+            let volume = x[0].clone().reshape([c, t, side, side]);
+            flat(ops::conv3d(volume, x[1].clone().reshape([c, c, kt, 3, 3]), Some(x[2].clone()), [0, 1, 1]))
+        });
         bench.case(&format!("burn {name}"), inputs(), &[0], |x| {
             let options = ConvOptions::new([1; 3], [0, 1, 1], [1; 3], 1);
             let volume = x[0].clone().reshape([1, c, t, side, side]);

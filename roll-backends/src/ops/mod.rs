@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod channel_norm;
+mod conv;
 mod cotangent;
 #[cfg(feature = "flex")]
 mod flex;
@@ -27,6 +28,7 @@ use burn::tensor::Tensor;
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
 pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
 pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
+pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
 pub use gate::{GateKernel, GateOps, gated_add};
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};

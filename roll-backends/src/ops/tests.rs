@@ -437,3 +437,55 @@ fn seeds_give_the_gradients_of_the_weighted_sum() {
     let expected: Vec<f64> = weights.values.iter().map(|w| 8.0 * w).collect();
     assert_near("seed", &download(leaf.grad_remove(&mut g).unwrap()), &expected, 1e-6);
 }
+
+#[test]
+fn convolution_and_its_gradients_match_f64() {
+    for (size, kernel, padding) in [
+        ([3, 5, 4], [3, 3, 3], [0, 1, 1]),
+        ([2, 4, 5], [1, 3, 3], [0, 1, 1]),
+        ([4, 2, 3], [3, 1, 1], [0, 0, 0]),
+        ([2, 3, 3], [1, 1, 1], [0, 0, 0]),
+        ([2, 4, 4], [2, 3, 2], [1, 0, 1]),
+    ] {
+        let (inputs, outputs) = (2, 3);
+        let positions: usize = size.iter().product();
+        let taps: usize = kernel.iter().product();
+        let out: [usize; 3] = std::array::from_fn(|i| size[i] + 2 * padding[i] + 1 - kernel[i]);
+        let operands = [noise(inputs, positions, 1), noise(outputs, inputs * taps, 2), noise(1, outputs, 3)];
+        check(
+            &format!("conv {size:?} {kernel:?} {padding:?}"),
+            &operands,
+            1e-6,
+            |x| {
+                let volume = x[0].clone().reshape([inputs, size[0], size[1], size[2]]);
+                let weight = x[1].clone().reshape([outputs, inputs, kernel[0], kernel[1], kernel[2]]);
+                let bias: Tensor<1> = x[2].clone().reshape([outputs]);
+                let by_size = conv3d(volume.clone(), weight.clone(), Some(bias.clone()), padding);
+                let y = conv::fused_conv3d(volume, weight, bias, padding);
+                let by_size: Vec<f64> = download(by_size).iter().map(|&v| f64::from(v)).collect();
+                assert_near("the kernel against Burn's", &download(y.clone()), &by_size, 2e-6);
+                y.reshape([outputs, out.iter().product::<usize>()])
+            },
+            |x| {
+                let mut y = Vec::new();
+                for o in 0..outputs {
+                    for p in 0..out.iter().product::<usize>() {
+                        let at = [p / (out[1] * out[2]), p / out[2] % out[1], p % out[2]];
+                        let mut sum = x[2].at(0, o);
+                        for i in 0..inputs {
+                            for k in 0..taps {
+                                let tap = [k / (kernel[1] * kernel[2]), k / kernel[2] % kernel[1], k % kernel[2]];
+                                let [t, r, c] = std::array::from_fn(|a| (at[a] + tap[a]).wrapping_sub(padding[a]));
+                                if t < size[0] && r < size[1] && c < size[2] {
+                                    sum += x[0].at(i, (t * size[1] + r) * size[2] + c) * x[1].at(o, i * taps + k);
+                                }
+                            }
+                        }
+                        y.push(sum);
+                    }
+                }
+                y
+            },
+        );
+    }
+}

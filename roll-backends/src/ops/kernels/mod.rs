@@ -6,6 +6,7 @@
 pub mod activation;
 pub mod attention;
 pub mod channel_norm;
+pub mod conv;
 pub mod linear;
 pub mod matrix;
 pub mod norm;
