@@ -77,8 +77,13 @@ impl CausalChain {
                         cotangent = cotangent + branch;
                     }
                 }
-                Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
-                    branches.push(pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
+                Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                    branches.push(self.pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
+                }
+                Kind::Conv { .. } | Kind::Activated { .. } => {
+                    let (x, cache) = self.pull_convolution(layer, inputs, state.first, cotangent, slots)?;
+                    cotangent = x;
+                    before.push(cache);
                 }
                 _ => {
                     let (x, caches) = self.pull_layer(layer, inputs, state.first, cotangent, slots)?;
@@ -119,14 +124,12 @@ impl CausalChain {
                         tape.push(Inputs { x: x.clone(), caches: vec![] });
                     }
                 }
-                Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
                     let Some(branch) = branches.pop() else { continue };
                     if keep {
                         tape.push(Inputs { x: branch.clone(), caches: vec![] });
                     }
-                    if let Some(shortcut) = layer.shortcut(branch, state.first) {
-                        x = x + shortcut;
-                    }
+                    x = x + self.around(layer, state.first, |around| layer.shortcut(branch, around))?;
                 }
                 _ => {
                     if keep {
@@ -139,7 +142,7 @@ impl CausalChain {
                     next.extend(new.into_iter().map(|cache| cache.map(NdTensor::from)));
                 }
             }
-            if let Some(probe) = &mut probe {
+            if let Some(probe) = probe.as_mut().filter(|_| layer.shown()) {
                 probe(layer.name(), &to_host(x.clone())?);
             }
         }
@@ -184,9 +187,39 @@ impl CausalChain {
         Ok((x, before))
     }
 
+    /// A causal convolution is linear in what it sees, so only norm and SiLU run under autodiff.
+    fn pull_convolution(
+        &self,
+        layer: &Layer,
+        inputs: Inputs,
+        first: bool,
+        cotangent: Tensor<4>,
+        after: StateCotangent,
+    ) -> Result<(Tensor<4>, Option<NdTensor>)> {
+        let next = after.into_iter().next().flatten().map(|next| next.rank::<4>()).transpose()?;
+        self.around(layer, first, |around| {
+            let (cache, activated) = layer.pull_convolution(cotangent, next, around)?;
+            let cached = matches!(inputs.caches.first(), Some(Some(_)));
+            let cache = cached.then(|| NdTensor::from(cache));
+            let Kind::Activated { .. } = layer.kind() else { return Ok((activated, cache)) };
+            Ok((pull(inputs.x, activated, |x| layer.activate(x, around))?, cache))
+        })
+    }
+
+    fn pull_shortcut(&self, layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
+        match layer.kind() {
+            Kind::AddResidual { input, output } if input == output => Ok(cotangent.clone()),
+            _ => self.around(layer, first, |around| pull(branch, cotangent.clone(), |x| layer.shortcut(x, around))),
+        }
+    }
+
     fn forward(&self, layer: &Layer, x: Tensor<4>, caches: Caches, first: bool) -> Result<(Tensor<4>, Caches)> {
+        self.around(layer, first, |around| layer.forward(x, caches, around))
+    }
+
+    fn around<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&Surroundings<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(&format!("{}.", layer.name()))?;
-        layer.forward(x, caches, &Surroundings { weights: &weights, statistics: &self.statistics, first })
+        f(&Surroundings { weights: &weights, statistics: &self.statistics, first })
     }
 }
 
@@ -194,14 +227,12 @@ fn ranked(caches: &[Option<NdTensor>]) -> Result<Caches> {
     caches.iter().map(|cache| cache.as_ref().map(NdTensor::rank::<4>).transpose()).collect()
 }
 
-fn pull_shortcut(layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
-    let dims = branch.dims();
-    let device = branch.device();
-    let (_, recorded) = vjp(&[branch.into()], Tape::off(), |leaves, _| {
-        Ok(layer.shortcut(leaves[0].rank()?, first).into_iter().map(NdTensor::from).collect())
-    })?;
-    let pulled = recorded.pull(vec![Some(cotangent.clone().into())], None);
-    match pulled.into_iter().next().flatten() {
+/// The cotangent of `x`, given that of `f(x)`.
+fn pull(x: Tensor<4>, cotangent: Tensor<4>, f: impl FnOnce(Tensor<4>) -> Result<Tensor<4>>) -> Result<Tensor<4>> {
+    let dims = x.dims();
+    let device = x.device();
+    let (_, recorded) = vjp(&[x.into()], Tape::off(), |leaves, _| Ok(vec![f(leaves[0].rank()?)?.into()]))?;
+    match recorded.pull(vec![Some(cotangent.into())], None).into_iter().next().flatten() {
         Some(pulled) => pulled.rank(),
         None => Ok(Tensor::zeros(dims, &device)),
     }

@@ -112,7 +112,7 @@ impl VaeConfig {
             let stage_input = input;
             names.open_stage(&mut layers);
             for _ in 0..self.num_res_blocks {
-                layers.push(Layer::new(names.next(), Kind::Residual { input, output }));
+                residual(&mut layers, names.next(), input, output);
                 input = output;
             }
             if !last {
@@ -121,7 +121,7 @@ impl VaeConfig {
             names.close_stage(&mut layers, Kind::AddAverage { input: stage_input, factors });
         }
         middle(&mut layers, "encoder", input);
-        layers.push(Layer::new("encoder.head", Kind::Head { input, output: 2 * self.z_dim }));
+        layers.push(Layer::new("encoder.head", Kind::Activated { input, output: 2 * self.z_dim, parts: [0, 2] }));
         layers.push(Layer::new("conv1", Kind::ToLatents { channels: self.z_dim }));
         layers
     }
@@ -143,7 +143,7 @@ impl VaeConfig {
             let stage_input = input;
             names.open_stage(&mut layers);
             for _ in 0..=self.num_res_blocks {
-                layers.push(Layer::new(names.next(), Kind::Residual { input, output }));
+                residual(&mut layers, names.next(), input, output);
                 input = output;
             }
             if last {
@@ -159,7 +159,7 @@ impl VaeConfig {
             names.close_stage(&mut layers, Kind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.patch() * self.patch();
-        layers.push(Layer::new("decoder.head", Kind::Head { input, output: pixels }));
+        layers.push(Layer::new("decoder.head", Kind::Activated { input, output: pixels, parts: [0, 2] }));
         if nested {
             layers.push(Layer::new("unpatchify", Kind::Unpatchify));
         }
@@ -203,11 +203,19 @@ impl VaeConfig {
     }
 }
 
+/// Two times norm, SiLU and convolution, beside a shortcut.
+fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
+    let inside = format!("{name}.residual");
+    layers.push(Layer::new(&name, Kind::Branch));
+    layers.push(Layer::new(&inside, Kind::Activated { input, output, parts: [0, 2] }));
+    layers.push(Layer::new(&inside, Kind::Activated { input: output, output, parts: [3, 6] }));
+    layers.push(Layer::new(name, Kind::AddResidual { input, output }));
+}
+
 fn middle(layers: &mut Vec<Layer>, part: &str, channels: usize) {
-    let residual = Kind::Residual { input: channels, output: channels };
-    layers.push(Layer::new(format!("{part}.middle.0"), residual));
+    residual(layers, format!("{part}.middle.0"), channels, channels);
     layers.push(Layer::new(format!("{part}.middle.1"), Kind::Attention { channels }));
-    layers.push(Layer::new(format!("{part}.middle.2"), residual));
+    residual(layers, format!("{part}.middle.2"), channels, channels);
 }
 
 /// Names of the layers of all stages: counted through in VAE 2.1, by stage in VAE 2.2.

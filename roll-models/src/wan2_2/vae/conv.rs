@@ -16,6 +16,19 @@ pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3]
     y.reshape([out, t, h, w])
 }
 
+/// Cotangent of the input of [`conv`] with stride 1, given that of its value. Needs neither the input nor the value: the
+/// convolution with the kernel turned round.
+pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
+    let [_, input, kt, kh, kw] = kernel.dims();
+    let turned = kernel.flip([2, 3, 4]).swap_dims(0, 1);
+    let [c, t, h, w] = cotangent.dims();
+    let padding = [kt - 1, kh - 1 - padding[0], kw - 1 - padding[1]];
+    let options = ConvOptions::new([1, 1, 1], padding, [1, 1, 1], 1);
+    let y = module::conv3d(cotangent.reshape([1, c, t, h, w]), turned, None, options);
+    let [_, _, t, h, w] = y.dims();
+    y.reshape([input, t, h, w])
+}
+
 /// The same linear map `[O, C]` at every position of `[C, T, H, W]`.
 pub fn pointwise(x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();

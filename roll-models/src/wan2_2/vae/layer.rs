@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use roll_backends::{Weights, ops, weights};
 use roll_core::{Error, Result};
 
-use super::conv::{conv, pointwise};
+use super::conv::{conv, conv_pull, pointwise};
 use super::rearrange::{
     Factors, average_down, duplicate_up, interleave_frames, nearest_double, pad_bottom_right, patchify, unpatchify,
 };
@@ -25,18 +25,18 @@ pub(super) enum Kind {
     ToLatents { channels: usize },
     /// Causal 3x3x3 convolution.
     Conv { input: usize, output: usize },
-    /// Two times norm, SiLU and causal convolution, beside a shortcut.
-    Residual { input: usize, output: usize },
+    /// Norm, SiLU and causal 3x3x3 convolution; `parts` are the numbers of norm and convolution in the checkpoint.
+    Activated { input: usize, output: usize, parts: [usize; 2] },
     /// Single-head attention within each frame, residual.
     Attention { channels: usize },
     /// Doubles height and width, and time if `temporal`.
     Upsample { input: usize, output: usize, temporal: bool },
     /// Halves height and width, and time if `temporal`.
     Downsample { channels: usize, temporal: bool },
-    /// Norm, SiLU and causal convolution.
-    Head { input: usize, output: usize },
-    /// Remembers its input for the shortcut that closes the stage.
+    /// Remembers its input for the shortcut that closes the block.
     Branch,
+    /// Adds what was remembered, through a 1x1x1 convolution where the channels differ.
+    AddResidual { input: usize, output: usize },
     /// Adds what was remembered, averaged over blocks.
     AddAverage { input: usize, factors: Factors },
     /// Adds what was remembered, duplicated into blocks.
@@ -84,8 +84,7 @@ impl Layer {
     /// Number of caches.
     pub fn slots(&self) -> usize {
         match self.kind {
-            Kind::Residual { .. } => 2,
-            Kind::Conv { .. } | Kind::Head { .. } => 1,
+            Kind::Conv { .. } | Kind::Activated { .. } => 1,
             Kind::Upsample { temporal, .. } | Kind::Downsample { temporal, .. } => temporal.into(),
             _ => 0,
         }
@@ -103,14 +102,12 @@ impl Layer {
             Kind::FromLatents { channels: c } => conv("", &[c, c, 1, 1, 1]),
             Kind::ToLatents { channels: c } => conv("", &[2 * c, 2 * c, 1, 1, 1]),
             Kind::Conv { input, output } => conv("", &[output, input, 3, 3, 3]),
-            Kind::Residual { input, output } => {
-                conv("residual.2", &[output, input, 3, 3, 3]);
-                conv("residual.6", &[output, output, 3, 3, 3]);
-                if input != output {
-                    conv("shortcut", &[output, input, 1, 1, 1]);
-                }
-                add("residual.0.gamma", &[input, 1, 1, 1]);
-                add("residual.3.gamma", &[output, 1, 1, 1]);
+            Kind::Activated { input, output, parts: [norm, convolution] } => {
+                conv(&convolution.to_string(), &[output, input, 3, 3, 3]);
+                add(&format!("{norm}.gamma"), &[input, 1, 1, 1]);
+            }
+            Kind::AddResidual { input, output } if input != output => {
+                conv("shortcut", &[output, input, 1, 1, 1]);
             }
             Kind::Attention { channels: c } => {
                 conv("to_qkv", &[3 * c, c, 1, 1]);
@@ -129,11 +126,12 @@ impl Layer {
                     conv("time_conv", &[c, c, 3, 1, 1]);
                 }
             }
-            Kind::Head { input, output } => {
-                conv("2", &[output, input, 3, 3, 3]);
-                add("0.gamma", &[input, 1, 1, 1]);
-            }
-            Kind::Patchify | Kind::Unpatchify | Kind::Branch | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {}
+            Kind::Patchify
+            | Kind::Unpatchify
+            | Kind::Branch
+            | Kind::AddResidual { .. }
+            | Kind::AddAverage { .. }
+            | Kind::AddDuplicate { .. } => {}
         }
         all
     }
@@ -178,32 +176,62 @@ impl Layer {
                 let (x, next) = after(cache(), x, CONTEXT);
                 Ok((self.conv(x, "", around, 1)?, vec![Some(next)]))
             }
-            Kind::Head { .. } => {
-                let (x, next) = after(cache(), self.activate(x, "0", around)?, CONTEXT);
-                Ok((self.conv(x, "2", around, 1)?, vec![Some(next)]))
-            }
-            Kind::Residual { input, output } => {
-                let (h, first) = after(cache(), self.activate(x.clone(), "residual.0", around)?, CONTEXT);
-                let h = self.conv(h, "residual.2", around, 1)?;
-                let (h, second) = after(cache(), self.activate(h, "residual.3", around)?, CONTEXT);
-                let h = self.conv(h, "residual.6", around, 1)?;
-                let shortcut = if input == output { x } else { self.conv(x, "shortcut", around, 0)? };
-                Ok((h + shortcut, vec![Some(first), Some(second)]))
+            Kind::Activated { parts, .. } => {
+                let (x, next) = after(cache(), self.activate(x, around)?, CONTEXT);
+                Ok((self.conv(x, &parts[1].to_string(), around, 1)?, vec![Some(next)]))
             }
             Kind::Attention { channels } => Ok((self.attend(x, channels, around)?, vec![])),
             Kind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), around),
             Kind::Downsample { temporal, .. } => self.downsample(x, temporal, cache(), around),
-            Kind::Branch | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => Ok((x, vec![])),
+            Kind::Branch | Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                Ok((x, vec![]))
+            }
         }
     }
 
-    /// What a shortcut adds, given the stage's input.
-    pub fn shortcut(&self, branched: Tensor<4>, first: bool) -> Option<Tensor<4>> {
+    /// What a shortcut adds, given what was remembered.
+    pub fn shortcut(&self, branched: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
         match self.kind {
-            Kind::AddAverage { factors, .. } => Some(average_down(branched, factors)),
-            Kind::AddDuplicate { factors, .. } => Some(duplicate_up(branched, factors, first)),
-            _ => None,
+            Kind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
+            Kind::AddDuplicate { factors, .. } => Ok(duplicate_up(branched, factors, around.first)),
+            Kind::AddResidual { input, output } if input != output => self.conv(branched, "shortcut", around, 0),
+            _ => Ok(branched),
         }
+    }
+
+    /// The pull of [`Kind::Conv`] and [`Kind::Activated`], without running the convolution again: the cotangents of the
+    /// frames it looked at, first those of the cache, then those of the activated input; `next` is that of the cache
+    /// for the next chunk.
+    pub fn pull_convolution(
+        &self,
+        cotangent: Tensor<4>,
+        next: Option<Tensor<4>>,
+        around: &Surroundings<'_>,
+    ) -> Result<(Tensor<4>, Tensor<4>)> {
+        let part = match self.kind {
+            Kind::Activated { parts, .. } => parts[1].to_string(),
+            _ => String::new(),
+        };
+        let frames = cotangent.dims()[1];
+        let mut seen = conv_pull(cotangent, self.kernel(&part, around)?, [1, 1]);
+        if let Some(next) = next {
+            let last = seen.clone().narrow(1, frames, CONTEXT) + next;
+            seen = Tensor::cat(vec![seen.narrow(1, 0, frames), last], 1);
+        }
+        Ok((seen.clone().narrow(1, 0, CONTEXT), seen.narrow(1, CONTEXT, frames)))
+    }
+
+    /// Norm and SiLU of [`Kind::Activated`]; of any other kind the input itself.
+    pub fn activate(&self, x: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
+        match self.kind {
+            Kind::Activated { parts, .. } => Ok(ops::channel_norm_silu(x, self.gamma(&parts[0].to_string(), around)?)),
+            _ => Ok(x),
+        }
+    }
+
+    /// Whether its value means something by itself; the insides of a residual block do not.
+    pub fn shown(&self) -> bool {
+        self.kind != Kind::Branch && !self.name.ends_with(".residual")
     }
 
     /// The first chunk is not doubled in time: its one frame stands alone. The second sees zeros before it, not the
@@ -260,10 +288,6 @@ impl Layer {
         let attended = Tensor::cat(frames.collect(), 1);
         let matrix = self.weight::<4>("proj.weight", around)?.flatten::<2>(1, 3);
         Ok(x + pointwise(attended, matrix, self.weight::<1>("proj.bias", around)?))
-    }
-
-    fn activate(&self, x: Tensor<4>, norm: &str, around: &Surroundings<'_>) -> Result<Tensor<4>> {
-        Ok(ops::channel_norm_silu(x, self.gamma(norm, around)?))
     }
 
     fn conv(&self, x: Tensor<4>, part: &str, around: &Surroundings<'_>, padding: usize) -> Result<Tensor<4>> {
