@@ -1,6 +1,8 @@
 //! A user's mistakes: each ends with exit code 2 and a message that names the file, key or tensor, and leaves no run
 //! directory behind.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

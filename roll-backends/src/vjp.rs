@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use burn::tensor::Tensor;
 use roll_core::Result;
 
-use crate::{NdTensor, Parameters};
+use crate::{NdTensor, Parameters, ops};
 
 /// The parameters that a recorded computation read, as leaves of its autodiff graph.
 ///
@@ -75,7 +75,7 @@ impl Recorded {
             .zip(cotangents)
             // An output that depends on no leaf has nothing to pull.
             .filter_map(|(y, g)| g.filter(|_| y.device().is_autodiff()).map(|g| (y, g)))
-            .map(|(y, g)| (y.flat().clone() * g.flat().clone()).sum())
+            .map(|(y, g)| ops::seed(y.flat().clone(), g.flat().clone()))
             .reduce(|a, b| a + b);
         let Some(objective) = objective else { return self.inputs.iter().map(|_| None).collect() };
         let mut gradients = objective.backward();

@@ -56,7 +56,9 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let mut dit = Dit::new(&weights, Some(config.model.num_heads), f32s, &device)?.with_probe(Arc::new(
         move |name: &str, value: &burn::tensor::Tensor<2>| {
             if let Ok(value) = roll_backends::to_host(value.clone()) {
-                sink.lock().unwrap().entry(name.into()).or_insert(value);
+                if let Ok(mut seen) = sink.lock() {
+                    seen.entry(name.into()).or_insert(value);
+                }
             }
         },
     ));
@@ -70,7 +72,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             report.compare(&name, &gradient);
         }
     }
-    let seen = seen.lock().unwrap().clone();
+    let seen = seen.lock().map_err(|_| "a probe panicked")?.clone();
     let grid = Grid::new(shape, dit.config().patch)?;
     report.compare("patch_emb", &channels_first(&seen["patch_embedding"], &grid)?);
     report.compare("block0_self_attn_out", &seen["blocks.0.self_attn"]);

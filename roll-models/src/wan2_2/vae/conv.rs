@@ -1,6 +1,7 @@
 //! The one place where this network convolves.
 
 use burn::tensor::{Tensor, module, ops::ConvOptions};
+use roll_backends::ops;
 
 /// Convolution of `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` is that of height and width, on both
 /// sides; in time the caller pads.
@@ -8,6 +9,9 @@ pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3]
     let [out, _, kt, kh, kw] = kernel.dims();
     if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {
         return pointwise(x, kernel.flatten::<2>(1, 4), bias);
+    }
+    if stride == [1, 1, 1] {
+        return ops::conv3d(x, kernel, Some(bias), [0, padding[0], padding[1]]);
     }
     let [c, t, h, w] = x.dims();
     let options = ConvOptions::new(stride, [0, padding[0], padding[1]], [1, 1, 1], 1);
@@ -19,14 +23,9 @@ pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3]
 /// Cotangent of the input of [`conv`] with stride 1, given that of its value. Needs neither the input nor the value: the
 /// convolution with the kernel turned round.
 pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
-    let [_, input, kt, kh, kw] = kernel.dims();
+    let [_, _, kt, kh, kw] = kernel.dims();
     let turned = kernel.flip([2, 3, 4]).swap_dims(0, 1);
-    let [c, t, h, w] = cotangent.dims();
-    let padding = [kt - 1, kh - 1 - padding[0], kw - 1 - padding[1]];
-    let options = ConvOptions::new([1, 1, 1], padding, [1, 1, 1], 1);
-    let y = module::conv3d(cotangent.reshape([1, c, t, h, w]), turned, None, options);
-    let [_, _, t, h, w] = y.dims();
-    y.reshape([input, t, h, w])
+    ops::conv3d(cotangent, turned, None, [kt - 1, kh - 1 - padding[0], kw - 1 - padding[1]])
 }
 
 /// The same linear map `[O, C]` at every position of `[C, T, H, W]`.
