@@ -24,4 +24,9 @@ pub use networks::{FaceNetworks, FrameFace};
 pub use reward::IdentityReward;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod fake_networks;
+#[cfg(test)]
 mod gradient_check;
+#[cfg(test)]
+mod tests;

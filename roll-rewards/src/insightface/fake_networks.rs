@@ -1,0 +1,123 @@
+//! Small networks in the shape of SCRFD and ArcFace, so that the reward is tested where the real ones are not there.
+
+use std::path::Path;
+
+use onnx_rs::ast::{
+    Attribute, AttributeType, DataType, Dimension, Graph, Node, OpType, OperatorSetId, TensorProto, TensorShape,
+    TensorShapeDimension, TensorTypeProto, TypeProto, TypeValue, ValueInfo,
+};
+
+use super::align::TEMPLATE;
+use super::gradient_check::noise;
+
+/// Side of the fake detector's pictures.
+pub const SIDE: usize = 32;
+/// Numbers of the fake embedder's output.
+pub const WIDTH: usize = 8;
+
+/// Where the fake detector sees the face of every picture whose mean is above 0.25, in shares of the canvas's side.
+pub fn landmark_shares() -> [[f32; 2]; 5] {
+    TEMPLATE.map(|p| p.map(|v| (v / 160.0 + 0.15) as f32))
+}
+
+/// Writes `det_fake.onnx` and `arcface_fake.onnx`.
+pub fn write(directory: &Path) {
+    std::fs::write(directory.join("det_fake.onnx"), detector()).unwrap();
+    std::fs::write(directory.join("arcface_fake.onnx"), embedder()).unwrap();
+}
+
+/// SCRFD's nine outputs. One anchor, at the canvas's centre, sees a face in bright pictures.
+fn detector() -> Vec<u8> {
+    let axes = Attribute { name: "axes", r#type: AttributeType::Ints, ints: vec![1, 2, 3], ..Default::default() };
+    let mut nodes =
+        vec![node("ReduceMean", &["x"], "mean", vec![axes]), node("Reshape", &["mean", "row"], "r", vec![])];
+    let mut tensors = vec![TensorProto::from_i64("row", vec![3], vec![-1, 1, 1])];
+    let mut outputs = vec![];
+    for (kind, width) in [("score", 1), ("bbox", 4), ("kps", 10)] {
+        for stride in [8, 16, 32] {
+            let cells = SIDE / stride;
+            let anchors = cells * cells * 2;
+            let (mut gain, mut bias) = (vec![0.0; anchors * width], vec![0.0; anchors * width]);
+            let (cell, centre) = (SIDE / 2 / stride, (SIDE / 2) as f32);
+            let seeing = if stride == 8 { Some((cell * cells + cell) * 2) } else { None };
+            match (kind, seeing) {
+                ("score", _) => {
+                    bias.fill(-20.0);
+                    if let Some(anchor) = seeing {
+                        (gain[anchor], bias[anchor]) = (80.0, -20.0);
+                    }
+                }
+                ("bbox", Some(anchor)) => bias[4 * anchor..4 * anchor + 4].fill(1.5),
+                ("kps", Some(anchor)) => {
+                    let offsets = landmark_shares().map(|p| p.map(|v| (v * SIDE as f32 - centre) / stride as f32));
+                    bias[10 * anchor..10 * anchor + 10].copy_from_slice(offsets.as_flattened());
+                }
+                _ => {}
+            }
+            let name = |part: &str| -> &'static str { format!("{kind}_{stride}{part}").leak() };
+            let shape = vec![1, anchors as i64, width as i64];
+            tensors.push(TensorProto::from_f32(name(".gain"), shape.clone(), gain));
+            tensors.push(TensorProto::from_f32(name(".bias"), shape, bias));
+            nodes.push(node("Mul", &["r", name(".gain")], name(".scaled"), vec![]));
+            let last = if kind == "score" { name(".sum") } else { name("") };
+            nodes.push(node("Add", &[name(".scaled"), name(".bias")], last, vec![]));
+            if kind == "score" {
+                nodes.push(node("Sigmoid", &[last], name(""), vec![]));
+            }
+            outputs.push(port(name(""), &[1, anchors, width]));
+        }
+    }
+    model(nodes, tensors, port("x", &[1, 3, SIDE, SIDE]), outputs)
+}
+
+/// One random projection and a tanh, exported for a batch of one as real files are.
+fn embedder() -> Vec<u8> {
+    let weights = noise(77, WIDTH * 3 * 112 * 112).into_iter().map(|v| 0.02 * v).collect();
+    let tensors = vec![
+        TensorProto::from_f32("w", vec![WIDTH as i64, 3, 112, 112], weights),
+        TensorProto::from_i64("row", vec![2], vec![1, -1]),
+    ];
+    let nodes = vec![
+        node("Conv", &["x", "w"], "c", vec![]),
+        node("Tanh", &["c"], "t", vec![]),
+        node("Reshape", &["t", "row"], "y", vec![]),
+    ];
+    model(nodes, tensors, port("x", &[1, 3, 112, 112]), vec![port("y", &[1, WIDTH])])
+}
+
+fn node<'a>(op: &'a str, inputs: &[&'a str], output: &'a str, attribute: Vec<Attribute<'a>>) -> Node<'a> {
+    Node {
+        op_type: OpType::from(op),
+        name: output,
+        input: inputs.to_vec(),
+        output: vec![output],
+        attribute,
+        ..Default::default()
+    }
+}
+
+fn port<'a>(name: &'a str, shape: &[usize]) -> ValueInfo<'a> {
+    let dimension = |&d: &usize| TensorShapeDimension { value: Dimension::Value(d as i64), denotation: "" };
+    let shape = TensorShape { dim: shape.iter().map(dimension).collect() };
+    let tensor = TensorTypeProto { elem_type: DataType::Float, shape: Some(shape) };
+    ValueInfo {
+        name,
+        r#type: Some(TypeProto { value: Some(TypeValue::Tensor(tensor)), denotation: "" }),
+        ..Default::default()
+    }
+}
+
+fn model<'a>(
+    node: Vec<Node<'a>>,
+    initializer: Vec<TensorProto<'a>>,
+    input: ValueInfo<'a>,
+    output: Vec<ValueInfo<'a>>,
+) -> Vec<u8> {
+    let graph = Graph { name: "fake", node, initializer, input: vec![input], output, ..Default::default() };
+    onnx_rs::encode(&onnx_rs::Model {
+        ir_version: 8,
+        opset_import: vec![OperatorSetId { domain: "", version: 11 }],
+        graph: Some(graph),
+        ..Default::default()
+    })
+}

@@ -1,0 +1,251 @@
+//! The reward with small fake networks. Real ones: `tests/face_reward.rs` at the root.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use roll_core::{
+    BuildContext, Fault, Grad, OnMissing, Options, Registry, Result, RewardScorer, Score, Target, Tensor, Video,
+};
+
+use super::align::Alignment;
+use super::fake_networks::{self, SIDE};
+use super::gradient_check::{dot, noise};
+use super::{ChannelOrder, Config, FaceNetworks, IdentityReward, Undetected};
+
+const SIZE: [usize; 2] = [64, 64];
+const FRAME: usize = 3 * 64 * 64;
+
+/// A frame in which the fake detector sees a face.
+fn bright(seed: u64) -> Vec<f32> {
+    let hill = |i: usize| ((i % 64) as f32 * (0.05 + seed as f32 * 0.02)).sin() * 0.2;
+    noise(seed, FRAME).into_iter().enumerate().map(|(i, v)| 0.5 + 0.3 * v + hill(i)).collect()
+}
+
+/// One in which it sees none.
+fn dark() -> Vec<f32> {
+    vec![-0.5; FRAME]
+}
+
+fn video(frames: &[Vec<f32>]) -> Video {
+    Video::new(Tensor::new(frames.concat(), [frames.len(), 3, SIZE[0], SIZE[1]]).unwrap(), 8.0).unwrap()
+}
+
+fn config(change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = Config { reward_model_path: "faces".into(), det_size: SIDE, ..Config::default() };
+    change(&mut config);
+    config
+}
+
+fn reward(change: impl FnOnce(&mut Config)) -> IdentityReward {
+    let directory = tempfile::tempdir().unwrap();
+    fake_networks::write(directory.path());
+    let config = config(change);
+    let device = roll_backends::device("flex").unwrap();
+    IdentityReward::new(FaceNetworks::load(directory.path(), &config, &device).unwrap(), config)
+}
+
+fn value_of(score: &Score) -> f64 {
+    match score {
+        Score::Value { value, .. } => *value,
+        Score::Missing { reason } => panic!("missing: {reason}"),
+    }
+}
+
+fn embedding(reward: &IdentityReward, frame: &[f32]) -> Vec<f32> {
+    let face = reward.networks().detect(frame, SIZE).unwrap()[0];
+    reward.networks().embed(frame, SIZE, &face).unwrap().unwrap()
+}
+
+#[test]
+fn the_score_is_the_mean_cosine_of_scored_frames_to_reference_frames_but_the_first() {
+    let mut reward = reward(|_| ());
+    let reference = [bright(1), bright(2), dark(), bright(3)];
+    let scored = [bright(4), dark(), bright(5)];
+    let target = reward.prepare(&video(&reference)).unwrap();
+    let (score, pullback) = reward.score(&video(&scored), "", &target, Grad::Skip).unwrap();
+    assert!(pullback.is_none());
+    let mut expected = 0.0;
+    for (a, b) in [(0, 1), (0, 3), (2, 1), (2, 3)] {
+        let (a, b) = (embedding(&reward, &scored[a]), embedding(&reward, &reference[b]));
+        expected += dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt() / 4.0;
+    }
+    assert!((value_of(&score) - expected).abs() < 1e-6, "{score:?} {expected}");
+    let Score::Value { details, .. } = score else { unreachable!() };
+    let counts = ["frames", "frames_with_face", "references"].map(|key| details[key]);
+    assert_eq!(counts, [3.0, 2.0, 2.0]);
+    assert!(details["detector_score"] > 0.99);
+}
+
+#[test]
+fn the_gradient_agrees_with_central_differences_whatever_the_alignment_order_and_batch() {
+    let scored = [bright(4), dark(), bright(5), bright(6)];
+    for (align, order, batch) in [
+        (Alignment::Exact, ChannelOrder::Rgb, 8),
+        (Alignment::Exact, ChannelOrder::Bgr, 2),
+        (Alignment::Reference, ChannelOrder::Bgr, 1),
+    ] {
+        let mut reward = reward(|c| (c.align, c.channel_order, c.frames_per_batch) = (align, order, batch));
+        let target = reward.prepare(&video(&[bright(1), bright(2), bright(3)])).unwrap();
+        let (_, pullback) = reward.score(&video(&scored), "", &target, Grad::Record).unwrap();
+        let gradient = pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap();
+        let gradient = gradient.f32s().unwrap();
+        assert!(gradient[FRAME..2 * FRAME].iter().all(|g| *g == 0.0), "a frame without a face has no gradient");
+        for seed in 10..13 {
+            let direction = noise(seed, 4 * FRAME);
+            let mut moved = |step: f32| {
+                let step_by = |(t, frame): (usize, &Vec<f32>)| {
+                    frame.iter().zip(&direction[t * FRAME..]).map(|(v, d)| v + step * d).collect::<Vec<f32>>()
+                };
+                let frames: Vec<_> = scored.iter().enumerate().map(step_by).collect();
+                value_of(&reward.score(&video(&frames), "", &target, Grad::Skip).unwrap().0)
+            };
+            let numeric = 2.0 * (moved(0.02) - moved(-0.02)) / 0.04;
+            let exact = dot(&direction, gradient);
+            let scale = exact.abs().max(dot(gradient, gradient).sqrt());
+            assert!((numeric - exact).abs() < 1e-2 * scale, "{align:?} {order:?} {batch}: {numeric} {exact}");
+        }
+    }
+}
+
+#[test]
+fn only_sampled_frames_are_looked_at() {
+    let mut reward = reward(|c| c.sample_every = 2);
+    let target = reward.prepare(&video(&[dark(), bright(1), dark(), dark()])).unwrap();
+    let clip = video(&[dark(), bright(2), bright(3), bright(4)]);
+    let (score, pullback) = reward.score(&clip, "", &target, Grad::Record).unwrap();
+    let Score::Value { details, .. } = &score else { panic!("{score:?}") };
+    assert_eq!([details["frames"], details["frames_with_face"]], [2.0, 1.0]);
+    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+    let moved: Vec<bool> = gradient.f32s().unwrap().chunks_exact(FRAME).map(|f| f.iter().any(|g| *g != 0.0)).collect();
+    assert_eq!(moved, [false, false, true, false]);
+    // A clip shorter than the step still has a reference frame.
+    assert!(self::reward(|c| c.sample_every = 9).prepare(&video(&[dark(), bright(1)])).is_ok());
+}
+
+#[test]
+fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_the_users_error() {
+    let mut reward = reward(|c| c.on_missing = OnMissing::Value(0.25));
+    assert_eq!(reward.on_missing(), OnMissing::Value(0.25));
+    let target = reward.prepare(&video(&[bright(1)])).unwrap();
+    let (score, pullback) = reward.score(&video(&[dark(), dark()]), "", &target, Grad::Record).unwrap();
+    assert!(matches!(score, Score::Missing { reason } if reason.contains("no face in any of 2 frames")));
+    assert!(pullback.is_none());
+    let error = reward.prepare(&video(&[bright(1), dark()])).unwrap_err();
+    assert_eq!(error.fault(), Fault::User);
+    assert!(error.to_string().contains("det_threshold") && error.to_string().contains("the first does not count"));
+}
+
+#[test]
+fn faces_that_are_not_found_are_taken_where_the_reference_shows_them_when_that_is_wanted() {
+    let mut reward = reward(|c| c.undetected = Undetected::ReferenceLandmarks);
+    let target = reward.prepare(&video(&[bright(1), bright(2)])).unwrap();
+    let faint: Vec<f32> = noise(8, FRAME).into_iter().map(|v| 0.1 * v).collect();
+    let (score, pullback) = reward.score(&video(&[faint]), "", &target, Grad::Record).unwrap();
+    let Score::Value { details, .. } = score else { panic!("{score:?}") };
+    assert_eq!(details["frames_with_face"], 0.0);
+    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+    assert!(gradient.f32s().unwrap().iter().any(|g| *g != 0.0));
+}
+
+#[test]
+fn a_broken_pixel_shows_in_the_score_instead_of_hiding_the_face() {
+    let mut reward = reward(|_| ());
+    let target = reward.prepare(&video(&[bright(1)])).unwrap();
+    let mut broken = bright(2);
+    broken[7] = f32::NAN;
+    let (score, pullback) = reward.score(&video(&[bright(3), broken]), "", &target, Grad::Record).unwrap();
+    assert!(value_of(&score).is_nan());
+    assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).is_err());
+}
+
+#[test]
+fn a_target_of_another_scorer_is_refused() {
+    let mut reward = reward(|_| ());
+    assert!(reward.score(&video(&[bright(1)]), "", &Target::default(), Grad::Skip).is_err());
+    let mut target = reward.prepare(&video(&[bright(1)])).unwrap();
+    target.tensors.insert("references".into(), Tensor::full([2, 5], 1.0));
+    let error = reward.score(&video(&[bright(1)]), "", &target, Grad::Skip).unwrap_err().to_string();
+    assert!(error.contains("[N, 8]"), "{error}");
+}
+
+#[test]
+fn the_reward_is_registered_and_its_options_are_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("faces")).unwrap();
+    fake_networks::write(&directory.path().join("faces"));
+    let registry = Registry::linked().unwrap();
+    let make = |options: serde_json::Value| -> Result<Box<dyn RewardScorer>> {
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: directory.path().into() };
+        registry.reward("insightface", &serde_json::from_value::<Options>(options).unwrap(), &context)
+    };
+    let scorer = make(serde_json::json!({
+        "reward_model_path": "faces", "det_size": 32, "channel_order": "bgr", "align": "reference",
+        "on_missing": {"value": 0.1}, "det_padding": "black", "det_divisor": 128,
+    }));
+    assert!(scorer.unwrap().differentiable());
+    for (options, needle) in [
+        (serde_json::json!({}), "reward_model_path"),
+        (serde_json::json!({"reward_model_path": "faces", "det_treshold": 0.3}), "did you mean `det_threshold`"),
+        (serde_json::json!({"reward_model_path": "faces", "det_size": 100}), "multiple of 32"),
+        (serde_json::json!({"reward_model_path": "faces", "det_size": 64}), "pictures of 32x32 only"),
+        (serde_json::json!({"reward_model_path": "faces", "nms_iou": 1.5}), "0 to 1"),
+        (serde_json::json!({"reward_model_path": "faces", "sample_every": 0}), "sample_every"),
+        (serde_json::json!({"reward_model_path": "faces", "channel_order": "gbr"}), "channel_order"),
+        (serde_json::json!({"reward_model_path": "nowhere"}), "nowhere"),
+    ] {
+        let error = make(options).err().unwrap();
+        assert_eq!(error.fault(), Fault::User, "{error}");
+        assert!(error.to_string().contains(needle), "{error}");
+    }
+}
+
+fn refusal(directory: &Path, change: impl FnOnce(&mut Config)) -> String {
+    let device = roll_backends::device("flex").unwrap();
+    FaceNetworks::load(directory, &config(change), &device).unwrap_err().to_string()
+}
+
+#[test]
+fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let said = refusal(directory.path(), |_| ());
+    assert!(said.contains("no face detector") && said.contains("no .onnx file"), "{said}");
+
+    fake_networks::write(directory.path());
+    std::fs::rename(at("arcface_fake.onnx"), at("mine.onnx")).unwrap();
+    std::fs::write(at("broken.onnx"), b"no model").unwrap();
+    let said = refusal(directory.path(), |_| ());
+    assert!(said.contains("no face embedder") && said.contains("mine.onnx") && said.contains("broken.onnx"), "{said}");
+    assert!(said.contains("not usable"), "{said}");
+    let device = roll_backends::device("flex").unwrap();
+    let named = config(|c| c.embedder = Some("mine.onnx".into()));
+    assert!(FaceNetworks::load(directory.path(), &named, &device).is_ok());
+
+    std::fs::copy(at("det_fake.onnx"), at("scrfd_10g_bnkps.onnx")).unwrap();
+    let said = refusal(directory.path(), |c| c.embedder = Some("mine.onnx".into()));
+    assert!(said.contains("det_fake.onnx, scrfd_10g_bnkps.onnx") && said.contains("`detector`"), "{said}");
+    let swapped = |c: &mut Config| {
+        (c.detector, c.embedder) = (Some("mine.onnx".into()), Some("det_fake.onnx".into()));
+    };
+    let said = refusal(directory.path(), swapped);
+    assert!(said.contains("mine.onnx cannot be the face detector") && said.contains("SCRFD"), "{said}");
+}
+
+#[test]
+fn an_embedder_of_another_name_is_recognised_by_its_shape() {
+    // The fake one has 8 outputs instead of 512; its declared shape is what counts.
+    let directory = tempfile::tempdir().unwrap();
+    fake_networks::write(directory.path());
+    let path = directory.path().join("arcface_fake.onnx");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let mut model = onnx_rs::parse(&bytes).unwrap();
+    let output = &mut model.graph.as_mut().unwrap().output[0];
+    let Some(onnx_rs::ast::TypeValue::Tensor(tensor)) = &mut output.r#type.as_mut().unwrap().value else { panic!() };
+    tensor.shape.as_mut().unwrap().dim[1].value = onnx_rs::ast::Dimension::Value(512);
+    std::fs::write(directory.path().join("face-v2.onnx"), onnx_rs::encode(&model)).unwrap();
+    let device = roll_backends::device("flex").unwrap();
+    let networks = FaceNetworks::load(directory.path(), &config(|_| ()), &device).unwrap();
+    assert!(networks.embedder().path().ends_with("face-v2.onnx"));
+}
