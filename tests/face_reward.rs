@@ -4,12 +4,13 @@
 //! Networks and media stand under `$ROLL_TEST_DATA`, by default `../shared` beside the repository; without them the
 //! tests say that they were skipped.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
-use std::time::Instant;
 
 use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
 use roll_data::{ReadOptions, read_video};
-use roll_rewards::insightface::{ChannelOrder, Config, Face, FaceNetworks, IdentityReward};
+use roll_rewards::insightface::{ChannelOrder, Config, Face, FaceNetworks, IdentityReward, Undetected};
 
 const SCRFD: &str = "scrfd_2.5g_bnkps.onnx";
 const YUNET: &str = "yunet_s_dynamic.onnx";
@@ -160,16 +161,8 @@ fn the_gradient_of_the_score_agrees_with_central_differences() {
     let target = reward.prepare(&clip(&root, 60, 20)).unwrap();
     let video = clip(&root, 40, 39); // two frames
     let [frames, h, w] = video.dims();
-    reward.score(&video, "", &target, Grad::Record).unwrap();
-    let start = Instant::now();
     let (_, pullback) = reward.score(&video, "", &target, Grad::Record).unwrap();
-    let scored = start.elapsed().as_secs_f64();
     let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
-    println!(
-        "{h}x{w}: score with gradient {:.3} s a frame, pull {:.3} s",
-        scored / 2.0,
-        start.elapsed().as_secs_f64() - scored
-    );
     let gradient = gradient.f32s().unwrap();
 
     // Detection is not differentiated: the differences are taken with the faces where they are in `video`.
@@ -208,23 +201,23 @@ fn the_gradient_of_the_score_agrees_with_central_differences() {
 }
 
 #[test]
-fn speed_is_printed() {
+fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
     let Some(root) = data() else { return };
-    let networks = networks(&root, &config(SCRFD, ChannelOrder::Rgb));
-    let video = clip(&root, 8, 1);
-    let frames: Vec<_> = (0..8).map(|t| (t, video.frame(t))).collect();
-    let timed = |what: &str, f: &dyn Fn()| {
-        f();
-        let start = Instant::now();
-        f();
-        println!("{what}: {:.4} s a frame", start.elapsed().as_secs_f64() / 8.0);
-    };
-    timed("SCRFD 640x640", &|| drop(networks.largest_faces(&frames, size(&video)).unwrap()));
-    let faces = networks.largest_faces(&frames, size(&video)).unwrap();
-    let crops: Vec<f32> = faces.iter().flat_map(|f| f.crop.forward(video.frame(f.frame))).collect();
-    timed("embedder", &|| drop(networks.embedder().embed(crops.clone()).unwrap()));
-    timed("embedder with pull", &|| {
-        let (embeddings, pull) = networks.embedder().vjp(crops.clone()).unwrap();
-        drop(pull.pull(embeddings.values).unwrap());
-    });
+    let reference = portrait(&root);
+    let [h, w] = size(&reference);
+    let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();
+    let config = config(SCRFD, ChannelOrder::Rgb);
+
+    let mut plain = IdentityReward::new(networks(&root, &config), config.clone());
+    let target = plain.prepare(&reference).unwrap();
+    let (score, pullback) = plain.score(&nothing, "", &target, Grad::Record).unwrap();
+    assert!(matches!(score, Score::Missing { reason } if reason.contains("face")) && pullback.is_none());
+
+    let config = Config { undetected: Undetected::ReferenceLandmarks, ..config };
+    let mut supplied = IdentityReward::new(networks(&root, &config), config);
+    let target = supplied.prepare(&reference).unwrap();
+    let (score, pullback) = supplied.score(&nothing, "", &target, Grad::Record).unwrap();
+    assert!(matches!(score, Score::Value { details, .. } if details["frames_with_face"] == 0.0));
+    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+    assert!(gradient.f32s().unwrap().iter().any(|g| *g != 0.0));
 }
