@@ -214,6 +214,7 @@ fn a_reference_without_a_face_is_named() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("face") && said.contains("clip.mp4"), "{said}");
+    assert!(!world.path("run").exists(), "a run directory was left behind");
 }
 
 /// The least ONNX file with one node of type `operator`, written out as protobuf.

@@ -82,10 +82,10 @@ impl Trainer {
         Ok(Self { loaded, model, reward, algorithm, strategy, data, schedule, noise, steps })
     }
 
-    /// Trains, writing to `dir`.
+    /// Trains, writing to `dir`. Nothing is written before the first step is done.
     pub fn run(mut self, dir: &RunDir) -> Result<Summary> {
         let config = self.loaded.config.clone();
-        let mut metrics = MetricsWriter::create(dir.path(), 0)?;
+        let mut metrics = None;
         let bar = Bar::new(self.steps, "steps");
         let start = Instant::now();
         let mut summary = Summary {
@@ -110,6 +110,13 @@ impl Trainer {
             let want_videos = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
             let begun = Instant::now();
             let (mut report, learning_rate) = self.step(step, want_videos, &bar)?;
+            let metrics = match &mut metrics {
+                Some(metrics) => metrics,
+                none => {
+                    dir.write_config(&self.loaded.resolved_yaml()?)?;
+                    none.insert(MetricsWriter::create(dir.path(), 0)?)
+                }
+            };
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
 

@@ -8,19 +8,20 @@ use roll_core::{Registry, Result};
 use crate::args::Run;
 use crate::trainer::Trainer;
 
-/// Opens everything, and makes the run directory only when all of it is there.
+/// Opens everything before the run directory is made.
 pub fn run(args: Run) -> Result<()> {
     let registry = Registry::linked()?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let loaded = super::load(&args.config, &registry, steps.as_slice())?;
     let context = super::build_context(&loaded);
-    let yaml = loaded.resolved_yaml()?;
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
     let trainer = Trainer::new(loaded, &registry, &context)?;
     let dir = RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?;
-    dir.write_config(&yaml)?;
-    let summary = trainer.run(&dir)?;
+    let summary = trainer.run(&dir).inspect_err(|_| {
+        // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
+        let _ = std::fs::remove_dir(dir.path());
+    })?;
 
     println!("{} steps in {:.0} s", summary.steps, summary.seconds);
     for (name, what) in [("actor/face_score", "score"), ("actor/kl_loss", "kl"), ("actor/loss", "loss")] {

@@ -226,7 +226,7 @@ mod tests {
             ("training:\n  learning_rate: fast\n", "training.learning_rate"),
             ("seed: -1\n", "seed"),
             ("training: 3\n", "training"),
-            ("data: {on_bad_sample: ignore}\n", "on_bad_sample"),
+            ("data:\n  on_bad_sample: ignore\n", "data.on_bad_sample"),
             ("reward:\n  - weight: 2\n", "reward.0.name"),
             ("reward: 7\n", "reward"),
             ("data:\n  height: 100\n  width: 64\n", "data.height"),
