@@ -19,7 +19,7 @@ impl World {
         let world = Self { dir };
         let output = world.roll(&["init-tiny", "tiny"]);
         assert!(output.status.success(), "{}", text(&output));
-        roll_data::write_mp4(&world.path("clip.mp4"), &grey_video(9, 64, 64)).unwrap();
+        roll_data::write_mp4(world.path("clip.mp4"), &grey_video(9, 64, 64)).unwrap();
         world.write("metadata.csv", b"video,prompt\nclip.mp4,a grey square\n");
         world
     }

@@ -155,7 +155,7 @@ mod tests {
             ([30, 45], [64, 96], 2_357_031, 0x9309_b74d),
         ];
         for ([height, width], target, sum, hash) in cases {
-            let byte = |i: u64| ((i * i).wrapping_mul(2_654_435_761) % (1 << 32) >> 24) as u8;
+            let byte = |i: u64| (((i * i).wrapping_mul(2_654_435_761) % (1 << 32)) >> 24) as u8;
             let rgb = (0..(height * width * 3) as u64).map(byte).collect();
             let out = crop_and_resize(Picture { width, height, rgb }, target).rgb;
             assert_eq!(out.iter().map(|&b| u64::from(b)).sum::<u64>(), sum);

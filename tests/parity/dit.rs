@@ -55,10 +55,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let sink = seen.clone();
     let mut dit = Dit::new(&weights, Some(config.model.num_heads), f32s, &device)?.with_probe(Arc::new(
         move |name: &str, value: &burn::tensor::Tensor<2>| {
-            if let Ok(value) = roll_backends::to_host(value.clone()) {
-                if let Ok(mut seen) = sink.lock() {
-                    seen.entry(name.into()).or_insert(value);
-                }
+            if let (Ok(value), Ok(mut seen)) = (roll_backends::to_host(value.clone()), sink.lock()) {
+                seen.entry(name.into()).or_insert(value);
             }
         },
     ));

@@ -299,7 +299,7 @@ fn silu_in_f64(x: f64) -> f64 {
 fn activations_and_their_derivatives_match_f64() {
     let x = noise(7, 11, 1);
     let each = |x: &[Exact], f: fn(f64) -> f64| x[0].values.iter().map(|&v| f(v)).collect();
-    check("gelu", &[x.clone()], 1e-6, |x| gelu_tanh(x[0].clone()), |x| each(x, gelu_in_f64));
+    check("gelu", std::slice::from_ref(&x), 1e-6, |x| gelu_tanh(x[0].clone()), |x| each(x, gelu_in_f64));
     check("silu", &[x], 1e-6, |x| silu(x[0].clone()), |x| each(x, silu_in_f64));
 }
 

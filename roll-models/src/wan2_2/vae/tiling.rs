@@ -85,7 +85,7 @@ impl Tiling {
 
 /// Intervals of at most `size`, every `stride`, until the end is covered.
 fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
-    let mut cuts = vec![0..size.min(extent)];
+    let mut cuts: Vec<_> = std::iter::once(0..size.min(extent)).collect();
     while let Some(last) = cuts.last().filter(|last| last.start + size < extent) {
         let start = last.start + stride;
         cuts.push(start..(start + size).min(extent));

@@ -48,7 +48,7 @@ impl Operator for MatMul {
         } else {
             let a = a.flat().clone().reshape([a_count, *m, *k]);
             let b = b.flat().clone().reshape([b_count, *k, *n]);
-            let repeats = a_count == batch_count && b_count == batch_count || a_count == 1 && b_count == batch_count;
+            let repeats = b_count == batch_count && (a_count == batch_count || a_count == 1);
             if !repeats {
                 return Err(
                     format!("the batch axes {a_batch:?} and {b_batch:?} broadcast in a way not run here").into()
