@@ -3,7 +3,8 @@
 //!     cargo bench --bench speed                    # ours alone
 //!     PYTHON=path/to/python cargo bench --bench speed   # beside PyTorch, which that python must have
 //!
-//! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5).
+//! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5); arguments choose
+//! cases: `cargo bench --bench speed -- block reward_fl_step`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -75,8 +76,12 @@ fn main() -> Result<(), Failure> {
             }),
         },
     ];
+    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("{:<56} {:>9} {:>9} {:>7}", "median of rounds, seconds", "roll", "PyTorch", "ratio");
     for mut case in cases {
+        if !filters.is_empty() && !filters.iter().any(|f| case.name.contains(f.as_str())) {
+            continue;
+        }
         (case.work)()?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..rounds {

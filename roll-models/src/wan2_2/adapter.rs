@@ -22,28 +22,36 @@ pub fn to_file(parameters: StateDict, scale: f64) -> Result<StateDict> {
     Ok(file)
 }
 
-/// The reverse. Fails when a stored `alpha` asks for another scale than `scale`.
+/// The reverse. Fails when the file asks for another scale than `scale`; a layer without `alpha` asks for 1.
 pub fn from_file(file: &StateDict, scale: f64) -> Result<StateDict> {
     let mut parameters = StateDict::new();
+    let mut alphas = StateDict::new();
     for (name, tensor) in file {
-        let mut own = name.as_str();
-        for prefix in FOREIGN_PREFIXES {
-            own = own.strip_prefix(prefix).unwrap_or(own);
+        let own = own_name(name);
+        match own.strip_suffix(".alpha") {
+            Some(layer) => alphas.insert(layer.to_string(), tensor.clone()),
+            None => parameters.insert(own, tensor.clone()),
+        };
+    }
+    for (name, down) in &parameters {
+        let Some(layer) = name.strip_suffix(".lora_A.weight") else { continue };
+        let rank = down.shape().first().copied().unwrap_or(1) as f64;
+        let found = match alphas.get(layer) {
+            Some(alpha) => f64::from(alpha.item()?) / rank,
+            None => 1.0,
+        };
+        if (found - scale).abs() > 1e-6 * scale.abs() {
+            return Err(Error::Unsupported(format!(
+                "the layer `{layer}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
+                 `lora_alpha` to match"
+            )));
         }
-        let own = own.replace(".default.weight", ".weight");
-        if let Some(layer) = own.strip_suffix(".alpha") {
-            let down = file.iter().find(|(k, _)| k.contains(&format!("{layer}.lora_A.")));
-            let rank = down.map_or(1.0, |(_, t)| t.shape().first().copied().unwrap_or(1) as f64);
-            let found = f64::from(tensor.item()?) / rank;
-            if (found - scale).abs() > 1e-6 * scale.abs() {
-                return Err(Error::Unsupported(format!(
-                    "the LoRA file was written with alpha / rank = {found}, this configuration has {scale}: \
-                     set `lora_alpha` to match"
-                )));
-            }
-            continue;
-        }
-        parameters.insert(own, tensor.clone());
     }
     Ok(parameters)
+}
+
+/// This project's name of a tensor, whoever wrote it.
+fn own_name(name: &str) -> String {
+    let stripped = FOREIGN_PREFIXES.iter().fold(name, |name, prefix| name.strip_prefix(prefix).unwrap_or(name));
+    stripped.replace(".default.weight", ".weight")
 }
