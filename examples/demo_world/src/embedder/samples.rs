@@ -14,7 +14,7 @@ const SIDE: usize = 64;
 /// Standard deviation of a landmark's error, in pixels.
 const LANDMARK_ERROR: f32 = 0.7;
 /// What the identity must survive.
-const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.3, noise: 0.08, brightness: 0.12, gain: 0.08 };
+const SOFTENING: Softening = Softening { blurred: 0.6, blur: 1.6, noise: 0.08, brightness: 0.12, gain: 0.08 };
 
 /// A batch.
 #[derive(Debug)]

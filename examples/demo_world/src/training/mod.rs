@@ -190,3 +190,64 @@ pub fn gaussian(uniform: &mut impl FnMut() -> f32) -> f32 {
 pub fn upload<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Parameters after fitting `2 x - 1` from two parts of two points each.
+    fn fitted() -> (Vec<f32>, f32) {
+        let device = Device::flex();
+        let plan = Plan {
+            name: "line".into(),
+            steps: 300,
+            parts: 2,
+            batch: 2,
+            learning_rate: 0.1,
+            warmup: 5,
+            weight_decay: 0.0,
+            report_every: 300,
+        };
+        let spec = |name: &str| ParameterSpec { name: name.into(), shape: vec![1] };
+        let mut trainer = Trainer::new(plan, vec![spec("slope"), spec("bias")], vec![0.0; 2], &device).unwrap();
+        let mut last = f32::INFINITY;
+        for _ in 0..300 {
+            let parts = vec![[0.0, 1.0], [-1.0, 2.0]];
+            let loss = |x: [f32; 2], scope: &Scope<'_>| -> Result<Tensor<1>> {
+                let y = upload(x.map(|x| 2.0 * x - 1.0).to_vec(), [2], &Device::flex()).autodiff();
+                let x = upload(x.to_vec(), [2], &Device::flex()).autodiff();
+                let off = x * scope.weight::<1>("slope")? + scope.weight::<1>("bias")? - y;
+                Ok((off.clone() * off).mean())
+            };
+            last = trainer.update(parts, loss).unwrap();
+        }
+        (trainer.values().to_vec(), last)
+    }
+
+    #[test]
+    fn training_fits_what_can_be_fitted_and_gives_the_same_bits_again() {
+        let (values, loss) = fitted();
+        assert!((values[0] - 2.0).abs() < 1e-2 && (values[1] + 1.0).abs() < 1e-2 && loss < 1e-3, "{values:?} {loss}");
+        assert_eq!(values, fitted().0);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_stops_before_the_parameters_change() {
+        let plan = Plan {
+            name: "broken".into(),
+            steps: 1,
+            parts: 1,
+            batch: 1,
+            learning_rate: 1.0,
+            warmup: 0,
+            weight_decay: 0.0,
+            report_every: 1,
+        };
+        let specs = vec![ParameterSpec { name: "a".into(), shape: vec![1] }];
+        let mut trainer = Trainer::new(plan, specs, vec![3.0], &Device::flex()).unwrap();
+        let broken = |(), scope: &Scope<'_>| Ok(scope.weight::<1>("a")? * f32::NAN);
+        assert!(trainer.update(vec![()], broken).is_err());
+        assert_eq!(trainer.values(), [3.0]);
+    }
+}
