@@ -48,7 +48,10 @@ pub fn prompts() -> Vec<(String, [usize; 4])> {
         for expression in 0..EXPRESSIONS.len() {
             for light in 0..LIGHTS.len() {
                 for background in 0..BACKGROUNDS.len() {
-                    all.push((prompt([motion, expression, light, background]), [motion, expression, light, background]));
+                    all.push((
+                        prompt([motion, expression, light, background]),
+                        [motion, expression, light, background],
+                    ));
                 }
             }
         }
@@ -67,7 +70,8 @@ fn prompt([motion, expression, light, background]: [usize; 4]) -> String {
 pub fn clip(identity_seed: u64, clip_seed: u64, frames: usize, size: [usize; 2]) -> Clip {
     let identity = Identity::new(identity_seed);
     let mut rng = ChaCha8Rng::seed_from_u64(clip_seed ^ (identity_seed << 20) ^ 0xc11b);
-    let chosen = [0..MOTIONS.len(), 0..EXPRESSIONS.len(), 0..LIGHTS.len(), 0..BACKGROUNDS.len()].map(|r| rng.random_range(r));
+    let chosen =
+        [0..MOTIONS.len(), 0..EXPRESSIONS.len(), 0..LIGHTS.len(), 0..BACKGROUNDS.len()].map(|r| rng.random_range(r));
     let [motion, expression, light, background] = chosen;
     let (_, warmth, brightness) = LIGHTS[light];
     let top = BACKGROUNDS[background].1.map(|v: f32| (v * rng.random_range(0.94..1.06)).min(1.0));

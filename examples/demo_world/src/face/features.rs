@@ -47,7 +47,11 @@ fn eye(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot, side:
         let (du, dv) = (u - 0.35 * w * shot.gaze[0], v + 0.1 * h - 0.30 * h * shot.gaze[1]);
         let d = (du * du + dv * dv).sqrt();
         let mut colour = shade(WHITE, 0.90 + 0.10 * step(0.0, h.max(0.01), v + h));
-        colour = mix(colour, mix(shade(identity.iris, 0.55), identity.iris, step(iris, 0.6 * iris, d)), cover((d - iris) * unit));
+        colour = mix(
+            colour,
+            mix(shade(identity.iris, 0.55), identity.iris, step(iris, 0.6 * iris, d)),
+            cover((d - iris) * unit),
+        );
         colour = mix(colour, [0.02; 3], cover((d - 0.42 * iris) * unit));
         let (hu, hv) = (du + 0.35 * iris, dv + 0.40 * iris);
         colour = mix(colour, [1.0; 3], 0.9 * cover(((hu * hu + hv * hv).sqrt() - 0.26 * iris) * unit));
@@ -96,8 +100,14 @@ fn nose(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
         let under = bell((v - 0.075) / 0.035) * step(1.0 * w, 0.55 * w, u.abs());
         let hole = |s: f32| bell((u - s * 0.50 * w) / (0.24 * w)) * bell((v - 0.055) / 0.028);
         let wing = |s: f32| bell((u - s * 1.0 * w) / 0.028) * bell((v - 0.01) / 0.055);
-        let shadow = (strength * side).max(0.50 * under).max(0.85 * (hole(-1.0) + hole(1.0))).max(0.45 * (wing(-1.0) + wing(1.0)));
-        let gleam = 0.30 * bell((off + shadow_side * 0.12 * w) / (0.25 * w)) * step(1.05, 0.6, along) * step(-0.1, 0.05, -v + 0.02);
+        let shadow = (strength * side)
+            .max(0.50 * under)
+            .max(0.85 * (hole(-1.0) + hole(1.0)))
+            .max(0.45 * (wing(-1.0) + wing(1.0)));
+        let gleam = 0.30
+            * bell((off + shadow_side * 0.12 * w) / (0.25 * w))
+            * step(1.05, 0.6, along)
+            * step(-0.1, 0.05, -v + 0.02);
         match shadow > gleam {
             true => (dark, shadow.min(0.9)),
             false => (bright, gleam),
@@ -131,7 +141,11 @@ fn mouth(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
         let opened = (top - v).max(v - bottom).max(ends);
         let lip = match v < 0.5 * (top + bottom) {
             true => shade(colour, 0.86),
-            false => mix(shade(colour, 1.02), [1.0, 0.9, 0.9], 0.22 * bell((v - bottom - 0.5 * lower) / (0.3 * lower)) * bell(t / 0.5)),
+            false => mix(
+                shade(colour, 1.02),
+                [1.0, 0.9, 0.9],
+                0.22 * bell((v - bottom - 0.5 * lower) / (0.3 * lower)) * bell(t / 0.5),
+            ),
         };
         let teeth = mix([0.30, 0.06, 0.07], [0.95, 0.94, 0.90], step(top + 0.55 * gap, top + 0.35 * gap, v));
         let line = cover(((v - 0.5 * (top + bottom)).abs() - 0.010).max(t.abs() * half - 1.03 * half) * patch.unit);

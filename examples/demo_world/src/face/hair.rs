@@ -14,7 +14,8 @@ pub fn behind(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot
     canvas.paint(everything, |x, y| {
         let [u, v] = head.plane(x, y);
         let u = u + 0.5 * drift[0];
-        let ellipse = |cy: f32, rx: f32, ry: f32| (((u / rx).powi(2) + ((v - cy) / ry).powi(2)).sqrt() - 1.0) * rx.min(ry);
+        let ellipse =
+            |cy: f32, rx: f32, ry: f32| (((u / rx).powi(2) + ((v - cy) / ry).powi(2)).sqrt() - 1.0) * rx.min(ry);
         let curtain = |half: f32, bottom: f32| (u.abs() - half - 0.06 * (3.0 * v).sin()).max(-0.4 - v).max(v - bottom);
         let wave = 0.05 * (9.0 * v.atan2(u)).sin();
         let d = match identity.style {
@@ -64,7 +65,12 @@ pub fn front(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot)
             _ => 0.50 * step(0.66, 1.05, side),
         };
         let fringe = identity.fringe * (0.34 + 0.03 * (22.0 * fu).sin()) * step(0.95, 0.7, side);
-        let line = identity.hairline + 0.10 * side * side + temples + fringe + identity.parting * fu * (1.0 - identity.fringe) + curls;
+        let line = identity.hairline
+            + 0.10 * side * side
+            + temples
+            + fringe
+            + identity.parting * fu * (1.0 - identity.fringe)
+            + curls;
         let above = fv - line;
         let lift = if identity.style == HairStyle::Quiff { 0.12 * step(-0.5, -1.0, v) } else { 0.0 };
         let d = head.outline(plane, grow + lift).max(above);

@@ -152,7 +152,9 @@ impl Identity {
         use HairStyle::*;
         let style = [Bald, Short, Short, Quiff, Curly, Curly, Bob, Bob, Long, Long, Long, Bun][rng.random_range(0..12)];
         let beards = match style {
-            Bald | Short | Quiff | Curly => [Beard::None, Beard::None, Beard::Stubble, Beard::Full, Beard::Moustache, Beard::Goatee],
+            Bald | Short | Quiff | Curly => {
+                [Beard::None, Beard::None, Beard::Stubble, Beard::Full, Beard::Moustache, Beard::Goatee]
+            }
             _ => [Beard::None; 6],
         };
         let lip_base = mix(skin, [0.78, 0.25, 0.27], rng.random_range(0.25..0.75));
