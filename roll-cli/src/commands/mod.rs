@@ -3,6 +3,7 @@
 mod config;
 mod generate;
 mod init_tiny;
+mod plot;
 mod plugins;
 mod run;
 mod score;
@@ -19,6 +20,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Generate(args) => generate::generate(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Plot(args) => plot::plot(args),
         Command::Plugins => plugins::list(),
         Command::Config(args) => config::print(args),
     }
