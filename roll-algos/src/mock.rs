@@ -94,7 +94,7 @@ impl Model for Mock {
 
 impl DiffusionModel for Mock {
     fn schedule(&self) -> ScheduleFacts {
-        ScheduleFacts { shift: 5.0, boundary: None }
+        ScheduleFacts { shift: 5.0, boundary: self.boundary, trained: self.trained }
     }
     fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
         self.encoded += 1;
