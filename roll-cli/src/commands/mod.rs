@@ -1,7 +1,9 @@
 //! One file per command.
 
 mod config;
+mod export_expert;
 mod generate;
+mod init_experts;
 mod init_tiny;
 mod plugins;
 mod run;
@@ -19,6 +21,8 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Generate(args) => generate::generate(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::InitExperts(args) => init_experts::init_experts(args),
+        Command::ExportExpert(args) => export_expert::export_expert(args),
         Command::Plugins => plugins::list(),
         Command::Config(args) => config::print(args),
     }

@@ -146,10 +146,17 @@ fn open_text(
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
 }
 
+/// More rows than that are a mistake in the file; attention over them would only fill the memory.
+const MAX_TEXT_LEN: usize = 1 << 14;
+
 /// Rows of the text embedding; the experts of a checkpoint must agree.
 fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
+    if length > MAX_TEXT_LEN {
+        let problem = format!("says `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
+        return Err(Error::bad_file(files.dit.path(), problem));
+    }
     match files.dit2.as_ref().filter(|low| of(low) != length) {
         Some(low) => Err(Error::bad_file(
             low.path(),

@@ -23,7 +23,7 @@ const T2V_BOUNDARY: f64 = 0.875;
 const MASK_CHANNELS: usize = 4;
 
 /// Name, without extension, of a transformer's weight file in the official repositories.
-pub const EXPERT_FILE: &str = "diffusion_pytorch_model";
+pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 
 /// Prompts to embeddings.
 pub struct TextEncoder {
