@@ -39,6 +39,13 @@ pub enum Command {
     /// Draw a metric of one or several runs, against the step or another metric.
     #[command(after_help = "Example:\n  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png")]
     Plot(Plot),
+    /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
+    InitExperts(InitExperts),
+    /// Turn the checkpoint of a full training into a weight file that can be used as the base.
+    #[command(
+        after_help = "Example:\n  roll export-expert runs/x/checkpoints/step-000100 --base wan/low_noise_model --out wan-trained/low_noise_model"
+    )]
+    ExportExpert(ExportExpert),
     /// List what can be named in the configuration.
     Plugins,
     /// Print the resolved configuration, and where each value came from.
@@ -167,6 +174,62 @@ pub struct InitTiny {
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+/// Arguments of `roll init-experts`.
+#[derive(Debug, ClapArgs)]
+pub struct InitExperts {
+    /// Directory to make; text encoder (`models_t5_*`), tokenizer and VAE are to be put beside what is written.
+    pub dir: PathBuf,
+    /// Which kind of model.
+    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
+    pub kind: TinyKind,
+    /// Width.
+    #[arg(long, default_value_t = 128)]
+    pub dim: usize,
+    /// Attention heads.
+    #[arg(long, default_value_t = 4)]
+    pub heads: usize,
+    /// Width of the feed-forward layers.
+    #[arg(long, default_value_t = 512)]
+    pub ffn_dim: usize,
+    /// Blocks.
+    #[arg(long, default_value_t = 6)]
+    pub layers: usize,
+    /// Width of the text embedding.
+    #[arg(long, default_value_t = 64)]
+    pub text_dim: usize,
+    /// Tokens that prompts are padded or cut to.
+    #[arg(long, default_value_t = 32)]
+    pub text_len: usize,
+    /// Key of the random weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Arguments of `roll export-expert`.
+#[derive(Debug, ClapArgs)]
+pub struct ExportExpert {
+    /// Checkpoint directory of a run with `model.lora_rank=0`, or the weight file in it.
+    pub checkpoint: PathBuf,
+    /// Directory of the expert that the training started from, with its config.json.
+    #[arg(long, value_name = "DIR")]
+    pub base: PathBuf,
+    /// Directory to write to; may be the base itself.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// How the weights are stored.
+    #[arg(long, value_enum, default_value_t = StoredDType::F32)]
+    pub dtype: StoredDType,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoredDType {
+    /// Four bytes, as trained.
+    F32,
+    /// Two bytes, rounded.
+    Bf16,
 }
 
 /// Kinds of Wan model.

@@ -255,16 +255,19 @@ pub fn reward(loaded: &Loaded, registry: &Registry, context: &BuildContext) -> R
     }
 }
 
-/// One line for people.
+/// One line for people: of these metrics, those that the algorithm has.
 fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> String {
-    let of = |name: &str| metrics.get(name).copied().unwrap_or(f64::NAN);
-    format!(
-        "step {step}/{steps}  loss {:.4}  score {:.4}  kl {:.2e}  grad norm {:.3e}  lr {:.1e}  {:.1} s",
-        of("actor/loss"),
-        of("actor/face_score"),
-        of("actor/kl_loss"),
-        of("actor/grad_norm"),
-        of("lr"),
-        of("time/total")
-    )
+    let mut line = format!("step {step}/{steps}");
+    let mut add = |label: &str, name: &str, written: fn(f64) -> String| {
+        if let Some(value) = metrics.get(name) {
+            line.push_str(&format!("  {label}{}", written(*value)));
+        }
+    };
+    add("loss ", "actor/loss", |v| format!("{v:.4}"));
+    add("score ", "actor/face_score", |v| format!("{v:.4}"));
+    add("kl ", "actor/kl_loss", |v| format!("{v:.2e}"));
+    add("grad norm ", "actor/grad_norm", |v| format!("{v:.3e}"));
+    add("lr ", "lr", |v| format!("{v:.1e}"));
+    add("", "time/total", |v| format!("{v:.1} s"));
+    line
 }

@@ -17,6 +17,32 @@ impl Sigma {
     }
 }
 
+/// Noise levels from `low` up to `high`, `high` itself left out unless it is 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SigmaRange {
+    /// The first level.
+    pub low: Sigma,
+    /// The end.
+    pub high: Sigma,
+}
+
+impl SigmaRange {
+    /// From data to pure noise.
+    pub const ALL: Self = Self { low: Sigma(0.0), high: Sigma(1.0) };
+
+    /// Whether `sigma` is one of them.
+    pub fn contains(&self, sigma: Sigma) -> bool {
+        sigma >= self.low && (sigma < self.high || (self.high >= Sigma(1.0) && sigma == self.high))
+    }
+
+    /// Those that are in `other` too; `None` when there are none.
+    pub fn within(&self, other: Self) -> Option<Self> {
+        let low = if other.low > self.low { other.low } else { self.low };
+        let high = if other.high < self.high { other.high } else { self.high };
+        (low < high).then_some(Self { low, high })
+    }
+}
+
 /// What a model is conditioned on, as the user gives it.
 #[derive(Clone, Debug, Default)]
 pub struct ConditionInput {
@@ -74,6 +100,8 @@ pub struct ScheduleFacts {
     pub shift: f64,
     /// Timesteps at or above `boundary * 1000` use the high-noise expert; `None` with one expert.
     pub boundary: Option<f64>,
+    /// The noise levels at which trainable parameters act: those of the experts under training.
+    pub trained: SigmaRange,
 }
 
 /// A video diffusion model that predicts the velocity d x / d sigma. One sample at a time, no batch axis.

@@ -3,6 +3,7 @@
 use roll_core::{Error, FlowSchedule, Result, ScheduleFacts};
 
 use super::trajectory::Plan;
+use crate::update::OnNonfinite;
 
 /// Options of the algorithm `reward_fl`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -95,16 +96,6 @@ pub enum Reference {
     FirstFrame,
     /// The sample's picture, or the first frame where it has none.
     Image,
-}
-
-/// What a value that is not finite does. Parameters never change by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnNonfinite {
-    /// The update is left out and reported.
-    Skip,
-    /// The run stops.
-    Stop,
 }
 
 impl Config {

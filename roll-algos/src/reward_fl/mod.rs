@@ -21,16 +21,18 @@ use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, DiffusionModel, Error, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback,
+    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback,
     Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
 };
 
-pub use config::{Config, EarlyStop, LatentDtype, OnNonfinite, Reference};
+pub use crate::update::OnNonfinite;
+pub use config::{Config, EarlyStop, LatentDtype, Reference};
 pub use loss::Loss;
 pub use trajectory::{Observer, Phase, Plan, Trajectory, Unobserved, rollout};
 
-use crate::AlgorithmError;
-use prepared::{Prepared, PreparedSamples};
+use crate::remembered::Remembered;
+use crate::{AlgorithmError, update};
+use prepared::{Prepared, REMEMBERED_BYTES};
 use report::{Outcome, Scored, Tally};
 use split::Split;
 use watch::Watch;
@@ -40,13 +42,13 @@ const NAME: &str = "reward_fl";
 /// The algorithm `reward_fl`.
 pub struct RewardFl {
     config: Config,
-    prepared: PreparedSamples,
+    prepared: Remembered<Prepared>,
 }
 
 impl RewardFl {
     /// With these options.
     pub fn new(config: Config) -> Self {
-        Self { config, prepared: PreparedSamples::default() }
+        Self { config, prepared: Remembered::new(REMEMBERED_BYTES) }
     }
 }
 
@@ -67,7 +69,7 @@ impl Algorithm for RewardFl {
         let report = self.update(context);
         if report.is_err() {
             // Whoever catches the error finds no half-summed gradient.
-            forget(context)?;
+            update::forget(context)?;
         }
         report
     }
@@ -97,28 +99,12 @@ impl RewardFl {
         }
 
         watch.begin(Phase::Optimizer)?;
-        // Every rank takes the same branch: each of them must enter the collectives of the update.
-        let (scored, nonfinite) = tally.over_ranks(ctx.strategy.communicator())?;
-        let mut update = None;
-        if nonfinite {
-            forget(ctx)?;
-        } else if scored > 0.0 {
-            if let Some(split) = split {
-                tally.split = Some(split.norms(ctx.strategy.communicator(), scored)?);
-            }
-            update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / scored)?);
-        }
-        if let Some(update) = update.as_ref().filter(|u| !u.applied) {
-            tally.nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
-        }
-        if let Some((what, value)) = &tally.nonfinite {
-            if self.config.on_nonfinite == OnNonfinite::Stop {
-                return Err(Error::NonFinite { what: what.clone(), value: *value });
-            }
-            tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
-        } else if nonfinite && self.config.on_nonfinite == OnNonfinite::Stop {
-            return Err(Error::NonFinite { what: "a score or loss of another rank".into(), value: f64::NAN });
-        }
+        let (scored, mut nonfinite, mut norms) = (tally.scored(), tally.nonfinite.take(), None);
+        let update = update::finish(ctx, scored, &mut nonfinite, self.config.on_nonfinite, |ranks, scored| {
+            norms = split.map(|split| split.norms(ranks, scored)).transpose()?;
+            Ok(())
+        })?;
+        (tally.nonfinite, tally.split) = (nonfinite, norms);
         Ok(tally.report(update, ctx.learning_rate, watch.seconds()))
     }
 
@@ -141,7 +127,7 @@ impl RewardFl {
             Some(_) => {
                 let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
-                Some(split::taken(ctx.model)?)
+                Some(update::taken(ctx.model)?)
             }
             None => None,
         };
@@ -212,13 +198,7 @@ fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Resul
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
-    Ok(model.as_diffusion().ok_or(AlgorithmError::NotDiffusion { algorithm: NAME })?)
-}
-
-/// Clears every gradient accumulator.
-fn forget(ctx: &mut StepContext<'_>) -> Result<()> {
-    ctx.strategy.discard();
-    split::taken(ctx.model).map(drop)
+    update::diffusion(model, NAME)
 }
 
 roll_core::inventory::submit! {

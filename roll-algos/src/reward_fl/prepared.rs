@@ -1,6 +1,5 @@
 //! What depends on a sample alone: its conditioning and the reward's target.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use roll_core::{
@@ -8,9 +7,10 @@ use roll_core::{
 };
 
 use super::Reference;
+use crate::remembered::Bytes;
 
-/// Prompts and pictures are encoded anew when all remembered ones exceed this: host memory is the decoder's.
-const REMEMBERED_BYTES: usize = 256 << 20;
+/// Prompts and pictures are encoded anew when the remembered ones would exceed this: host memory is the decoder's.
+pub(super) const REMEMBERED_BYTES: usize = 256 << 20;
 
 /// Conditioning and target of one sample.
 pub(super) struct Prepared {
@@ -29,11 +29,11 @@ impl Prepared {
         let target = reward.prepare(&reference).while_doing(|| format!("preparing the reward `{}`", reward.name()))?;
         Ok(Self { conditioning: conditioning(model, sample)?, target })
     }
+}
 
+impl Bytes for Prepared {
     fn bytes(&self) -> usize {
-        let Conditioning { context, channels, image_tokens, first_frame, .. } = &self.conditioning;
-        let conditioning = [Some(context), channels.as_ref(), image_tokens.as_ref(), first_frame.as_ref()];
-        conditioning.into_iter().flatten().chain(self.target.tensors.values()).map(|t| t.as_bytes().len()).sum()
+        self.conditioning.bytes() + self.target.tensors.values().map(|t| t.as_bytes().len()).sum::<usize>()
     }
 }
 
@@ -62,27 +62,5 @@ pub(super) fn reference_video(sample: &Sample, reference: Reference) -> Result<A
             let [_, height, width] = sample.video.dims();
             still(Tensor::new(sample.video.frame(0).to_vec(), [3, height, width])?)
         }
-    }
-}
-
-/// The last prepared samples, as many as fit.
-#[derive(Default)]
-pub(super) struct PreparedSamples {
-    entries: VecDeque<(u64, String, Arc<Prepared>)>,
-}
-
-impl PreparedSamples {
-    pub(super) fn get(&self, sample: &Sample) -> Option<Arc<Prepared>> {
-        let same = |(index, origin, _): &&(u64, String, _)| *index == sample.index && *origin == sample.origin;
-        self.entries.iter().find(same).map(|(_, _, prepared)| prepared.clone())
-    }
-
-    pub(super) fn insert(&mut self, sample: &Sample, prepared: Prepared) -> Arc<Prepared> {
-        let prepared = Arc::new(prepared);
-        self.entries.push_back((sample.index, sample.origin.clone(), prepared.clone()));
-        while self.entries.iter().map(|(_, _, p)| p.bytes()).sum::<usize>() > REMEMBERED_BYTES {
-            self.entries.pop_front();
-        }
-        prepared
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Communicator, Result, Sample, StepReport, StrategyReport, Video};
+use roll_core::{Sample, StepReport, StrategyReport, Video};
 
 /// What became of a sample.
 pub(super) enum Outcome {
@@ -52,11 +52,9 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// Samples with a score on all ranks, and whether any rank met a value that is not finite.
-    pub(super) fn over_ranks(&self, ranks: &dyn Communicator) -> Result<(f64, bool)> {
-        let mut sums = [self.scored.len() as f32, f32::from(u8::from(self.nonfinite.is_some()))];
-        ranks.all_reduce(&mut sums)?;
-        Ok((f64::from(sums[0]), sums[1] > 0.0))
+    /// Samples with a score.
+    pub(super) fn scored(&self) -> usize {
+        self.scored.len()
     }
 
     /// Means over this rank's samples that had a score.

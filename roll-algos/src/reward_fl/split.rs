@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::{Communicator, DiffusionModel, Model, ParameterSpec, Result, StateDict, Strategy};
 
+use crate::update::taken;
+
 /// Sums over samples.
 pub(super) struct Split {
     total: Vec<f32>,
@@ -37,13 +39,6 @@ impl Split {
         let kl = self.kl.iter().map(|k| f64::from(*k).powi(2)).sum();
         Ok((norm(reward), norm(kl)))
     }
-}
-
-/// The gradient in the model's accumulators, which are empty afterwards.
-pub(super) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
-    let mut gradients = vec![0.0; model.parameter_count()];
-    model.take_gradients(&mut gradients)?;
-    Ok(gradients)
 }
 
 /// A model whose accumulated gradient somebody took out to look at.

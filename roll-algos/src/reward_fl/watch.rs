@@ -1,53 +1,30 @@
-//! Where the time of a step goes, and whether the user asked to stop.
+//! The phases of a step on the stopwatch.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use roll_core::{Error, Progress, Result};
+use roll_core::{Progress, Result};
 
 use super::trajectory::{Observer, Phase};
+use crate::stopwatch::Stopwatch;
 
 /// Ends a phase when the next begins.
-pub(super) struct Watch<'a> {
-    progress: &'a dyn Progress,
-    started: Instant,
-    running: Option<(&'static str, Instant)>,
-    seconds: BTreeMap<&'static str, f64>,
-}
+pub(super) struct Watch<'a>(Stopwatch<'a>);
 
 impl<'a> Watch<'a> {
     pub(super) fn new(progress: &'a dyn Progress) -> Self {
-        // Phases that never run still show, as zero.
-        let seconds = METRICS.iter().map(|m| (*m, 0.0)).collect();
-        Self { progress, started: Instant::now(), running: None, seconds }
+        Self(Stopwatch::new(progress, &METRICS))
     }
 
     /// Ends the running phase and gives the seconds of each, and of the whole.
-    pub(super) fn seconds(mut self) -> BTreeMap<&'static str, f64> {
-        self.lap();
-        self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());
-        self.seconds
-    }
-
-    fn lap(&mut self) {
-        if let Some((metric, since)) = self.running.take() {
-            *self.seconds.entry(metric).or_default() += since.elapsed().as_secs_f64();
-        }
+    pub(super) fn seconds(self) -> BTreeMap<&'static str, f64> {
+        self.0.seconds()
     }
 }
 
 impl Observer for Watch<'_> {
     /// Fails when the user asked to stop.
     fn begin(&mut self, phase: Phase) -> Result<()> {
-        self.lap();
-        if self.progress.interrupted() {
-            return Err(Error::Interrupted);
-        }
-        if let Some(words) = words(phase) {
-            self.progress.phase(&words);
-        }
-        self.running = Some((metric(phase), Instant::now()));
-        Ok(())
+        self.0.begin(metric(phase), words(phase).as_deref())
     }
 }
 

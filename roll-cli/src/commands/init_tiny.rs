@@ -7,14 +7,17 @@ use crate::args::{InitTiny, TinyKind};
 
 /// Writes it and says what is there.
 pub fn init_tiny(args: InitTiny) -> Result<()> {
-    let kind = match args.kind {
-        TinyKind::I2v => init_tiny::TinyKind::I2v,
-        TinyKind::T2v => init_tiny::TinyKind::T2v,
-        TinyKind::Ti2v => init_tiny::TinyKind::Ti2v,
-    };
-    let files = init_tiny::init_tiny(&args.dir, kind, args.seed)?;
+    let files = init_tiny::init_tiny(&args.dir, kind(args.kind), args.seed)?;
     println!("model.model_paths     {}", files.model_paths.display());
     println!("model.tokenizer_path  {}", files.tokenizer.display());
     println!("The weights are random: this checkpoint is for trying things, not for pictures.");
     Ok(())
+}
+
+pub(super) fn kind(kind: TinyKind) -> init_tiny::TinyKind {
+    match kind {
+        TinyKind::I2v => init_tiny::TinyKind::I2v,
+        TinyKind::T2v => init_tiny::TinyKind::T2v,
+        TinyKind::Ti2v => init_tiny::TinyKind::Ti2v,
+    }
 }

@@ -1,7 +1,9 @@
 //! One file per command.
 
 mod config;
+mod export_expert;
 mod generate;
+mod init_experts;
 mod init_tiny;
 mod plot;
 mod plugins;
@@ -21,6 +23,8 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plot(args) => plot::plot(args),
+        Command::InitExperts(args) => init_experts::init_experts(args),
+        Command::ExportExpert(args) => export_expert::export_expert(args),
         Command::Plugins => plugins::list(),
         Command::Config(args) => config::print(args),
     }

@@ -94,6 +94,14 @@ pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
         .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
 }
 
+/// Rows of the text embedding that the files of a transformer say: `text_len` of the `config.json` beside it or of the
+/// metadata.
+pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
+    let config = checkpoint.config_json();
+    let said = config.as_ref().and_then(|c| c.get("text_len")?.as_u64()).and_then(|n| usize::try_from(n).ok());
+    said.or_else(|| checkpoint.metadata().get("text_len")?.parse().ok()).filter(|n| *n > 0)
+}
+
 fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
         // Beside the wrapped dictionary stand optimizers, counters and the like: they are no weights.

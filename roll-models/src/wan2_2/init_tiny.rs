@@ -1,16 +1,14 @@
 //! Small Wan2.2 checkpoints with random weights, in the layout of the official repositories: for trying a
 //! configuration, and for tests.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{DType, Error, Noise, Purpose, Result, StateDict, Tensor};
 use serde_json::json;
 
-use crate::weights::save_safetensors;
-
 use super::dit::DitConfig;
-use super::tokenizer::{tiny_tokenizer_json, tiny_vocabulary};
+use super::init::{config_json, make_directory, save, write};
+use super::tokenizer::{PROMPT_TOKENS, tiny_tokenizer_json, tiny_vocabulary};
 use super::umt5::Umt5Config;
 use super::vae::{VaeConfig, VaeVersion};
 
@@ -25,6 +23,25 @@ pub enum TinyKind {
     T2v,
     /// TI2V-5B: one transformer, 48 channels.
     Ti2v,
+}
+
+impl TinyKind {
+    /// Channels that go into the transformer, and that come out.
+    pub(super) fn channels(self) -> (usize, usize) {
+        match self {
+            Self::I2v => (36, 16),
+            Self::T2v => (16, 16),
+            Self::Ti2v => (48, 48),
+        }
+    }
+
+    /// Where the transformers lie in a checkpoint, the high-noise expert first.
+    pub(super) fn folders(self) -> &'static [&'static str] {
+        match self {
+            Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
+            Self::Ti2v => &["."],
+        }
+    }
 }
 
 impl std::str::FromStr for TinyKind {
@@ -53,17 +70,13 @@ pub struct TinyFiles {
 pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Result<TinyFiles> {
     let directory = directory.as_ref();
     let draw = Draw { noise: Noise::new(seed) };
-    let folders: &[&str] = match kind {
-        TinyKind::I2v | TinyKind::T2v => &["high_noise_model", "low_noise_model"],
-        TinyKind::Ti2v => &["."],
-    };
     let mut listed = Vec::new();
-    for (number, folder) in folders.iter().enumerate() {
+    for (number, folder) in kind.folders().iter().enumerate() {
         let place = directory.join(folder);
-        std::fs::create_dir_all(&place).map_err(Error::file("create the directory", &place))?;
+        make_directory(&place)?;
         let config = dit_config(kind);
         save(&place.join(DIT), &draw.dit(&config, number as u64)?)?;
-        write(&place.join("config.json"), &config_json(&config, kind))?;
+        write(&place.join("config.json"), &config_json(&config, kind, PROMPT_TOKENS))?;
         listed.push(Path::new(folder).join(DIT));
     }
     save(&directory.join(T5), &draw.umt5(&umt5_config())?)?;
@@ -75,7 +88,7 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Resu
     save(&directory.join(vae), &vae_state(kind, seed)?)?;
     listed.push(vae.into());
     let tokenizer = directory.join("google/umt5-xxl");
-    std::fs::create_dir_all(&tokenizer).map_err(Error::file("create the directory", &tokenizer))?;
+    make_directory(&tokenizer)?;
     write(&tokenizer.join("tokenizer.json"), &tiny_tokenizer_json())?;
     let model_paths = directory.join("wan22_paths.json");
     let listed: Vec<String> = listed.iter().map(|p| p.to_string_lossy().trim_start_matches("./").to_string()).collect();
@@ -88,11 +101,7 @@ const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 
 /// The shape of the transformer: everything as small as the network allows, with the channels of the real one.
 pub fn dit_config(kind: TinyKind) -> DitConfig {
-    let (in_channels, out_channels) = match kind {
-        TinyKind::I2v => (36, 16),
-        TinyKind::T2v => (16, 16),
-        TinyKind::Ti2v => (48, 48),
-    };
+    let (in_channels, out_channels) = kind.channels();
     DitConfig {
         dim: 64,
         in_channels,
@@ -109,24 +118,6 @@ pub fn dit_config(kind: TinyKind) -> DitConfig {
 
 fn umt5_config() -> Umt5Config {
     Umt5Config { vocab: tiny_vocabulary(), dim: 32, attention_dim: 32, ffn_dim: 64, heads: 4, buckets: 32, layers: 2 }
-}
-
-/// `config.json` as the official repositories have it: the weights do not say the number of heads.
-fn config_json(config: &DitConfig, kind: TinyKind) -> String {
-    let value = json!({
-        "_class_name": "WanModel",
-        "dim": config.dim,
-        "eps": 1e-6,
-        "ffn_dim": config.ffn_dim,
-        "freq_dim": config.freq_dim,
-        "in_dim": config.in_channels,
-        "model_type": kind,
-        "num_heads": config.heads,
-        "num_layers": config.layers,
-        "out_dim": config.out_channels,
-        "text_len": super::tokenizer::PROMPT_TOKENS,
-    });
-    format!("{value:#}\n")
 }
 
 /// The shape of the VAE: narrow, with the latents and strides of the real one.
@@ -207,15 +198,6 @@ fn fan_in(shape: &[usize]) -> f32 {
     1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
 }
 
-fn save(path: &Path, state: &StateDict) -> Result<()> {
-    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    Ok(save_safetensors(path, state, &metadata)?)
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(Error::file("write", path))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -224,7 +206,7 @@ mod tests {
     use super::super::components::{Component, heads};
     use super::super::dit::Dit;
     use super::super::paths::ComponentFiles;
-    use super::super::tokenizer::{PROMPT_TOKENS, Tokenizer};
+    use super::super::tokenizer::Tokenizer;
     use super::super::umt5::Umt5;
     use super::super::vae::{Chunking, Vae};
     use super::*;

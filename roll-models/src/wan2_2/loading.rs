@@ -17,7 +17,7 @@ use super::hub::Hub;
 use super::model::{Parts, Settings, TextEncoder, Wan, trainable};
 use super::options::{WanOptions, WeightsDType};
 use super::paths::ComponentFiles;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, Tiling, Vae};
 
@@ -143,5 +143,25 @@ fn open_text(
             ),
         ));
     }
-    Ok(TextEncoder { tokenizer, encoder })
+    Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
+}
+
+/// More rows than that are a mistake in the file; attention over them would only fill the memory.
+const MAX_TEXT_LEN: usize = 1 << 14;
+
+/// Rows of the text embedding; the experts of a checkpoint must agree.
+fn text_len(files: &ComponentFiles) -> Result<usize> {
+    let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
+    let length = of(&files.dit);
+    if length > MAX_TEXT_LEN {
+        let problem = format!("says `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
+        return Err(Error::bad_file(files.dit.path(), problem));
+    }
+    match files.dit2.as_ref().filter(|low| of(low) != length) {
+        Some(low) => Err(Error::bad_file(
+            low.path(),
+            format!("the experts were trained with prompts of {length} and of {} tokens (`text_len`)", of(low)),
+        )),
+        None => Ok(length),
+    }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
-    ScheduleFacts, StateDict, Tensor, Timestep, model::flat,
+    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, model::flat,
 };
 
 use super::adapter;
 use super::clip::Clip;
 use super::conditioning;
 use super::dit::{Dit, Trainable};
-use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
+use super::tokenizer::Tokenizer;
 use super::umt5::Umt5;
 use super::vae::{Chunking, Vae};
 
@@ -22,18 +22,23 @@ const T2V_BOUNDARY: f64 = 0.875;
 /// Channels that tell an I2V model which frames are known.
 const MASK_CHANNELS: usize = 4;
 
+/// Name, without extension, of a transformer's weight file in the official repositories.
+pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
+
 /// Prompts to embeddings.
 pub struct TextEncoder {
     /// Text to ids.
     pub tokenizer: Tokenizer,
     /// Ids to embeddings.
     pub encoder: Umt5,
+    /// Rows of an embedding: what a prompt is padded or cut to.
+    pub length: usize,
 }
 
 impl TextEncoder {
-    /// The embedding of `prompt`, `[512, dim]`, rows beyond its tokens zero.
+    /// The embedding of `prompt`, `[length, dim]`, rows beyond its tokens zero.
     pub fn encode(&self, prompt: &str) -> Result<Tensor> {
-        self.encoder.encode(&self.tokenizer.encode(prompt, PROMPT_TOKENS)?, PROMPT_TOKENS)
+        self.encoder.encode(&self.tokenizer.encode(prompt, self.length)?, self.length)
     }
 }
 
@@ -100,12 +105,13 @@ impl Wan {
             })
             .collect();
         let specs = experts.iter().flat_map(Expert::specs).collect();
+        let trained = trained_levels(&experts, boundary);
         Self {
             experts,
             vae: parts.vae,
             text: parts.text,
             clip: parts.clip,
-            schedule: ScheduleFacts { shift: settings.shift, boundary },
+            schedule: ScheduleFacts { shift: settings.shift, boundary, trained },
             end_image: settings.end_image,
             chunking: settings.chunking,
             specs,
@@ -165,14 +171,25 @@ impl Wan {
         self.experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| self.file_name(e)).collect()
     }
 
-    /// Name of the file that an expert's adapter is written to.
+    /// Name of the file that an expert's adapter, or all of its weights, are written to.
     fn file_name(&self, expert: &Expert) -> String {
         let trained = self.experts.iter().filter(|e| e.dit.parameters().is_some()).count();
+        let stem = if expert.lora { "adapter" } else { EXPERT_FILE };
         match (trained, expert.name) {
-            (1, _) => "adapter".into(),
-            (_, "dit") => "adapter_high_noise".into(),
-            _ => "adapter_low_noise".into(),
+            (1, _) => stem.into(),
+            (_, "dit") => format!("{stem}_high_noise"),
+            _ => format!("{stem}_low_noise"),
         }
+    }
+}
+
+/// The noise levels of the experts that have trainable parameters.
+fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
+    let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
+    match (boundary.map(Sigma), trains(0), trains(1)) {
+        (Some(boundary), true, false) => SigmaRange { low: boundary, ..SigmaRange::ALL },
+        (Some(boundary), false, true) => SigmaRange { high: boundary, ..SigmaRange::ALL },
+        _ => SigmaRange::ALL,
     }
 }
 

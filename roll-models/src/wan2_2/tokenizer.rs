@@ -12,7 +12,7 @@ use super::text::clean;
 const FILE: &str = "tokenizer.json";
 const END: &str = "</s>";
 
-/// Rows of the text embedding of Wan: what a prompt is padded or cut to.
+/// Rows of the text embedding of Wan: what a prompt is padded or cut to, unless a `config.json` says otherwise.
 pub const PROMPT_TOKENS: usize = 512;
 
 /// Turns prompts into token ids.

@@ -1,5 +1,7 @@
 //! A model small enough to differentiate by hand, a reward, and a strategy that shows the gradient it was given.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -43,6 +45,13 @@ pub struct Mock {
     pub replay: Option<usize>,
     pub encoded: usize,
     pub diffusion: bool,
+    /// What the schedule says.
+    pub boundary: Option<f64>,
+    pub trained: SigmaRange,
+    /// Timesteps that velocities were asked for, with the length of the prompt.
+    pub asked: Vec<(f64, f32)>,
+    /// Latents that every noise leads to: the velocity is then the one that a perfect model of them has.
+    pub data: Option<Tensor>,
 }
 
 impl Mock {
@@ -60,6 +69,10 @@ impl Mock {
             replay: None,
             encoded: 0,
             diffusion: true,
+            boundary: None,
+            trained: SigmaRange::ALL,
+            asked: Vec::new(),
+            data: None,
         }
     }
 }
@@ -94,12 +107,12 @@ impl Model for Mock {
 
 impl DiffusionModel for Mock {
     fn schedule(&self) -> ScheduleFacts {
-        ScheduleFacts { shift: 5.0, boundary: None }
+        ScheduleFacts { shift: 5.0, boundary: self.boundary, trained: self.trained }
     }
-    fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
+    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         self.encoded += 1;
         Ok(Conditioning {
-            context: Tensor::zeros([1, 1]),
+            context: Tensor::full([1, 1], input.prompt.len() as f32),
             channels: None,
             image_tokens: None,
             first_frame: self.first_frame.clone(),
@@ -110,10 +123,17 @@ impl DiffusionModel for Mock {
         &mut self,
         latents: &Tensor,
         timestep: Timestep,
-        _conditioning: &Conditioning,
+        conditioning: &Conditioning,
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
+        self.asked.push((timestep.0, conditioning.context.f32s()?[0]));
+        if let Some(data) = &self.data {
+            let sigma = timestep.0 as f32 / 1000.0;
+            let v = latents.f32s()?.iter().zip(data.f32s()?).map(|(x, data)| (x - data) / sigma).collect::<Vec<_>>();
+            let pull = |d: &Tensor| Ok(d.clone());
+            return Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))));
+        }
         if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay) {
             *next += 1;
             return Ok((self.references[*next - 1].clone(), None));
@@ -154,8 +174,8 @@ impl DiffusionModel for Mock {
         let pull = move |d: &Tensor| Tensor::new(transposed_product(&decoder, d.f32s()?, N), SHAPE);
         Ok((frames, grad.is_on().then(|| Pullback::new(pull))))
     }
-    fn encode_video(&mut self, _frames: &Tensor) -> Result<Tensor> {
-        Ok(Tensor::zeros(SHAPE))
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        Tensor::new(frames.f32s()?[..N].to_vec(), SHAPE)
     }
 }
 

@@ -1,11 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
-mod mock;
-
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mock::{Descent, Mock, SHAPE, Sines, sample, values};
+use crate::mock::{Descent, Mock, SHAPE, Sines, sample, values};
 use roll_core::*;
 
 use super::*;

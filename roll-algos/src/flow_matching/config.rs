@@ -1,0 +1,142 @@
+//! Options of flow matching.
+
+use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
+
+use super::levels::Levels;
+use super::loss::Weighting;
+use crate::update::OnNonfinite;
+
+/// Options of the algorithm `flow_matching`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How noise levels are drawn.
+    pub timestep_sampling: TimestepSampling,
+    /// Shift of the noise levels, and of sample videos; the model's own when absent.
+    pub shift: Option<f64>,
+    /// Mean of the logit, for `logit_normal`.
+    pub logit_mean: f64,
+    /// Standard deviation of the logit, for `logit_normal`.
+    pub logit_std: f64,
+    /// Only noise levels (timestep / 1000) of at most this are drawn; the experts under training tell when absent.
+    pub max_timestep_boundary: Option<f64>,
+    /// Only noise levels of at least this are drawn; the experts under training tell when absent.
+    pub min_timestep_boundary: Option<f64>,
+    /// Weight of a noise level in the loss.
+    pub loss_weighting: LossWeighting,
+    /// Noise levels that every sample is seen at in a step, spread evenly over their distribution.
+    pub draws_per_sample: usize,
+    /// Probability that the prompt is left empty, so that the model learns to do without.
+    pub prompt_dropout: f64,
+    /// Denoising steps of sample videos.
+    pub num_inference_steps: usize,
+    /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
+    pub cache_bytes: usize,
+    /// What a loss or gradient that is not finite does.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            timestep_sampling: TimestepSampling::Shifted,
+            shift: None,
+            logit_mean: 0.0,
+            logit_std: 1.0,
+            max_timestep_boundary: None,
+            min_timestep_boundary: None,
+            loss_weighting: LossWeighting::Uniform,
+            draws_per_sample: 1,
+            prompt_dropout: 0.0,
+            num_inference_steps: 20,
+            cache_bytes: 1 << 30,
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+/// The distribution of noise levels, before it is restricted to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimestepSampling {
+    /// Every noise level alike.
+    Uniform,
+    /// The logistic function of a normal draw, as for Stable Diffusion 3: the middle more often.
+    LogitNormal,
+    /// As the steps of the sampler lie: `sigma = s u / (1 + (s - 1) u)` of a uniform u, with the shift s.
+    Shifted,
+}
+
+/// Weight of a noise level in the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossWeighting {
+    /// All alike.
+    Uniform,
+    /// A bell around the middle, as in DiffSynth-Studio.
+    Bell,
+}
+
+impl Config {
+    /// The noise levels to draw for a model with these facts. Fails on values that are out of range or contradict one
+    /// another.
+    pub fn levels(&self, facts: ScheduleFacts) -> Result<Levels> {
+        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
+        for (name, value) in [("logit_mean", self.logit_mean), ("prompt_dropout", self.prompt_dropout)] {
+            if !value.is_finite() {
+                return key(name, format!("must be finite, found {value}"));
+            }
+        }
+        if !(0.0..=1.0).contains(&self.prompt_dropout) {
+            return key("prompt_dropout", format!("is a probability, found {}", self.prompt_dropout));
+        }
+        if !(self.logit_std.is_finite() && self.logit_std > 0.0) {
+            return key("logit_std", format!("must be above 0, found {}", self.logit_std));
+        }
+        if self.draws_per_sample == 0 {
+            return key("draws_per_sample", "must be at least 1, found 0".into());
+        }
+        self.schedule(facts)?;
+        Ok(Levels::new(self, self.shift(facts), self.range(facts)?))
+    }
+
+    /// The noise levels of a sample video.
+    pub fn schedule(&self, facts: ScheduleFacts) -> Result<FlowSchedule> {
+        FlowSchedule::new(self.num_inference_steps, self.shift(facts))
+    }
+
+    /// What the loss at each noise level is multiplied by.
+    pub fn weighting(&self, facts: ScheduleFacts) -> Result<Weighting> {
+        match self.loss_weighting {
+            LossWeighting::Uniform => Ok(Weighting::Uniform),
+            LossWeighting::Bell => Weighting::bell(self.shift(facts)),
+        }
+    }
+
+    fn shift(&self, facts: ScheduleFacts) -> f64 {
+        self.shift.unwrap_or(facts.shift)
+    }
+
+    fn range(&self, facts: ScheduleFacts) -> Result<SigmaRange> {
+        let bound = |name: &str, value: Option<f64>, none: f64| match value {
+            Some(value) if !(0.0..=1.0).contains(&value) => {
+                Err(Error::config(format!("algo.{name}"), format!("must lie between 0 and 1, found {value}")))
+            }
+            value => Ok(Sigma(value.unwrap_or(none))),
+        };
+        let asked = SigmaRange {
+            low: bound("min_timestep_boundary", self.min_timestep_boundary, 0.0)?,
+            high: bound("max_timestep_boundary", self.max_timestep_boundary, 1.0)?,
+        };
+        asked.within(facts.trained).ok_or_else(|| {
+            Error::config(
+                "algo.min_timestep_boundary",
+                format!(
+                    "no noise level is left: min_timestep_boundary to max_timestep_boundary is {} to {}, and the \
+                     experts under training (`model.trainable_models`) work from {} to {}",
+                    asked.low.0, asked.high.0, facts.trained.low.0, facts.trained.high.0
+                ),
+            )
+        })
+    }
+}

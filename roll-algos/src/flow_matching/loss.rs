@@ -1,0 +1,101 @@
+//! The objective: how far a velocity is from the one that leads from the data to the noise.
+
+use roll_core::{Error, FlowSchedule, Result, Sigma, Tensor};
+
+/// A point between data and noise: `x = (1 - sigma) data + sigma noise`.
+pub fn mixed(data: &Tensor, noise: &[f32], sigma: Sigma) -> Result<Tensor> {
+    let s = sigma.0 as f32;
+    let values = data.f32s()?.iter().zip(noise).map(|(x, e)| (1.0 - s) * x + s * e).collect::<Vec<f32>>();
+    Tensor::new(values, data.shape())
+}
+
+/// The mean of `(v - (noise - data))^2`, and its gradient in `v`. The first `known` frames of `[C, T, H, W]` are given
+/// to the model: they do not count.
+pub fn velocity_loss(v: &Tensor, data: &Tensor, noise: &[f32], known: usize) -> Result<(f64, Tensor)> {
+    let [channels, frames, height, width] = *v.shape() else {
+        return Err(Error::shape("velocity", "[C, T, H, W]", v.shape()));
+    };
+    if data.shape() != v.shape() || noise.len() != v.len() {
+        return Err(Error::shape("velocity", format!("{:?}", data.shape()), v.shape()));
+    }
+    let (frame, pixels) = (frames * height * width, height * width);
+    let counted = (channels * (frames - known.min(frames)) * pixels) as f64;
+    let slope = (2.0 / counted) as f32;
+    let mut squares = 0.0;
+    let mut gradient = vec![0.0; v.len()];
+    let (v, x) = (v.f32s()?, data.f32s()?);
+    for start in (0..channels).map(|c| c * frame) {
+        for i in start + known * pixels..start + frame {
+            let difference = v[i] - (noise[i] - x[i]);
+            squares += f64::from(difference).powi(2);
+            gradient[i] = slope * difference;
+        }
+    }
+    Ok((squares / counted, Tensor::new(gradient, data.shape())?))
+}
+
+/// What the loss at each noise level is multiplied by.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Weighting {
+    /// One.
+    Uniform,
+    /// That of the nearest level of a fine schedule.
+    Table(FlowSchedule, Vec<f32>),
+}
+
+impl Weighting {
+    /// A bell around the middle, of mean one over levels drawn with this shift.
+    pub fn bell(shift: f64) -> Result<Self> {
+        let schedule = FlowSchedule::new(1000, shift)?;
+        let weights = schedule.training_weights();
+        Ok(Self::Table(schedule, weights))
+    }
+
+    /// The weight at `sigma`.
+    pub fn at(&self, sigma: Sigma) -> f64 {
+        match self {
+            Self::Uniform => 1.0,
+            Self::Table(schedule, weights) => {
+                let sigmas = &schedule.sigmas()[..schedule.steps()];
+                let after = sigmas.partition_point(|s| f64::from(*s) > sigma.0);
+                let distance = |i: usize| (f64::from(sigmas[i]) - sigma.0).abs();
+                let around = after.saturating_sub(1)..=after.min(sigmas.len() - 1);
+                let nearest = around.min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0);
+                f64::from(weights[nearest])
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_the_difference_quotient_and_known_frames_have_none() {
+        let data = Tensor::new(vec![0.1f32, 0.2, -0.3, 0.4], [2, 2, 1, 1]).unwrap();
+        let noise = [1.0, -1.0, 0.5, 0.2];
+        let at = |second: f32, known| {
+            let v = Tensor::new(vec![0.3, second, 0.1, -0.2], [2, 2, 1, 1]).unwrap();
+            velocity_loss(&v, &data, &noise, known).unwrap()
+        };
+        for known in [0, 1] {
+            let quotient = (at(0.61, known).0 - at(0.59, known).0) / 0.02;
+            assert!((quotient - f64::from(at(0.6, known).1.f32s().unwrap()[1])).abs() < 1e-4);
+        }
+        let gradient = at(0.6, 1).1;
+        assert_eq!([gradient.f32s().unwrap()[0], gradient.f32s().unwrap()[2]], [0.0, 0.0]);
+        // Two values count: (0.6 + 1.2)^2 and (-0.2 + 0.2)^2.
+        assert!((at(0.6, 1).0 - 1.62).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_bell_is_highest_in_the_middle_and_has_mean_one() {
+        let bell = Weighting::bell(5.0).unwrap();
+        assert!(bell.at(Sigma(0.5)) > bell.at(Sigma(0.9)) && bell.at(Sigma(0.5)) > bell.at(Sigma(0.1)));
+        let shifted = |u: f64| Sigma(5.0 * u / (1.0 + 4.0 * u));
+        let mean = (0..2000).map(|i| bell.at(shifted((f64::from(i) + 0.5) / 2000.0))).sum::<f64>() / 2000.0;
+        assert!((mean - 1.0).abs() < 1e-2, "{mean}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Where the time of a step goes, and whether the user asked to stop.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use roll_core::{Error, Progress, Result};
+
+/// Ends a phase when the next begins.
+pub(crate) struct Stopwatch<'a> {
+    progress: &'a dyn Progress,
+    started: Instant,
+    running: Option<(&'static str, Instant)>,
+    seconds: BTreeMap<&'static str, f64>,
+}
+
+impl<'a> Stopwatch<'a> {
+    /// A stopwatch of these metrics: phases that never run still show, as zero.
+    pub(crate) fn new(progress: &'a dyn Progress, metrics: &[&'static str]) -> Self {
+        let seconds = metrics.iter().map(|m| (*m, 0.0)).collect();
+        Self { progress, started: Instant::now(), running: None, seconds }
+    }
+
+    /// A phase begins, whose seconds go to `metric`. Fails when the user asked to stop.
+    pub(crate) fn begin(&mut self, metric: &'static str, words: Option<&str>) -> Result<()> {
+        self.lap();
+        if self.progress.interrupted() {
+            return Err(Error::Interrupted);
+        }
+        if let Some(words) = words {
+            self.progress.phase(words);
+        }
+        self.running = Some((metric, Instant::now()));
+        Ok(())
+    }
+
+    /// Ends the running phase and gives the seconds of each, and of the whole.
+    pub(crate) fn seconds(mut self) -> BTreeMap<&'static str, f64> {
+        self.lap();
+        self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());
+        self.seconds
+    }
+
+    fn lap(&mut self) {
+        if let Some((metric, since)) = self.running.take() {
+            *self.seconds.entry(metric).or_default() += since.elapsed().as_secs_f64();
+        }
+    }
+}

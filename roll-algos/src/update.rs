@@ -1,0 +1,73 @@
+//! What every algorithm does at the end of a step, and with values that are not finite.
+
+use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport};
+
+use crate::AlgorithmError;
+
+/// What a value that is not finite does. Parameters never change by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnNonfinite {
+    /// The update is left out and reported.
+    Skip,
+    /// The run stops.
+    Stop,
+}
+
+/// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
+/// is not finite. `before` runs first, with the number of samples of all ranks.
+///
+/// `nonfinite` says what was not finite on this rank, and its value; a gradient norm that is not is put there too.
+pub(crate) fn finish(
+    ctx: &mut StepContext<'_>,
+    counted: usize,
+    nonfinite: &mut Option<(String, f64)>,
+    policy: OnNonfinite,
+    before: impl FnOnce(&dyn Communicator, f64) -> Result<()>,
+) -> Result<Option<StrategyReport>> {
+    // Every rank takes the same branch: each of them must enter the collectives of the update.
+    let mut sums = [counted as f32, f32::from(u8::from(nonfinite.is_some()))];
+    ctx.strategy.communicator().all_reduce(&mut sums)?;
+    let (counted, anywhere) = (f64::from(sums[0]), sums[1] > 0.0);
+    let mut update = None;
+    if anywhere {
+        forget(ctx)?;
+    } else if counted > 0.0 {
+        before(ctx.strategy.communicator(), counted)?;
+        update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
+    }
+    if let Some(update) = update.as_ref().filter(|u| !u.applied) {
+        nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
+    }
+    match nonfinite {
+        Some((what, value)) if policy == OnNonfinite::Stop => {
+            return Err(Error::NonFinite { what: what.clone(), value: *value });
+        }
+        Some((what, value)) => {
+            tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
+        }
+        None if anywhere && policy == OnNonfinite::Stop => {
+            return Err(Error::NonFinite { what: "a score or loss of another rank".into(), value: f64::NAN });
+        }
+        None => {}
+    }
+    Ok(update)
+}
+
+/// Clears every gradient accumulator.
+pub(crate) fn forget(ctx: &mut StepContext<'_>) -> Result<()> {
+    ctx.strategy.discard();
+    taken(ctx.model).map(drop)
+}
+
+/// The gradient in the model's accumulators, which are empty afterwards.
+pub(crate) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
+    let mut gradients = vec![0.0; model.parameter_count()];
+    model.take_gradients(&mut gradients)?;
+    Ok(gradients)
+}
+
+/// The video diffusion model that `algorithm` needs.
+pub(crate) fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn DiffusionModel> {
+    Ok(model.as_diffusion().ok_or(AlgorithmError::NotDiffusion { algorithm })?)
+}

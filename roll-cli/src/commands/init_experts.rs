@@ -1,0 +1,17 @@
+//! `roll init-experts`: untrained transformers of a chosen size.
+
+use roll_core::Result;
+use roll_models::wan2_2::init::{self, Sizes};
+
+use super::init_tiny::kind;
+use crate::args::InitExperts;
+
+/// Writes them and says what is there.
+pub fn init_experts(args: InitExperts) -> Result<()> {
+    let InitExperts { dir, kind: of_kind, dim, heads, ffn_dim, layers, text_dim, text_len, seed } = args;
+    let sizes = Sizes { dim, heads, ffn_dim, layers, text_dim, text_len, ..Sizes::default() };
+    let paths = init::init_experts(&dir, kind(of_kind), &sizes, seed)?;
+    println!("model.model_paths     {}", paths.display());
+    println!("Put the text encoder (models_t5_*), its tokenizer and the VAE beside it, as the list in that file says.");
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! From the checkpoint of a full training to an expert's weight file, to be used as a base.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::{DType, Error, Result, StateDict};
+
+use crate::weights::{Checkpoint, expand_glob};
+
+use super::components::heads;
+use super::dit::DitConfig;
+use super::init::{make_directory, save};
+use super::model::EXPERT_FILE;
+
+/// Writes the transformer in `trained`, a checkpoint directory of a run with `lora_rank: 0` or a weight file, to
+/// `out/diffusion_pytorch_model.safetensors`, stored as `dtype`. `base` is the directory of the expert that the training
+/// started from: its `config.json` comes along. `out` may be `base` itself. Returns the file.
+pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> Result<PathBuf> {
+    let source = match trained.is_dir() {
+        true => only_expert(trained)?,
+        false => trained.to_path_buf(),
+    };
+    let checkpoint = Checkpoint::open(&source)?;
+    let config_file = base.join("config.json");
+    let config_json = std::fs::read(&config_file).map_err(Error::file("read", &config_file))?;
+    let said = serde_json::from_slice::<serde_json::Value>(&config_json)
+        .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
+    let count = said.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));
+    DitConfig::from_shapes(&checkpoint.shapes(), count)
+        .map_err(|e| Error::bad_file(&source, format!("expected every weight of a transformer: {e}")))?;
+    let stored: Result<StateDict> =
+        checkpoint.all()?.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(dtype)?))).collect();
+    make_directory(out)?;
+    let file = out.join(format!("{EXPERT_FILE}.safetensors"));
+    save(&file, &stored?)?;
+    let copy = out.join("config.json");
+    std::fs::write(&copy, config_json).map_err(Error::file("write", &copy))?;
+    Ok(file)
+}
+
+/// The transformer of a checkpoint directory.
+fn only_expert(directory: &Path) -> Result<PathBuf> {
+    let pattern = format!("{}/{EXPERT_FILE}*.safetensors", glob::Pattern::escape(&directory.to_string_lossy()));
+    match expand_glob(&pattern).unwrap_or_default().as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Error::bad_file(
+            directory,
+            "expected the checkpoint of a full training (`model.lora_rank: 0`), found no transformer in it",
+        )),
+        several => Err(Error::bad_file(
+            directory,
+            format!(
+                "holds several transformers; name one of the files: {}",
+                several.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+            ),
+        )),
+    }
+}

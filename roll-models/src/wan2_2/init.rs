@@ -1,0 +1,223 @@
+//! Transformers to train from scratch, of any size, initialised as the official model does it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::weights::save_safetensors;
+
+use super::dit::DitConfig;
+use super::init_tiny::TinyKind;
+use super::model::EXPERT_FILE;
+
+/// How large a transformer is. Channels and patches are those of its kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sizes {
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Attention heads; they divide the width into parts of an even size.
+    pub heads: usize,
+    /// Width of the feed-forward layer.
+    pub ffn_dim: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Width of the text embedding.
+    pub text_dim: usize,
+    /// Rows of the text embedding: what prompts are padded or cut to.
+    pub text_len: usize,
+    /// Width of the sinusoidal timestep embedding.
+    pub freq_dim: usize,
+}
+
+impl Default for Sizes {
+    /// Small enough to be trained on a laptop.
+    fn default() -> Self {
+        Self { dim: 128, heads: 4, ffn_dim: 512, layers: 6, text_dim: 64, text_len: 32, freq_dim: 256 }
+    }
+}
+
+impl Sizes {
+    /// The transformer of these sizes.
+    pub fn config(&self, kind: TinyKind) -> Result<DitConfig> {
+        let Self { dim, heads, ffn_dim, layers, text_dim, text_len, freq_dim } = *self;
+        for (name, value) in [
+            ("heads", heads),
+            ("ffn_dim", ffn_dim),
+            ("layers", layers),
+            ("text_dim", text_dim),
+            ("text_len", text_len),
+            ("freq_dim", freq_dim / 2),
+        ] {
+            if value == 0 {
+                return Err(Error::config(name, "must be above 0"));
+            }
+        }
+        if dim == 0 || !dim.is_multiple_of(2 * heads) {
+            return Err(Error::config("heads", format!("{heads} heads do not divide the width {dim} into pairs")));
+        }
+        let (in_channels, out_channels) = kind.channels();
+        let patch = [1, 2, 2];
+        Ok(DitConfig {
+            dim,
+            in_channels,
+            out_channels,
+            patch,
+            text_dim,
+            freq_dim,
+            ffn_dim,
+            layers,
+            heads,
+            image_dim: None,
+        })
+    }
+}
+
+/// Writes the untrained transformers of a checkpoint into `directory`, which is made if need be: the folders of the
+/// experts with their `config.json`, and `wan22_paths.json`, whose path is returned. It also names the text encoder
+/// (`models_t5_*`) and the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`), which are to be put beside it.
+pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
+    let directory = directory.as_ref();
+    let config = sizes.config(kind)?;
+    let mut listed = Vec::new();
+    for (number, folder) in kind.folders().iter().enumerate() {
+        let place = directory.join(folder);
+        make_directory(&place)?;
+        let file = format!("{EXPERT_FILE}.safetensors");
+        save(&place.join(&file), &initial_weights(&config, &Noise::new(seed), number as u64)?)?;
+        write(&place.join("config.json"), &config_json(&config, kind, sizes.text_len))?;
+        listed.push(Path::new(folder).join(file).to_string_lossy().trim_start_matches("./").to_string());
+    }
+    let vae = match kind {
+        TinyKind::I2v | TinyKind::T2v => "Wan2.1_VAE.*",
+        TinyKind::Ti2v => "Wan2.2_VAE.*",
+    };
+    listed.extend(["models_t5_*".into(), vae.into()]);
+    let paths = directory.join("wan22_paths.json");
+    write(&paths, &format!("{:#}\n", json!(listed)))?;
+    Ok(paths)
+}
+
+/// The weights that the official model starts from: linear layers Xavier-uniform without bias, those of the text and
+/// time embeddings normal with deviation 0.02, modulations normal with deviation 1 / sqrt(dim), norms one, and the last
+/// layer zero, so that the first velocity is zero. `network` tells the experts apart.
+pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {
+    let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
+        let n: usize = shape.iter().product();
+        let normal = |deviation: f32| -> Result<Vec<f32>> {
+            let drawn = noise.normal(Purpose::Parameters, network, i as u64, &[n])?;
+            Ok(drawn.f32s()?.iter().map(|v| deviation * v).collect())
+        };
+        let uniform = |bound: f32| -> Vec<f32> {
+            let mut draw = noise.uniform(Purpose::Parameters, network, i as u64);
+            (0..n).map(|_| bound * draw()).collect()
+        };
+        let fan_in: usize = shape[1..].iter().product();
+        let values = match key.as_str() {
+            "head.head.weight" => vec![0.0; n],
+            // A convolution, whose bias PyTorch draws.
+            "patch_embedding.bias" => uniform(1.0 / (config.patch_in() as f32).sqrt()),
+            k if k.ends_with("modulation") => normal(1.0 / (config.dim as f32).sqrt())?,
+            k if k.ends_with("bias") => vec![0.0; n],
+            k if shape.len() == 1 => vec![f32::from(u8::from(k.ends_with("weight"))); n],
+            k if k.starts_with("text_embedding") || k.starts_with("time_embedding") => normal(0.02)?,
+            _ => uniform((6.0 / (fan_in + shape[0]) as f32).sqrt()),
+        };
+        Ok((key, Tensor::new(values, shape)?))
+    };
+    config.weights().into_iter().enumerate().map(weight).collect()
+}
+
+/// `config.json` as the official repositories have it: the weights say neither the number of heads nor the length of
+/// prompts.
+pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -> String {
+    let value = json!({
+        "_class_name": "WanModel",
+        "dim": config.dim,
+        "eps": 1e-6,
+        "ffn_dim": config.ffn_dim,
+        "freq_dim": config.freq_dim,
+        "in_dim": config.in_channels,
+        "model_type": kind,
+        "num_heads": config.heads,
+        "num_layers": config.layers,
+        "out_dim": config.out_channels,
+        "text_len": text_len,
+    });
+    format!("{value:#}\n")
+}
+
+pub(super) fn make_directory(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(Error::file("create the directory", path))
+}
+
+pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {
+    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    Ok(save_safetensors(path, state, &metadata)?)
+}
+
+pub(super) fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(Error::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::components::{heads, text_len};
+    use super::*;
+    use crate::weights::Checkpoint;
+
+    #[test]
+    fn the_experts_are_whole_transformers_that_differ_and_say_their_heads_and_prompts() {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = Sizes { dim: 24, layers: 2, heads: 3, ..Sizes::default() };
+        let paths = init_experts(dir.path(), TinyKind::I2v, &sizes, 1).unwrap();
+        let listed: Vec<String> = serde_json::from_slice(&std::fs::read(paths).unwrap()).unwrap();
+        assert_eq!(listed[2..], ["models_t5_*", "Wan2.1_VAE.*"]);
+        let experts: Vec<Checkpoint> =
+            listed[..2].iter().map(|p| Checkpoint::open(dir.path().join(p)).unwrap()).collect();
+        for expert in &experts {
+            let read = DitConfig::from_shapes(&expert.shapes(), heads(expert)).unwrap();
+            assert_eq!(read, sizes.config(TinyKind::I2v).unwrap());
+            assert_eq!(text_len(expert), Some(32));
+        }
+        let first = |i: usize| experts[i].tensor("blocks.0.ffn.0.weight").unwrap().to_f32_vec();
+        assert_ne!(first(0), first(1));
+    }
+
+    #[test]
+    fn weights_have_the_deviations_of_the_official_initialisation() {
+        let config = Sizes::default().config(TinyKind::I2v).unwrap();
+        let state = initial_weights(&config, &Noise::new(3), 0).unwrap();
+        let deviation = |key: &str| {
+            let values = state[key].f32s().unwrap();
+            (values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+        };
+        let xavier = |fans: usize| (2.0 / fans as f64).sqrt();
+        for (key, expected) in [
+            ("blocks.0.self_attn.q.weight", xavier(128 + 128)),
+            ("blocks.5.ffn.0.weight", xavier(128 + 512)),
+            ("time_projection.1.weight", xavier(128 + 768)),
+            ("patch_embedding.weight", xavier(36 * 4 + 128)),
+            ("text_embedding.0.weight", 0.02),
+            ("time_embedding.2.weight", 0.02),
+            ("blocks.2.modulation", 1.0 / 128f64.sqrt()),
+            ("blocks.2.norm3.weight", 1.0),
+        ] {
+            assert!((deviation(key) / expected - 1.0).abs() < 0.06, "{key}: {} instead of {expected}", deviation(key));
+        }
+        for key in ["head.head.weight", "head.head.bias", "blocks.0.ffn.2.bias", "blocks.0.norm3.bias"] {
+            assert_eq!(deviation(key), 0.0, "{key}");
+        }
+    }
+
+    #[test]
+    fn senseless_sizes_are_named() {
+        let message = |sizes: Sizes| sizes.config(TinyKind::T2v).unwrap_err().to_string();
+        assert!(message(Sizes { heads: 5, ..Sizes::default() }).contains("heads"));
+        assert!(message(Sizes { layers: 0, ..Sizes::default() }).contains("layers"));
+    }
+}
