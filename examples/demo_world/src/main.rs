@@ -3,6 +3,7 @@
 mod clips;
 mod detector;
 mod embedder;
+mod experts;
 mod face;
 mod files;
 mod network;
@@ -58,6 +59,18 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Train both transformers; VAE and text encoder must be there.
+    Experts {
+        /// Updates, instead of the configuration's.
+        #[arg(long)]
+        steps: Option<u64>,
+        /// Where clips and the run are kept.
+        #[arg(long, default_value = "target/demo-world")]
+        work: PathBuf,
+        /// How they are trained.
+        #[arg(long, default_value = "examples/demo_world/experts.yaml")]
+        config: PathBuf,
+    },
     /// Measure the face networks that are there.
     Quality,
 }
@@ -91,6 +104,7 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
         }
         Command::Sheet => sheet::write(&out.join("faces.png")),
         Command::Clips { count, first_identity, seed } => clips::write(out, first_identity, count, seed),
+        Command::Experts { steps, ref work, ref config } => experts::train(out, work, config, steps),
         Command::Quality => {
             quality::detector(out)?;
             [embedder::Role::Reward, embedder::Role::Check]
