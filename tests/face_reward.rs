@@ -208,6 +208,37 @@ fn the_gradient_of_the_score_agrees_with_central_differences() {
     assert!(worst < 1e-2 * along_random, "{worst} {along_random}");
 }
 
+/// The central differences are taken in float64, by PyTorch: there a step fits between two kinks of the PReLUs.
+#[test]
+fn the_gradient_of_the_score_agrees_with_float64_differences_along_random_directions() {
+    let Some(root) = data() else { return };
+    let (picture, golden) = (portrait(&root), golden());
+    let config = config(SCRFD, ChannelOrder::Rgb);
+    let mut reward = IdentityReward::new(networks(&root, &config), config);
+    let mut target = reward.prepare(&picture).unwrap();
+    let reference = (0..512).map(|i| f64::from(i).sin() as f32).collect();
+    target.tensors.insert("references".into(), Tensor::new(reference, [1, 512]).unwrap());
+    let (score, pullback) = reward.score(&picture, "", &target, Grad::Record).unwrap();
+    let Score::Value { value, .. } = score else { panic!("{score:?}") };
+    let expected = golden["slopes"]["score"].as_f64().unwrap();
+    assert!((value - expected).abs() < 1e-5, "{value} {expected}");
+    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+    let gradient = gradient.f32s().unwrap();
+    let expected = numbers(&golden["slopes"]["along"]);
+    let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+    let mut worst = 0f64;
+    for (k, expected) in expected.iter().enumerate() {
+        let random = |i: usize| {
+            let x = (i as f64 * 12.9898 + k as f64 * 78.233).sin() * 43758.5453;
+            x - x.floor() - 0.5
+        };
+        let slope: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * random(i)).sum();
+        worst = worst.max((slope - expected).abs() / largest);
+    }
+    println!("slopes off by at most {worst:.1e} of the largest");
+    assert!(worst < 1e-2, "{worst}");
+}
+
 #[test]
 fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
     let Some(root) = data() else { return };

@@ -2,8 +2,15 @@
 
 mod args;
 mod commands;
+mod comparison;
+mod demo;
+mod evaluation;
 mod logging;
+mod outcome;
+mod plot;
 mod progress;
+mod report;
+mod statistics;
 mod trainer;
 
 use std::process::ExitCode;

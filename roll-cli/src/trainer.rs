@@ -18,6 +18,8 @@ use roll_data::{Batches, Dataset, encode_gif, write_mp4};
 use roll_models::weights::save_safetensors;
 use roll_rewards::WeightedSum;
 
+use crate::evaluation::{Evaluator, Results};
+use crate::outcome::Outcome;
 use crate::progress::Bar;
 
 /// Longer side of the pictures in TensorBoard, in pixels.
@@ -31,6 +33,7 @@ pub struct Trainer {
     algorithm: Box<dyn Algorithm>,
     strategy: Box<dyn Strategy>,
     data: Batches,
+    evaluator: Option<Evaluator>,
     schedule: LrSchedule,
     noise: Noise,
     steps: u64,
@@ -55,6 +58,15 @@ pub struct Summary {
     pub skipped_updates: u64,
     /// The trained adapter.
     pub adapter: Vec<PathBuf>,
+    /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, serde_json::Value>,
+    /// The same for people.
+    #[serde(skip)]
+    pub lines: Vec<(String, String)>,
+    /// What a person would open: name and path.
+    #[serde(skip)]
+    pub written: Vec<(&'static str, PathBuf)>,
 }
 
 impl Trainer {
@@ -73,13 +85,14 @@ impl Trainer {
         let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
         let communicator = strategy.communicator();
         let noise = config.noise();
+        let evaluator = Evaluator::open(&loaded, &dataset, registry, context)?;
         let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
         let steps = config.steps.unwrap_or_else(|| data.steps(t.num_train_epochs));
         if steps == 0 {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
         let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
-        Ok(Self { loaded, model, reward, algorithm, strategy, data, schedule, noise, steps })
+        Ok(Self { loaded, model, reward, algorithm, strategy, data, evaluator, schedule, noise, steps })
     }
 
     /// Trains, writing to `dir`. Nothing is written before the first step is done.
@@ -97,13 +110,19 @@ impl Trainer {
             skipped_samples: 0,
             skipped_updates: 0,
             adapter: Vec::new(),
+            figures: BTreeMap::new(),
+            lines: Vec::new(),
+            written: Vec::new(),
         };
+        let mut outcome = Outcome::default();
+        let identity = config.reward.iter().any(|r| r.name == "insightface");
         tracing::info!(
             "{} trainable parameters, {} steps, writing to {}",
             summary.parameters,
             self.steps,
             dir.path().display()
         );
+        let mut before = self.evaluate("before training")?;
         for step in 0..self.steps {
             let last = step + 1 == self.steps;
             let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
@@ -117,8 +136,19 @@ impl Trainer {
                     none.insert(MetricsWriter::create(dir.path(), 0)?)
                 }
             };
+            if let Some(results) = before.take() {
+                metrics.log(0, &Outcome::metrics(&results, identity))?;
+                outcome.evaluated(0, results);
+            }
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
+            if (due(config.evaluation.every) || last)
+                && let Some(results) = self.evaluate(&format!("after step {}", step + 1))?
+            {
+                report.metrics.extend(Outcome::metrics(&results, identity));
+                outcome.evaluated(step + 1, results);
+            }
+            outcome.step(step + 1, &report.metrics);
 
             for (sample, reason) in &report.skipped {
                 tracing::warn!("step {}: {sample} was left out: {reason}", step + 1);
@@ -150,9 +180,24 @@ impl Trainer {
         }
         bar.finish();
         summary.seconds = start.elapsed().as_secs_f64();
+        let yaml = self.loaded.resolved_yaml()?;
+        summary.written = outcome.write(dir, config.experiment(), &yaml, self.evaluator.as_ref(), identity)?;
+        summary.lines = outcome.lines(identity);
+        summary.figures = outcome.figures(identity);
         let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
         dir.write_summary(&json)?;
         Ok(summary)
+    }
+
+    /// Generates and scores the clips of `evaluation`, if there are any.
+    fn evaluate(&mut self, when: &str) -> Result<Option<Results>> {
+        let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
+        tracing::info!("evaluating {} clips {when}", evaluator.clips());
+        let bar = Bar::new(evaluator.clips() as u64, "clips");
+        let reward = self.reward.as_deref_mut();
+        let results = evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar)?;
+        bar.finish();
+        Ok(results)
     }
 
     fn step(&mut self, step: u64, want_videos: bool, bar: &Bar) -> Result<(StepReport, f64)> {

@@ -56,6 +56,33 @@ pub struct StepReport {
     pub applied: bool,
 }
 
+/// What an evaluation works with: nothing is trained.
+pub struct EvaluationContext<'a> {
+    /// What is generated for; each sample gets the same noise at every evaluation of a run.
+    pub samples: &'a [Sample],
+    /// The model.
+    pub model: &'a mut dyn Model,
+    /// What each result is scored with, in order: the reward of the run first, then those that are only measured.
+    pub rewards: Vec<&'a mut dyn RewardScorer>,
+    /// Source of every random draw.
+    pub noise: &'a Noise,
+    /// Told what goes on.
+    pub progress: &'a dyn Progress,
+}
+
+/// What the model made of one sample.
+#[derive(Clone, Debug)]
+pub struct Evaluated {
+    /// The sample's [`Sample::origin`].
+    pub origin: String,
+    /// One per reward of the context; `None` where it found nothing to score.
+    pub scores: Vec<Option<f64>>,
+    /// Divergence from the model without its adapter.
+    pub kl: f64,
+    /// What was generated.
+    pub video: Option<Video>,
+}
+
 /// A training algorithm.
 pub trait Algorithm: Send {
     /// Checks model and reward once, before the first step.
@@ -63,6 +90,12 @@ pub trait Algorithm: Send {
 
     /// One optimizer update.
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport>;
+
+    /// Generates for samples and scores the results, as training would but without gradient. `None`: this algorithm
+    /// has no such notion.
+    fn evaluate(&mut self, _context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+        Ok(None)
+    }
 
     /// What a resume needs beyond parameters and optimizer, as JSON.
     fn state(&self) -> serde_json::Value {

@@ -23,7 +23,7 @@ pub mod strategy;
 pub mod tensor;
 pub mod video;
 
-pub use algorithm::{Algorithm, Progress, Silent, StepContext, StepReport};
+pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
 pub use communicator::{Communicator, Rank, SingleRank};
 pub use diffusion::{ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, Timestep};
 pub use environment::{Environment, Observation, Transition};

@@ -24,6 +24,8 @@ pub enum Purpose {
     Timesteps = 4,
     /// Tests and synthetic data.
     Synthetic = 5,
+    /// The latents that an evaluation starts from.
+    Evaluation = 6,
 }
 
 /// The source of all randomness of a run.
@@ -56,7 +58,7 @@ impl Noise {
     }
 
     /// A source of values uniform in [-1, 1).
-    pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 {
+    pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 + use<> {
         let mut rng = self.generator(purpose, step, sample);
         move || (rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -73,6 +75,14 @@ impl Noise {
         match self.fixed {
             Some(seed) => Tensor::new(torch_randn(seed, shape.iter().product()), shape),
             None => self.normal(Purpose::Latents, step, sample, shape),
+        }
+    }
+
+    /// The latents that the evaluation of a sample starts from: the same at every step.
+    pub fn evaluation_latents(&self, sample: u64, shape: &[usize]) -> Result<Tensor> {
+        match self.fixed {
+            Some(_) => self.latents(0, sample, shape),
+            None => self.normal(Purpose::Evaluation, 0, sample, shape),
         }
     }
 

@@ -107,7 +107,7 @@ impl Bench {
     pub fn rollout(&mut self, observer: &mut dyn Observer) -> Outcome<Trajectory> {
         let plan = self.plan()?;
         let conditioning = self.model.conditioning.clone();
-        Ok(rollout(self.model.diffusion()?, &conditioning, &self.noise, &plan, observer)?)
+        Ok(rollout(self.model.diffusion()?, &conditioning, &self.noise, &plan, Grad::Record, observer)?)
     }
 
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.

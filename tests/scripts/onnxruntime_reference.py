@@ -1,7 +1,9 @@
 """Writes the numbers that tests/face_reward.rs compares with: the portrait through ONNX Runtime, from pixels to embedding.
 
 Everything around the networks is written anew here in NumPy (letterbox with an antialiased resize by torchvision,
-SCRFD's and YuNet's decoding, Umeyama by SVD, bilinear crop), so that an error in ours does not repeat itself.
+SCRFD's and YuNet's decoding, Umeyama by SVD, bilinear crop), so that an error in ours does not repeat itself. Central
+differences of the identity score are taken in float64, by PyTorch: those of float32 networks are off by percents,
+because the kinks of their PReLUs forbid a large step and rounding a small one.
 
     python tests/scripts/onnxruntime_reference.py ../shared > tests/face_reward/golden.json
 """
@@ -10,6 +12,7 @@ import json
 import sys
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from PIL import Image
@@ -89,7 +92,10 @@ def crop(image, points):
     x0, y0 = np.floor(xy).astype(int)
     fx, fy = xy[0] - x0, xy[1] - y0
     h, w = image.shape[1:]
-    at = lambda y, x: image[:, y.clip(0, h - 1), x.clip(0, w - 1)] * ((y >= 0) & (y < h) & (x >= 0) & (x < w))
+    fx, fy = (torch.tensor(f) if torch.is_tensor(image) else f for f in (fx, fy))
+    inside = lambda y, x: torch.tensor(within(y, x)) if torch.is_tensor(image) else within(y, x)
+    within = lambda y, x: ((y >= 0) & (y < h) & (x >= 0) & (x < w)).astype(np.float64)
+    at = lambda y, x: image[:, y.clip(0, h - 1), x.clip(0, w - 1)] * inside(y, x)
     out = (at(y0, x0) * (1 - fx) + at(y0, x0 + 1) * fx) * (1 - fy) + (at(y0 + 1, x0) * (1 - fx) + at(y0 + 1, x0 + 1) * fx) * fy
     return out.reshape(3, 112, 112)
 
@@ -97,6 +103,59 @@ def crop(image, points):
 def embedding(network, face):
     values = run(network, face[None])["output"][0].astype(np.float64)
     return {"norm": float(np.linalg.norm(values)), "head": values[:16].tolist(), "sum": float(values.sum())}
+
+
+def embed64(path, x):
+    """The embedder in float64, by walking its graph; only what that one file uses."""
+    graph = onnx.load(path).graph
+    values = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in graph.initializer}
+    values = {k: v.double() if v.is_floating_point() else v for k, v in values.items()}
+    values[next(i.name for i in graph.input if i.name not in values)] = x[None]
+    for node in graph.node:
+        args = [values[i] for i in node.input]
+        a = {p.name: onnx.helper.get_attribute_value(p) for p in node.attribute}
+        if node.op_type == "Conv":
+            p = a.get("pads", [0, 0, 0, 0])
+            padded = torch.nn.functional.pad(args[0], (p[1], p[3], p[0], p[2]))
+            out = torch.nn.functional.conv2d(
+                padded, *args[1:], stride=a.get("strides", 1), dilation=a.get("dilations", 1), groups=a.get("group", 1)
+            )
+        elif node.op_type == "PRelu":
+            out = torch.where(args[0] >= 0, args[0], args[0] * args[1])
+        elif node.op_type == "Add":
+            out = args[0] + args[1]
+        elif node.op_type == "Reshape":
+            out = args[0].reshape(args[1].tolist())
+        else:
+            raise ValueError(node.op_type)
+        values[node.output[0]] = out
+    return values[graph.output[0].name][0]
+
+
+def direction(k, shape):
+    """White noise in [-0.5, 0.5), the same in face_reward.rs."""
+    x = np.sin(np.arange(np.prod(shape)) * 12.9898 + k * 78.233) * 43758.5453
+    return (x - np.floor(x) - 0.5).reshape(shape)
+
+
+def slopes(root, image, points):
+    """Central differences, in float64, of cosine(embedding, reference), reference[i] = sin(i), along each direction."""
+    path = f"{root}/models/arcface_mobile_512.onnx"
+    # As a detector gives them: digits beyond float32 would move some PReLU past its kink, and slopes by a percent.
+    points = np.asarray(points, np.float32).astype(np.float64)
+    reference = torch.sin(torch.arange(512, dtype=torch.float64))
+    score = lambda picture: torch.cosine_similarity(embed64(path, crop(picture, points)), reference, dim=0)
+    picture = torch.tensor(image, requires_grad=True)
+    value = score(picture)
+    value.backward()
+    along, step = [], 1e-7
+    for k in range(8):
+        d = torch.tensor(direction(k, image.shape))
+        with torch.no_grad():
+            numeric = (score(picture + step * d) - score(picture - step * d)).item() / (2 * step)
+        print(f"differences {numeric:+.8f}, autograd {(picture.grad * d).sum().item():+.8f}", file=sys.stderr)
+        along.append(numeric)
+    return {"score": value.item(), "along": along}
 
 
 def main(root):
@@ -111,6 +170,7 @@ def main(root):
         "crop": {"mean": float(face.mean()), "centre": face[:, 56, 56].tolist()},
         "embedding_rgb": embedding(arcface, face),
         "embedding_bgr": embedding(arcface, face[::-1]),
+        "slopes": slopes(root, image, found["landmarks"]),
     }
     json.dump(golden, sys.stdout, indent=1)
     print()

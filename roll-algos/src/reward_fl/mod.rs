@@ -9,6 +9,7 @@ pub mod config;
 pub mod loss;
 pub mod trajectory;
 
+mod evaluation;
 mod prepared;
 mod report;
 mod split;
@@ -20,8 +21,8 @@ use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, DiffusionModel, Error, Factory, Grad, Model, OnMissing, Pullback, Registration, Result, ResultExt,
-    RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
+    Algorithm, DiffusionModel, Error, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback,
+    Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
 };
 
 pub use config::{Config, EarlyStop, LatentDtype, OnNonfinite, Reference};
@@ -69,6 +70,10 @@ impl Algorithm for RewardFl {
             forget(context)?;
         }
         report
+    }
+
+    fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+        evaluation::evaluate(&self.config, context).map(Some)
     }
 }
 
@@ -134,14 +139,14 @@ impl RewardFl {
 
         let kl_alone = match split {
             Some(_) => {
-                let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, watch)?;
+                let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
                 Some(split::taken(ctx.model)?)
             }
             None => None,
         };
 
-        let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, watch)?;
+        let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
 
         watch.begin(Phase::Decode)?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;

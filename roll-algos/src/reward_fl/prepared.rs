@@ -27,15 +27,7 @@ impl Prepared {
     ) -> Result<Self> {
         let reference = reference_video(sample, reference)?;
         let target = reward.prepare(&reference).while_doing(|| format!("preparing the reward `{}`", reward.name()))?;
-        let [frames, height, width] = sample.video.dims();
-        let conditioning = model.encode(&ConditionInput {
-            prompt: sample.prompt.clone(),
-            image: Some(sample.reference_image()?),
-            end_image: sample.end_image.clone(),
-            frames,
-            size: [height, width],
-        })?;
-        Ok(Self { conditioning, target })
+        Ok(Self { conditioning: conditioning(model, sample)?, target })
     }
 
     fn bytes(&self) -> usize {
@@ -45,7 +37,20 @@ impl Prepared {
     }
 }
 
-fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
+/// Prompt and pictures of a sample as the model takes them.
+pub(super) fn conditioning(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Conditioning> {
+    let [frames, height, width] = sample.video.dims();
+    model.encode(&ConditionInput {
+        prompt: sample.prompt.clone(),
+        image: Some(sample.reference_image()?),
+        end_image: sample.end_image.clone(),
+        frames,
+        size: [height, width],
+    })
+}
+
+/// What the reward compares the sample's result with.
+pub(super) fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
     let still = |image: Tensor| -> Result<_> {
         let shape = [&[1], image.shape()].concat();
         Ok(Arc::new(Video::new(image.reshape(shape)?, sample.video.fps())?))

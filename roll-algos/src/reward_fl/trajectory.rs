@@ -90,12 +90,13 @@ struct Trained {
 
 /// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`.
 ///
-/// Trained steps are recorded, all others run without gradient: their velocity counts as a constant.
+/// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
     conditioning: &Conditioning,
     noise: &Tensor,
     plan: &Plan,
+    grad: Grad,
     observer: &mut dyn Observer,
 ) -> Result<Trajectory> {
     let Plan { schedule, trained, last, .. } = plan;
@@ -105,23 +106,27 @@ pub fn rollout(
     let mut kl = 0.0;
     for i in 0..=*last {
         let timestep = schedule.timestep(i);
-        let grad = if trained.contains(&i) { Grad::Record } else { Grad::Skip };
+        let is_trained = trained.contains(&i);
+        let grad = if is_trained { grad } else { Grad::Skip };
 
         observer.begin(Phase::Rollout { step: i, of })?;
         let (v, pullback) = model.velocity(&x, timestep, conditioning, Adapter::On, grad)?;
         observer.velocity(i, &v);
 
-        let trained = match grad {
-            Grad::Skip => None,
-            Grad::Record => {
+        let trained = match is_trained {
+            false => None,
+            true => {
                 observer.begin(Phase::Reference { step: i, of })?;
                 let u = reference_velocity(model, &x, timestep, conditioning)?;
                 observer.reference(i, &u);
                 let (kl_i, d_kl_i) = step_kl(&v, &u, schedule.sigma(i))?;
                 let share = 1.0 / trained.len() as f64;
                 kl += kl_i * share;
-                let pullback = pullback.ok_or_else(|| no_pullback(format!("the velocity of step {i}")))?;
-                Some(Trained { pullback, d_kl: scaled(&d_kl_i, share as f32)? })
+                match (grad, pullback) {
+                    (Grad::Skip, _) => None,
+                    (Grad::Record, Some(pullback)) => Some(Trained { pullback, d_kl: scaled(&d_kl_i, share as f32)? }),
+                    (Grad::Record, None) => return Err(no_pullback(format!("the velocity of step {i}")).into()),
+                }
             }
         };
 

@@ -7,7 +7,7 @@ use crate::args::ConfigArgs;
 /// Prints one line per value.
 pub fn print(args: ConfigArgs) -> Result<()> {
     let registry = Registry::linked()?;
-    for entry in super::load(&args, &registry, &[])?.listing()? {
+    for entry in super::load_or_demo(&args, &registry, &[])?.listing()? {
         println!("{:<44} {:<32} # {}", entry.key, entry.value, entry.origin);
     }
     Ok(())

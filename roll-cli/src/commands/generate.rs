@@ -13,7 +13,7 @@ use crate::progress::Bar;
 /// Generates and writes it.
 pub fn generate(args: Generate) -> Result<()> {
     let registry = Registry::linked()?;
-    let loaded = super::load(&args.config, &registry, &[])?;
+    let loaded = super::load_or_demo(&args.config, &registry, &[])?;
     let context = super::build_context(&loaded);
     let size = [args.height, args.width];
     let image = args.image.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose()?;

@@ -26,7 +26,29 @@ pub fn dispatch(command: Command) -> Result<()> {
 
 /// Reads the configuration: files, environment, arguments.
 fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
-    let mut layers = ConfigLayers::new();
+    let loaded = layered(ConfigLayers::new(), args, registry, extra)?;
+    for note in &loaded.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(loaded)
+}
+
+/// As [`load`]; what names neither a model nor data becomes the demo.
+fn load_or_demo(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
+    let loaded = load(args, registry, extra)?;
+    match crate::demo::is_wanted(&loaded) {
+        true => layered(crate::demo::layers()?, args, registry, extra),
+        false => Ok(loaded),
+    }
+}
+
+fn layered(
+    lowest: ConfigLayers,
+    args: &ConfigArgs,
+    registry: &Registry,
+    extra: &[(&str, String, &str)],
+) -> Result<Loaded> {
+    let mut layers = lowest;
     for file in &args.config {
         layers = layers.file(file)?;
     }
@@ -47,11 +69,7 @@ fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) 
     for (key, value, origin) in extra {
         layers = layers.set_text(key, value, origin)?;
     }
-    let loaded = layers.load(Some(registry))?;
-    for note in &loaded.notes {
-        tracing::warn!("{note}");
-    }
-    Ok(loaded)
+    layers.load(Some(registry))
 }
 
 /// What implementations are made with. Relative paths start from the working directory.

@@ -12,7 +12,7 @@ use crate::trainer::Trainer;
 pub fn run(args: Run) -> Result<()> {
     let registry = Registry::linked()?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
-    let loaded = super::load(&args.config, &registry, steps.as_slice())?;
+    let loaded = super::load_or_demo(&args.config, &registry, steps.as_slice())?;
     let context = super::build_context(&loaded);
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
@@ -32,11 +32,16 @@ pub fn run(args: Run) -> Result<()> {
     if summary.skipped_samples + summary.skipped_updates > 0 {
         println!("  left out: {} samples, {} updates", summary.skipped_samples, summary.skipped_updates);
     }
-    for adapter in &summary.adapter {
-        println!("  adapter  {}", adapter.display());
+    for (name, line) in &summary.lines {
+        println!("  {name:<15} {line}");
     }
-    println!("  metrics  {}", dir.path().join("metrics.jsonl").display());
-    println!("  videos   {}", dir.path().join("samples").display());
+    for adapter in &summary.adapter {
+        println!("  adapter         {}", adapter.display());
+    }
+    println!("  metrics         {}", dir.path().join("metrics.jsonl").display());
+    for (name, path) in &summary.written {
+        println!("  {name:<15} {}", path.display());
+    }
     Ok(())
 }
 

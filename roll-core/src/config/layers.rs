@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use config::{Config, ConfigError, Source, Value, ValueKind};
+use config::{Config, ConfigError, Format, Map, Source, Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::RunConfig;
@@ -13,13 +13,15 @@ use super::yaml::{YamlFormat, parse_value};
 use crate::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 4] = ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR"];
+pub const RESERVED_VARIABLES: [&str; 5] =
+    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO"];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
 const MAX_INDEX: usize = 63;
 
 /// Text whose default is `null`, so that the default does not tell its type.
-const OPTIONAL_TEXT: [&str; 3] = ["exp_name", "data.metadata", "data.base_path"];
+const OPTIONAL_TEXT: [&str; 5] =
+    ["exp_name", "data.metadata", "data.base_path", "evaluation.metadata", "evaluation.base_path"];
 
 /// Collects layers, lowest first; [`ConfigLayers::load`] merges and checks them.
 #[derive(Clone, Debug, Default)]
@@ -68,9 +70,19 @@ impl ConfigLayers {
     }
 
     /// Adds a YAML file. Fails when it cannot be read or is no mapping.
-    pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
+    pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut map = YamlFormat::read(path)?;
+        self.add(path, YamlFormat::read(path)?)
+    }
+
+    /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
+    pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
+        let path = Path::new(name);
+        let map = YamlFormat.parse(Some(&name.to_string()), yaml);
+        self.add(path, map.map_err(|e| Error::bad_file(path, e.to_string()))?)
+    }
+
+    fn add(mut self, path: &Path, mut map: Map<String, Value>) -> Result<Self> {
         if let Some(key) = map.keys().find(|k| !is_plain(k)) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps");
             return Err(Error::bad_file(path, problem));

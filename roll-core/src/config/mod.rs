@@ -13,5 +13,5 @@ mod yaml;
 
 pub use layers::{ConfigLayers, RESERVED_VARIABLES};
 pub use loaded::{Entry, Loaded, Provenance};
-pub use run::{Component, DataConfig, OnBadSample, RewardComponent, RunConfig, TrainingConfig};
+pub use run::{Component, DataConfig, EvaluationConfig, OnBadSample, RewardComponent, RunConfig, TrainingConfig};
 pub use yaml::{MAX_FILE_BYTES, YamlFormat};

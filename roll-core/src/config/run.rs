@@ -42,6 +42,8 @@ pub struct RunConfig {
     pub training: TrainingConfig,
     /// Training data.
     pub data: DataConfig,
+    /// What is generated and scored before and after training.
+    pub evaluation: EvaluationConfig,
 }
 
 impl Default for RunConfig {
@@ -63,6 +65,7 @@ impl Default for RunConfig {
             strategy: Component::named("single"),
             training: TrainingConfig::default(),
             data: DataConfig::default(),
+            evaluation: EvaluationConfig::default(),
         }
     }
 }
@@ -119,6 +122,8 @@ impl RunConfig {
         if let Some(beta) = t.betas.iter().find(|b| !(0.0..1.0).contains(*b)) {
             return Err(Error::config("training.betas", format!("expected numbers in [0, 1), found {beta}")));
         }
+
+        positive("evaluation.samples", self.evaluation.samples.unwrap_or(1) as u64)?;
 
         let d = &self.data;
         positive("data.max_pixels", d.max_pixels as u64)?;
@@ -296,4 +301,23 @@ impl Default for DataConfig {
             cache_bytes: 1 << 30,
         }
     }
+}
+
+/// Clips that a run generates with the model as it is before and after training, each time from the same noise. Sizes
+/// and frame rate are those of [`DataConfig`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvaluationConfig {
+    /// Metadata of clips that are not trained on. `null`: none.
+    pub metadata: Option<PathBuf>,
+    /// Directory that the file names in it start from. `null`: the directory of the CSV file.
+    pub base_path: Option<PathBuf>,
+    /// At most so many of them. `null`: all.
+    pub samples: Option<usize>,
+    /// So many clips of the training data too.
+    pub train_samples: usize,
+    /// Again every so many steps. 0: before and after only.
+    pub every: u64,
+    /// Rewards that are measured but never trained on: a gain that they do not see is suspect.
+    pub check: Vec<RewardComponent>,
 }

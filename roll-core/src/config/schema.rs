@@ -99,6 +99,10 @@ pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance:
             None => {}
         }
     }
+    let checks = tree.get_mut("evaluation").and_then(|section| section.get_mut("check")).and_then(Json::as_array_mut);
+    for (i, item) in checks.into_iter().flatten().enumerate() {
+        check_component(&format!("evaluation.check.{i}"), "reward", item, registry, provenance)?;
+    }
     Ok(())
 }
 

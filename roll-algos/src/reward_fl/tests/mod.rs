@@ -125,7 +125,7 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
     let plan = Config::default().plan(bench.model.schedule()).unwrap();
     let conditioning = bench.model.encode(&ConditionInput::default()).unwrap();
     let mut seen = FirstFrames(Vec::new());
-    rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, &mut seen).unwrap();
+    rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, Grad::Record, &mut seen).unwrap();
     let (last, before) = seen.0.split_last().unwrap();
     assert!(before.iter().all(|frame| frame == &[0.7; 4]));
     assert_ne!(last, &[0.7; 4]);
@@ -173,7 +173,7 @@ fn bf16_latents_are_rounded_after_every_step() {
     let conditioning = model.encode(&ConditionInput::default()).unwrap();
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
     let mut rounded = Rounded(0);
-    let trajectory = rollout(&mut model, &conditioning, &noise, &plan, &mut rounded).unwrap();
+    let trajectory = rollout(&mut model, &conditioning, &noise, &plan, Grad::Record, &mut rounded).unwrap();
     assert_eq!(rounded.0, 8);
     trajectory.pull(None, 1.0, &mut Unobserved).unwrap();
     let (a, b) = (Bench::new(config).loss(&two()), Bench::new(Config::default()).loss(&two()));

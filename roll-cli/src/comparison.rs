@@ -1,0 +1,85 @@
+//! Reference, before and after, side by side in one video and one picture.
+
+use roll_core::{Evaluated, Result, Sample, Tensor, Video};
+
+/// Clips shown at most.
+const CLIPS: usize = 8;
+/// Width that small clips are enlarged to fill, in pixels.
+const WIDTH: usize = 1024;
+/// White between the pictures, in pixels.
+const GAP: usize = 4;
+
+/// A video of three rows (reference, before, after) with one column per clip; `None` when there is nothing to show.
+/// Clips of another size than the first are left out.
+pub fn grid(samples: &[Sample], before: &[Evaluated], after: &[Evaluated]) -> Result<Option<Video>> {
+    let mut columns: Vec<[&Video; 3]> = Vec::new();
+    for ((sample, before), after) in samples.iter().zip(before).zip(after) {
+        let (Some(before), Some(after)) = (&before.video, &after.video) else { continue };
+        let column = [&*sample.video, before, after];
+        let dims = columns.first().map_or(sample.video.dims(), |first| first[0].dims());
+        if column.iter().all(|v| v.dims() == dims) && columns.len() < CLIPS {
+            columns.push(column);
+        }
+    }
+    let Some(first) = columns.first() else { return Ok(None) };
+    let fps = first[0].fps();
+    let [frames, height, width] = first[0].dims();
+    let scale = (WIDTH / ((width + GAP) * columns.len())).clamp(1, 4);
+    let [h, w] = [height * scale, width * scale];
+    // H.264 wants even sizes.
+    let total = [(3 * (h + GAP) + GAP).next_multiple_of(2), (columns.len() * (w + GAP) + GAP).next_multiple_of(2)];
+    let plane = total[0] * total[1];
+    let mut values = vec![1.0f32; frames * 3 * plane];
+    for (t, frame) in values.chunks_exact_mut(3 * plane).enumerate() {
+        for (column, videos) in columns.iter().enumerate() {
+            for (row, video) in videos.iter().enumerate() {
+                let source = video.frame(t);
+                let (top, left) = (GAP + row * (h + GAP), GAP + column * (w + GAP));
+                for c in 0..3 {
+                    for y in 0..h {
+                        let line = &source[(c * height + y / scale) * width..][..width];
+                        let out = &mut frame[c * plane + (top + y) * total[1] + left..][..w];
+                        out.iter_mut().enumerate().for_each(|(x, out)| *out = line[x / scale]);
+                    }
+                }
+            }
+        }
+    }
+    Video::new(Tensor::new(values, [frames, 3, total[0], total[1]])?, fps).map(Some)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn every_picture_stands_in_its_place() {
+        let video = |value: f32, size: usize| Video::new(Tensor::full([2, 3, size, size], value), 8.0).unwrap();
+        let sample = |size| Sample {
+            index: 0,
+            origin: String::new(),
+            prompt: String::new(),
+            video: Arc::new(video(-1.0, size)),
+            image: None,
+            end_image: None,
+            path: None,
+        };
+        let evaluated =
+            |value, size| Evaluated { origin: String::new(), scores: vec![], kl: 0.0, video: Some(video(value, size)) };
+        let grid = grid(
+            &[sample(32), sample(32), sample(16)],
+            &[evaluated(-0.5, 32), evaluated(-0.4, 32), evaluated(0.0, 16)],
+            &[evaluated(0.5, 32), evaluated(0.4, 32), evaluated(0.0, 16)],
+        )
+        .unwrap()
+        .unwrap();
+        let [frames, height, width] = grid.dims();
+        assert_eq!([frames, height, width], [2, 3 * 132 + 4, 2 * 132 + 4]);
+        let at = |row: usize, column: usize| grid.frame(1)[(GAP + row * 132 + 64) * width + GAP + column * 132 + 64];
+        assert_eq!([at(0, 0), at(1, 0), at(2, 0)], [-1.0, -0.5, 0.5]);
+        assert_eq!([at(0, 1), at(1, 1), at(2, 1)], [-1.0, -0.4, 0.4]);
+    }
+}
