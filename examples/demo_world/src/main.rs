@@ -7,7 +7,9 @@ mod files;
 mod network;
 mod onnx_writer;
 mod quality;
+mod text;
 mod training;
+mod vae;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -42,7 +44,19 @@ enum Command {
         #[arg(long)]
         steps: Option<u64>,
     },
-    /// Measure the face networks that are there.
+    /// Train the VAE.
+    Vae {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Make the tokenizer and train the text encoder.
+    Text {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Measure the networks that are there.
     Quality,
 }
 
@@ -73,11 +87,21 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
             embedder::train(seed, steps, out)?;
             quality::embedder(role, out)
         }
+        Command::Vae { steps } => {
+            vae::train(steps, out)?;
+            quality::vae::measure(out)
+        }
+        Command::Text { steps } => {
+            text::train(steps, out)?;
+            quality::text::measure(out)
+        }
         Command::Quality => {
             quality::detector(out)?;
             [embedder::Role::Reward, embedder::Role::Check]
                 .into_iter()
-                .try_for_each(|role| quality::embedder(role, out))
+                .try_for_each(|role| quality::embedder(role, out))?;
+            quality::vae::measure(out)?;
+            quality::text::measure(out)
         }
     }
 }
