@@ -10,7 +10,9 @@ mod network;
 mod onnx_writer;
 mod quality;
 mod sheet;
+mod text;
 mod training;
+mod vae;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,7 +73,19 @@ enum Command {
         #[arg(long, default_value = "examples/demo_world/experts.yaml")]
         config: PathBuf,
     },
-    /// Measure the face networks that are there.
+    /// Train the VAE.
+    Vae {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Make the tokenizer and train the text encoder.
+    Text {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Measure the networks that are there.
     Quality,
 }
 
@@ -105,11 +119,21 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
         Command::Sheet => sheet::write(&out.join("faces.png")),
         Command::Clips { count, first_identity, seed } => clips::write(out, first_identity, count, seed),
         Command::Experts { steps, ref work, ref config } => experts::train(out, work, config, steps),
+        Command::Vae { steps } => {
+            vae::train(steps, out)?;
+            quality::vae::measure(out)
+        }
+        Command::Text { steps } => {
+            text::train(steps, out)?;
+            quality::text::measure(out)
+        }
         Command::Quality => {
             quality::detector(out)?;
             [embedder::Role::Reward, embedder::Role::Check]
                 .into_iter()
-                .try_for_each(|role| quality::embedder(role, out))
+                .try_for_each(|role| quality::embedder(role, out))?;
+            quality::vae::measure(out)?;
+            quality::text::measure(out)
         }
     }
 }
