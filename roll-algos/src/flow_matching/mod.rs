@@ -62,7 +62,10 @@ impl Algorithm for FlowMatching {
             return Err(AlgorithmError::NothingToTrain.into());
         }
         if let Some(reward) = reward {
-            tracing::warn!("the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect", reward.name());
+            tracing::warn!(
+                "the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect",
+                reward.name()
+            );
         }
         self.config.levels(facts).map(drop)
     }
@@ -98,7 +101,8 @@ struct Draw {
 impl FlowMatching {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let facts = diffusion(ctx.model)?.schedule();
-        let distribution = Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
+        let distribution =
+            Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
         let mut watch = Stopwatch::new(ctx.progress, &[ENCODE, FORWARD, PULL, OPTIMIZER, SAMPLE]);
         let mut tally = Tally::new(distribution.levels.range());
         ctx.strategy.discard();
@@ -108,7 +112,8 @@ impl FlowMatching {
             watch.begin(ENCODE, None)?;
             let drawn = self.draw(ctx, sample, draw_key(ctx.samples, place), &distribution);
             let Some(drawn) = drawn.while_doing(|| format!("training on {}", sample.origin))? else {
-                tally.skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
+                tally
+                    .skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
                 continue;
             };
             tally.samples += 1;

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
-    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput,
-    model::flat,
+    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
 };
 
 use super::adapter;
