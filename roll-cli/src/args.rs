@@ -36,6 +36,9 @@ pub enum Command {
     Score(Score),
     /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
     InitTiny(InitTiny),
+    /// Draw a metric of one or several runs, against the step or another metric.
+    #[command(after_help = "Example:\n  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png")]
+    Plot(Plot),
     /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
     InitExperts(InitExperts),
     /// Turn the checkpoint of a full training into a weight file that can be used as the base.
@@ -141,6 +144,23 @@ pub struct Score {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `roll plot`.
+#[derive(Debug, ClapArgs)]
+pub struct Plot {
+    /// Run directories; each is a line.
+    #[arg(required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Metric of the horizontal axis.
+    #[arg(long, default_value = "step", value_name = "METRIC")]
+    pub x: String,
+    /// Metric of the vertical axis.
+    #[arg(long, default_value = "actor/face_score", value_name = "METRIC")]
+    pub y: String,
+    /// PNG to write.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// Arguments of `roll init-tiny`.

@@ -12,8 +12,14 @@ use roll_data::{Picture, encode_png};
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (820, 300);
 const FONT: &str = "sans-serif";
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(38, 98, 182), RGBColor(205, 92, 28), RGBColor(46, 134, 72), RGBColor(128, 72, 160)];
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(38, 98, 182),
+    RGBColor(205, 92, 28),
+    RGBColor(46, 134, 72),
+    RGBColor(128, 72, 160),
+    RGBColor(196, 160, 30),
+    RGBColor(30, 160, 170),
+];
 
 /// A line and what it is called.
 pub struct Series {

@@ -58,7 +58,7 @@ impl Noise {
     }
 
     /// A source of values uniform in [-1, 1).
-    pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 {
+    pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 + use<> {
         let mut rng = self.generator(purpose, step, sample);
         move || (rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }

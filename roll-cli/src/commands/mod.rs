@@ -5,6 +5,7 @@ mod export_expert;
 mod generate;
 mod init_experts;
 mod init_tiny;
+mod plot;
 mod plugins;
 mod run;
 mod score;
@@ -21,6 +22,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Generate(args) => generate::generate(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
         Command::Plugins => plugins::list(),

@@ -1,0 +1,44 @@
+//! Clips of the demo's people as files.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use rayon::prelude::*;
+use roll_core::{Error, Result, Tensor, Video};
+use roll_data::write_mp4;
+
+use crate::face::{Clip, clip};
+use crate::files;
+
+/// Height and width of every frame.
+pub const SIZE: [usize; 2] = [64, 64];
+/// Frames of a clip: three latent frames.
+pub const FRAMES: usize = 9;
+/// Frames per second.
+pub const FPS: f64 = 8.0;
+
+/// A clip as a video.
+pub fn video(clip: &Clip) -> Result<Video> {
+    let values = clip.pictures.iter().flat_map(|p| p.pixels.iter().copied()).collect::<Vec<f32>>();
+    Video::new(Tensor::new(values, [clip.pictures.len(), 3, SIZE[0], SIZE[1]])?, FPS)
+}
+
+/// Writes `count` clips, each of another person, and `metadata.csv`.
+pub fn write(directory: &Path, first_identity: u64, count: u64, seed: u64) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
+    let rows: Vec<String> = (first_identity..first_identity + count)
+        .into_par_iter()
+        .map(|identity| {
+            let clip = clip(identity, seed, FRAMES, SIZE);
+            let name = format!("person-{identity:05}.mp4");
+            write_mp4(directory.join(&name), &video(&clip)?)?;
+            Ok(format!("{name},\"{}\"", clip.prompt))
+        })
+        .collect::<Result<_>>()?;
+    let mut csv = String::from("video,prompt\n");
+    for row in rows {
+        // Writing to a string cannot fail.
+        let _ = writeln!(csv, "{row}");
+    }
+    files::write(&directory.join("metadata.csv"), csv.as_bytes())
+}

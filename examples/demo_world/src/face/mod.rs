@@ -1,0 +1,47 @@
+//! Procedural faces: who is shown ([`Identity`]), how ([`Shot`]), and the picture of it with its exact landmarks.
+
+mod canvas;
+mod clip;
+mod features;
+mod geometry;
+mod hair;
+mod head;
+mod identity;
+mod shot;
+#[cfg(test)]
+mod tests;
+
+pub use clip::{Clip, clip, prompts};
+pub use identity::Identity;
+pub use shot::{Shot, random_shot};
+
+use canvas::Canvas;
+use geometry::Head;
+
+/// A drawn face.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// `[3, H, W]` in [-1, 1].
+    pub pixels: Vec<f32>,
+    /// Height and width in pixels.
+    pub size: [usize; 2],
+    /// The face without hair and ears: x1, y1, x2, y2 in pixels.
+    pub bounds: [f32; 4],
+    /// The eye on the left of the picture, the other eye, the tip of the nose, and the corners of the mouth, left first:
+    /// x, y in pixels, the centre of the first pixel at 0.
+    pub landmarks: [[f32; 2]; 5],
+}
+
+/// Draws a face, `[height, width]` pixels large.
+pub fn render(identity: &Identity, shot: &Shot, size: [usize; 2]) -> Picture {
+    let head = Head::new(identity, shot, size);
+    let mut canvas = Canvas::new(size);
+    head::background(&mut canvas, shot);
+    hair::behind(&mut canvas, &head, identity, shot);
+    head::body(&mut canvas, &head, identity, shot);
+    head::skin(&mut canvas, &head, identity, shot);
+    features::draw(&mut canvas, &head, identity, shot);
+    hair::front(&mut canvas, &head, identity, shot);
+    features::glasses(&mut canvas, &head, identity);
+    Picture { pixels: canvas.finish(shot), size, bounds: head.bounds(), landmarks: head.landmarks() }
+}

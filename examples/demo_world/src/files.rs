@@ -1,0 +1,15 @@
+//! Writing what was made.
+
+use std::path::Path;
+
+use roll_core::{Error, Result};
+
+/// Writes `bytes` to `path`, whose directory is made when it is not there, and says so.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(Error::file("create the directory", parent))?;
+    }
+    std::fs::write(path, bytes).map_err(Error::file("write", path))?;
+    println!("wrote {} ({} KB)", path.display(), bytes.len().div_ceil(1000));
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Small convolutional networks, described once: evaluated on Burn for training, written as ONNX for use.
+
+mod forward;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use roll_core::ParameterSpec;
+
+pub use forward::evaluate;
+
+/// A value in a network: its input, or what a node gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Value(pub(crate) usize);
+
+/// What a node does. Parameters are named after the node: `stem` has `stem.weight` and `stem.bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Convolution of `[N, C, H, W]`; weight `[C', C / groups, kernel, kernel]`, bias `[C']`.
+    Conv {
+        /// Pixels from one window to the next.
+        stride: usize,
+        /// Zeros on every side.
+        padding: usize,
+        /// Groups of channels that do not mix.
+        groups: usize,
+    },
+    /// `max(x, 0) + slope * min(x, 0)`; slope `[C, 1, 1]`.
+    Prelu,
+    /// The sum of two values of one shape.
+    Add,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// From a map `[N, A * width, H, W]` to rows `[N, H * W * A, width]`: row by row, position by position, anchor by
+    /// anchor.
+    Rows {
+        /// Numbers per anchor.
+        width: usize,
+    },
+    /// `[N, C, H, W]` to `[N, C * H * W]`.
+    Flatten,
+    /// `x W^T + b` of `[N, in]`; weight `[out, in]`, bias `[out]`.
+    Linear,
+}
+
+/// One step of a network.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Unique within the network.
+    pub name: String,
+    /// What it does.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: Vec<Value>,
+}
+
+/// A network from one picture batch `[N, 3, H, W]` to named outputs. Nodes stand in the order in which they run.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Height and width of the pictures.
+    pub picture: [usize; 2],
+    /// The nodes; node `i` gives `Value(i + 1)`.
+    pub nodes: Vec<Node>,
+    /// Trainable tensors.
+    pub parameters: Vec<ParameterSpec>,
+    /// Outputs: name, value, and the shape behind the batch axis.
+    pub outputs: Vec<(String, Value, Vec<usize>)>,
+}
+
+/// The size and place of a convolution's window.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Side in pixels.
+    pub kernel: usize,
+    /// Pixels from one window to the next.
+    pub stride: usize,
+    /// Zeros on every side.
+    pub padding: usize,
+}
+
+impl Window {
+    /// Three pixels, centred.
+    pub fn three(stride: usize) -> Self {
+        Self { kernel: 3, stride, padding: 1 }
+    }
+
+    /// One pixel.
+    pub fn one() -> Self {
+        Self { kernel: 1, stride: 1, padding: 0 }
+    }
+}
+
+impl Network {
+    /// The picture batch.
+    pub const INPUT: Value = Value(0);
+
+    /// A network without nodes.
+    pub fn new(picture: [usize; 2]) -> Self {
+        Self { picture, nodes: vec![], parameters: vec![], outputs: vec![] }
+    }
+
+    /// A convolution from `channels[0]` to `channels[1]`.
+    pub fn conv(&mut self, name: &str, x: Value, channels: [usize; 2], window: Window) -> Value {
+        self.grouped_conv(name, x, channels, window, 1)
+    }
+
+    /// A convolution of each channel by itself.
+    pub fn depthwise(&mut self, name: &str, x: Value, channels: usize, window: Window) -> Value {
+        self.grouped_conv(name, x, [channels; 2], window, channels)
+    }
+
+    fn grouped_conv(&mut self, name: &str, x: Value, channels: [usize; 2], window: Window, groups: usize) -> Value {
+        let Window { kernel, stride, padding } = window;
+        let [inputs, outputs] = channels;
+        self.parameter(name, "weight", [outputs, inputs / groups, kernel, kernel]);
+        self.parameter(name, "bias", [outputs]);
+        self.node(name, Op::Conv { stride, padding, groups }, vec![x])
+    }
+
+    /// A PReLU with one slope per channel.
+    pub fn prelu(&mut self, name: &str, x: Value, channels: usize) -> Value {
+        self.parameter(name, "slope", [channels, 1, 1]);
+        self.node(name, Op::Prelu, vec![x])
+    }
+
+    /// A convolution followed by a PReLU, `name.act`.
+    pub fn conv_prelu(&mut self, name: &str, x: Value, channels: [usize; 2], window: Window) -> Value {
+        let y = self.conv(name, x, channels, window);
+        self.prelu(&format!("{name}.act"), y, channels[1])
+    }
+
+    /// `x` plus a convolution of it that keeps its shape, then a PReLU.
+    pub fn residual(&mut self, name: &str, x: Value, channels: usize) -> Value {
+        let y = self.conv(name, x, [channels; 2], Window::three(1));
+        let sum = self.node(&format!("{name}.sum"), Op::Add, vec![x, y]);
+        self.prelu(&format!("{name}.act"), sum, channels)
+    }
+
+    /// A logistic function.
+    pub fn sigmoid(&mut self, name: &str, x: Value) -> Value {
+        self.node(name, Op::Sigmoid, vec![x])
+    }
+
+    /// A map as rows of `width` numbers per anchor.
+    pub fn rows(&mut self, name: &str, x: Value, width: usize) -> Value {
+        self.node(name, Op::Rows { width }, vec![x])
+    }
+
+    /// A map as one vector per picture.
+    pub fn flatten(&mut self, name: &str, x: Value) -> Value {
+        self.node(name, Op::Flatten, vec![x])
+    }
+
+    /// A linear layer from `features[0]` to `features[1]` numbers.
+    pub fn linear(&mut self, name: &str, x: Value, features: [usize; 2]) -> Value {
+        self.parameter(name, "weight", [features[1], features[0]]);
+        self.parameter(name, "bias", [features[1]]);
+        self.node(name, Op::Linear, vec![x])
+    }
+
+    /// Declares `value` an output of `shape` behind the batch axis.
+    pub fn output(&mut self, name: &str, value: Value, shape: impl Into<Vec<usize>>) {
+        self.outputs.push((name.into(), value, shape.into()));
+    }
+
+    fn node(&mut self, name: &str, op: Op, inputs: Vec<Value>) -> Value {
+        self.nodes.push(Node { name: name.into(), op, inputs });
+        Value(self.nodes.len())
+    }
+
+    fn parameter(&mut self, node: &str, part: &str, shape: impl Into<Vec<usize>>) {
+        self.parameters.push(ParameterSpec { name: format!("{node}.{part}"), shape: shape.into() });
+    }
+}

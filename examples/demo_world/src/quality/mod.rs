@@ -1,0 +1,125 @@
+//! How good the exported networks are, measured through the files and the run-time pipeline that reads them, on
+//! people that no network was trained on.
+
+mod detection;
+pub mod text;
+pub mod vae;
+mod verification;
+
+use std::path::Path;
+
+use roll_core::{Error, Noise, Purpose, Result};
+use roll_rewards::insightface::{Config, FaceNetworks};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::detector::{FILES, SIDE};
+use crate::embedder::Role;
+use crate::face::{self, Identity, Picture};
+use crate::files;
+use crate::training::pictures::{Softening, blur};
+
+/// The first identity that no training uses.
+const HELD_OUT: u64 = 10_000;
+/// Seed of the pictures that figures are measured on.
+const SEED: u64 = 99;
+/// The figures, below the output directory.
+const FILE: &str = "quality.json";
+
+/// How the measured pictures look.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    /// As rendered.
+    Sharp,
+    /// Blurred by a Gaussian of one pixel, with some noise: worse than a video model's frames.
+    Soft,
+}
+
+/// Measures the detector in `face/` below `out`, prints the figures and puts them into `quality.json`.
+pub fn detector(out: &Path) -> Result<()> {
+    let directory = out.join(FILES[0]).parent().map(Path::to_path_buf).unwrap_or_default();
+    // The pipeline wants an embedder beside the detector; the detector's figures need none.
+    let detector = detection::open(&directory, FILES[0], out)?;
+    for (name, look) in [("detector", Look::Sharp), ("detector_soft", Look::Soft)] {
+        record(out, name, &detection::measure(&detector, look)?)?;
+    }
+    Ok(())
+}
+
+/// Measures the embedder of `role` with the detector beside it, prints the figures and puts them into `quality.json`.
+pub fn embedder(role: Role, out: &Path) -> Result<()> {
+    let directory = out.join(role.file()).parent().map(Path::to_path_buf).unwrap_or_default();
+    let networks = FaceNetworks::load(&directory, &config(&directory), &roll_backends::device("flex")?)?;
+    let name = match role {
+        Role::Reward => "embedder",
+        Role::Check => "embedder_check",
+    };
+    for (name, look) in [(name.to_owned(), Look::Sharp), (format!("{name}_soft"), Look::Soft)] {
+        record(out, &name, &verification::measure(&networks, look)?)?;
+    }
+    Ok(())
+}
+
+/// The settings under which the reward runs in the demo.
+fn config(directory: &Path) -> Config {
+    Config {
+        reward_model_path: directory.display().to_string(),
+        det_size: SIDE,
+        frames_per_batch: 50,
+        ..Default::default()
+    }
+}
+
+/// A picture of a held-out person.
+fn picture(identity: u64, shot: u64, look: Look) -> Picture {
+    let noise = Noise::new(SEED);
+    let mut uniform = noise.uniform(Purpose::Synthetic, identity, shot);
+    let random = face::random_shot(&mut uniform);
+    let mut picture = face::render(&Identity::new(identity), &random, [SIDE; 2]);
+    soften(&mut picture.pixels, look, &mut uniform);
+    picture
+}
+
+fn soften(pixels: &mut [f32], look: Look, uniform: &mut impl FnMut() -> f32) {
+    if let Look::Soft = look {
+        let noise = Softening { blurred: 0.0, blur: 0.0, noise: 0.08, brightness: 0.0, gain: 0.0 };
+        blur(pixels, [SIDE; 2], 1.0);
+        noise.apply(pixels, [SIDE; 2], uniform);
+    }
+}
+
+/// Prints `figures` and puts them under `name` into the file, beside what it holds already.
+fn record(out: &Path, name: &str, figures: &impl Serialize) -> Result<()> {
+    let path = out.join(FILE);
+    let bad = |problem: serde_json::Error| Error::bad_file(&path, problem.to_string());
+    let mut all: Map<String, Value> = match std::fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(bad)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Map::new(),
+        Err(error) => return Err(Error::file("read", &path)(error)),
+    };
+    let figures = serde_json::to_value(figures).map_err(bad)?;
+    println!("{name}: {figures}");
+    all.insert(name.into(), figures);
+    files::write(&path, &serde_json::to_vec_pretty(&all).map_err(bad)?)
+}
+
+/// Rounded to four digits behind the point: more is noise.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_figures_stand_beside_those_that_are_there() {
+        let directory = tempfile::tempdir().unwrap();
+        record(directory.path(), "a", &[1, 2]).unwrap();
+        record(directory.path(), "b", &"x").unwrap();
+        record(directory.path(), "a", &[3]).unwrap();
+        let read: Value = serde_json::from_slice(&std::fs::read(directory.path().join(FILE)).unwrap()).unwrap();
+        assert_eq!(read, serde_json::json!({"a": [3], "b": "x"}));
+    }
+}

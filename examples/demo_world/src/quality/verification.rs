@@ -1,0 +1,127 @@
+//! How well two pictures are told to show one person or two.
+
+use roll_core::Result;
+use roll_rewards::insightface::FaceNetworks;
+use serde::Serialize;
+
+use super::{HELD_OUT, Look, picture, rounded};
+use crate::detector::SIDE;
+
+/// People that the threshold is chosen on, and as many that it is measured on.
+const PEOPLE: u64 = 300;
+/// Pictures of each.
+const SHOTS: u64 = 4;
+
+/// What is measured.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    /// Pairs of pictures of one person, and of two.
+    pairs: [usize; 2],
+    /// Share of pairs told right at the threshold that is best for other people. A picture without a detected face
+    /// makes its pairs wrong.
+    accuracy: f64,
+    /// That threshold, a cosine.
+    threshold: f64,
+    /// Mean cosine of two pictures of one person.
+    same: f64,
+    /// The cosine below which one in twenty of those lies.
+    same_low: f64,
+    /// Mean cosine of pictures of two people.
+    different: f64,
+    /// The cosine above which one in twenty of those lies.
+    different_high: f64,
+}
+
+/// Measures `networks` on pictures of the given look.
+pub fn measure(networks: &FaceNetworks, look: Look) -> Result<Figures> {
+    let threshold = best_threshold(&pairs(networks, HELD_OUT..HELD_OUT + PEOPLE, look)?);
+    let measured = pairs(networks, HELD_OUT + PEOPLE..HELD_OUT + 2 * PEOPLE, look)?;
+    let cosines = |same: bool| -> Vec<f64> {
+        let mut cosines: Vec<f64> = measured.iter().filter(|p| p.same == same).filter_map(|p| p.cosine).collect();
+        cosines.sort_by(f64::total_cmp);
+        cosines
+    };
+    let (same, different) = (cosines(true), cosines(false));
+    let mean = |values: &[f64]| rounded(values.iter().sum::<f64>() / values.len().max(1) as f64);
+    let at = |values: &[f64], share: f64| {
+        rounded(values.get((share * values.len() as f64) as usize).copied().unwrap_or(f64::NAN))
+    };
+    Ok(Figures {
+        pairs: [true, false].map(|same| measured.iter().filter(|p| p.same == same).count()),
+        accuracy: rounded(accuracy(&measured, threshold)),
+        threshold: rounded(threshold),
+        same: mean(&same),
+        same_low: at(&same, 0.05),
+        different: mean(&different),
+        different_high: at(&different, 0.95),
+    })
+}
+
+/// Two pictures: whether they show one person, and how alike their embeddings are, if both show a face.
+struct Pair {
+    same: bool,
+    cosine: Option<f64>,
+}
+
+/// Every two pictures of each person, and as many of that person and the next.
+fn pairs(networks: &FaceNetworks, people: std::ops::Range<u64>, look: Look) -> Result<Vec<Pair>> {
+    let embeddings = people
+        .clone()
+        .map(|person| embed(networks, &(0..SHOTS).map(|s| picture(person, s, look).pixels).collect::<Vec<_>>()))
+        .collect::<Result<Vec<_>>>()?;
+    let mut pairs = vec![];
+    for (index, own) in embeddings.iter().enumerate() {
+        let next = &embeddings[(index + 1) % embeddings.len()];
+        for a in 0..own.len() {
+            for b in a + 1..own.len() {
+                pairs.push(Pair { same: true, cosine: cosine(&own[a], &own[b]) });
+                pairs.push(Pair { same: false, cosine: cosine(&own[a], &next[b]) });
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// The embedding of the largest face of each frame, through detection and alignment as the reward does them.
+fn embed(networks: &FaceNetworks, frames: &[Vec<f32>]) -> Result<Vec<Option<Vec<f32>>>> {
+    let numbered: Vec<(usize, &[f32])> = frames.iter().map(Vec::as_slice).enumerate().collect();
+    let mut embeddings = vec![None; frames.len()];
+    for face in networks.largest_faces(&numbered, [SIDE; 2])? {
+        let crop = face.crop.forward(&frames[face.frame]);
+        embeddings[face.frame] = Some(networks.embedder().embed(crop)?.values);
+    }
+    Ok(embeddings)
+}
+
+fn cosine(a: &Option<Vec<f32>>, b: &Option<Vec<f32>>) -> Option<f64> {
+    let (a, b) = (a.as_ref()?, b.as_ref()?);
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    Some(dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(1e-12))
+}
+
+fn accuracy(pairs: &[Pair], threshold: f64) -> f64 {
+    let right = pairs.iter().filter(|p| p.cosine.is_some_and(|c| (c >= threshold) == p.same)).count();
+    right as f64 / pairs.len().max(1) as f64
+}
+
+/// The threshold, in steps of 0.005, at which most pairs are told right.
+fn best_threshold(pairs: &[Pair]) -> f64 {
+    let steps = (-200..=200).map(|i| f64::from(i) / 200.0);
+    steps.map(|t| (accuracy(pairs, t), t)).max_by(|a, b| a.0.total_cmp(&b.0)).map_or(0.0, |best| best.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threshold_separates_what_can_be_separated_and_a_missing_face_is_wrong() {
+        let pair = |same, cosine| Pair { same, cosine };
+        let mut pairs = vec![pair(true, Some(0.8)), pair(true, Some(0.5)), pair(false, Some(0.3))];
+        let threshold = best_threshold(&pairs);
+        assert!((0.3..=0.5).contains(&threshold), "{threshold}");
+        assert_eq!(accuracy(&pairs, threshold), 1.0);
+        pairs.push(pair(true, None));
+        assert_eq!(accuracy(&pairs, threshold), 0.75);
+    }
+}

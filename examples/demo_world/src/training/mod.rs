@@ -1,0 +1,253 @@
+//! What the trainings of the small networks share: parameters, updates, batches made in the background, and softened
+//! pictures.
+
+pub mod batches;
+pub mod pictures;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use roll_backends::optimizer::{AdamRule, AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
+use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights, vjp};
+use roll_core::{Error, Noise, OptimizerConfig, ParameterSpec, Purpose, Result};
+
+/// How a network is trained.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What the progress lines call it.
+    pub name: String,
+    /// Updates.
+    pub steps: u64,
+    /// Parts of a batch, which run on threads of their own.
+    pub parts: usize,
+    /// Pictures per part.
+    pub batch: usize,
+    /// Learning rate after warm-up; a cosine brings it to 0.
+    pub learning_rate: f64,
+    /// Updates of linear warm-up.
+    pub warmup: u64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Updates between progress lines.
+    pub report_every: u64,
+}
+
+/// Parameters under training by AdamW.
+pub struct Trainer {
+    plan: Plan,
+    specs: Vec<ParameterSpec>,
+    device: Device,
+    values: Vec<f32>,
+    gradients: Vec<f32>,
+    moments: Moments,
+    optimizer: AdamW,
+    schedule: LrSchedule,
+    step: u64,
+    losses: f64,
+    started: Instant,
+}
+
+/// Largest global norm of a gradient.
+const MAX_NORM: f64 = 5.0;
+
+impl Trainer {
+    /// Starts from `values`, the tensors of `specs` one after the other.
+    pub fn new(plan: Plan, specs: Vec<ParameterSpec>, values: Vec<f32>, device: &Device) -> Result<Self> {
+        let expected: usize = specs.iter().map(ParameterSpec::len).sum();
+        if expected != values.len() {
+            return Err(Error::shape("initial values", format!("[{expected}]"), &[values.len()]));
+        }
+        let config = OptimizerConfig { weight_decay: plan.weight_decay, ..Default::default() };
+        Ok(Self {
+            schedule: LrSchedule::new(LrSchedulerType::Cosine, plan.learning_rate, plan.warmup, plan.steps),
+            optimizer: AdamW::new(&config, AdamRule::Torch),
+            moments: Moments::zeros(values.len()),
+            gradients: vec![0.0; values.len()],
+            plan,
+            specs,
+            device: device.clone(),
+            values,
+            step: 0,
+            losses: 0.0,
+            started: Instant::now(),
+        })
+    }
+
+    /// Updates so far.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The parameters now, one after the other.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// One update by the gradient of the mean of `loss` over the parts of a batch, each on a thread of its own: Burn's
+    /// element-wise operators use one thread each. `loss` gives a tensor of one element and reads parameters through
+    /// the scope. Returns the mean; fails, before the parameters change, when it is not finite.
+    pub fn update<B: Send>(
+        &mut self,
+        parts: Vec<B>,
+        loss: impl Fn(B, &Scope<'_>) -> Result<Tensor<1>> + Sync,
+    ) -> Result<f32> {
+        let specs = self.specs.clone();
+        let (values, device, loss) = (&self.values, &self.device, &loss);
+        let count = parts.len() as f32;
+        let found: Vec<Result<(f32, Vec<f32>)>> = std::thread::scope(|scope| {
+            let run = |part| {
+                let specs = specs.clone();
+                scope.spawn(move || gradient(specs, values, device, |scope| loss(part, scope)))
+            };
+            let threads: Vec<_> = parts.into_iter().map(run).collect();
+            let panicked = |_| Err(Error::Misuse("a thread that computes gradients panicked".into()));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        });
+        let mut value = 0.0;
+        self.gradients.fill(0.0);
+        // In the order of the parts: the sum has the same bits every time.
+        for part in found {
+            let (loss, gradient) = part?;
+            value += loss / count;
+            self.gradients.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g / count);
+        }
+        let size = norm(&self.gradients);
+        if !value.is_finite() || !size.is_finite() {
+            let problem = format!("{}: loss {value}, gradient norm {size} at step {}", self.plan.name, self.step);
+            return Err(Error::Misuse(problem));
+        }
+        scale(&mut self.gradients, clip_coefficient(size, MAX_NORM));
+        let rate = self.schedule.at(self.step);
+        self.optimizer.update(&mut self.values, &self.gradients, &mut self.moments, rate);
+        self.step += 1;
+        self.report(value);
+        Ok(value)
+    }
+
+    /// Prints the mean loss since the last line.
+    fn report(&mut self, loss: f32) {
+        self.losses += f64::from(loss);
+        let Plan { name, steps, report_every, .. } = &self.plan;
+        if self.step.is_multiple_of(*report_every) || self.step == *steps {
+            let since = (self.step - 1) % report_every + 1;
+            let (mean, seconds) = (self.losses / since as f64, self.started.elapsed().as_secs_f64());
+            println!("{name}: step {}/{steps}, loss {mean:.4}, {seconds:.0} s", self.step);
+            self.losses = 0.0;
+        }
+    }
+}
+
+/// The value of `loss` at the parameters `values`, and its gradient.
+fn gradient(
+    specs: Vec<ParameterSpec>,
+    values: &[f32],
+    device: &Device,
+    loss: impl FnOnce(&Scope<'_>) -> Result<Tensor<1>>,
+) -> Result<(f32, Vec<f32>)> {
+    let zeros = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();
+    let parameters = Parameters::new(specs, zeros, device);
+    parameters.write(values)?;
+    let snapshot = parameters.snapshot();
+    let weights: Weights = Arc::new(HashMap::new());
+    let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
+        let scope = Scope { weights: &weights, trainable: Some(&snapshot), lora_scale: 1.0, tape };
+        Ok(vec![NdTensor::from(loss(&scope)?)])
+    })?;
+    let value = roll_backends::to_host(outputs[0].flat().clone())?.to_f32_vec();
+    recorded.pull(vec![Some(upload(vec![1.0], [1], device).into())], Some(&parameters));
+    let mut gradient = vec![0.0; values.len()];
+    parameters.take_gradients(&mut gradient)?;
+    Ok((value.iter().sum(), gradient))
+}
+
+/// First values of `specs`: He's normal distribution for `*.weight`, 0.25 for `*.slope`, 0 for all others.
+pub fn initial_values(specs: &[ParameterSpec], seed: u64) -> Vec<f32> {
+    let noise = Noise::new(seed);
+    let mut values = vec![];
+    for (index, spec) in specs.iter().enumerate() {
+        if spec.name.ends_with(".weight") {
+            let fan_in: usize = spec.shape[1..].iter().product();
+            let deviation = (2.0 / fan_in as f32).sqrt();
+            let mut uniform = noise.uniform(Purpose::Parameters, 0, index as u64);
+            values.extend((0..spec.len()).map(|_| deviation * gaussian(&mut uniform)));
+        } else {
+            let constant = if spec.name.ends_with(".slope") { 0.25 } else { 0.0 };
+            values.extend(std::iter::repeat_n(constant, spec.len()));
+        }
+    }
+    values
+}
+
+/// A standard normal value from a source uniform in [-1, 1).
+pub fn gaussian(uniform: &mut impl FnMut() -> f32) -> f32 {
+    let (radius, angle) = (0.5 - 0.5 * uniform(), std::f32::consts::PI * uniform());
+    (-2.0 * radius.max(1e-12).ln()).sqrt() * angle.cos()
+}
+
+/// A host batch as a device tensor.
+pub fn upload<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Parameters after fitting `2 x - 1` from two parts of two points each.
+    fn fitted() -> (Vec<f32>, f32) {
+        let device = Device::flex();
+        let plan = Plan {
+            name: "line".into(),
+            steps: 300,
+            parts: 2,
+            batch: 2,
+            learning_rate: 0.1,
+            warmup: 5,
+            weight_decay: 0.0,
+            report_every: 300,
+        };
+        let spec = |name: &str| ParameterSpec { name: name.into(), shape: vec![1] };
+        let mut trainer = Trainer::new(plan, vec![spec("slope"), spec("bias")], vec![0.0; 2], &device).unwrap();
+        let mut last = f32::INFINITY;
+        for _ in 0..300 {
+            let parts = vec![[0.0, 1.0], [-1.0, 2.0]];
+            let loss = |x: [f32; 2], scope: &Scope<'_>| -> Result<Tensor<1>> {
+                let y = upload(x.map(|x| 2.0 * x - 1.0).to_vec(), [2], &Device::flex()).autodiff();
+                let x = upload(x.to_vec(), [2], &Device::flex()).autodiff();
+                let off = x * scope.weight::<1>("slope")? + scope.weight::<1>("bias")? - y;
+                Ok((off.clone() * off).mean())
+            };
+            last = trainer.update(parts, loss).unwrap();
+        }
+        (trainer.values().to_vec(), last)
+    }
+
+    #[test]
+    fn training_fits_what_can_be_fitted_and_gives_the_same_bits_again() {
+        let (values, loss) = fitted();
+        assert!((values[0] - 2.0).abs() < 1e-2 && (values[1] + 1.0).abs() < 1e-2 && loss < 1e-3, "{values:?} {loss}");
+        assert_eq!(values, fitted().0);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_stops_before_the_parameters_change() {
+        let plan = Plan {
+            name: "broken".into(),
+            steps: 1,
+            parts: 1,
+            batch: 1,
+            learning_rate: 1.0,
+            warmup: 0,
+            weight_decay: 0.0,
+            report_every: 1,
+        };
+        let specs = vec![ParameterSpec { name: "a".into(), shape: vec![1] }];
+        let mut trainer = Trainer::new(plan, specs, vec![3.0], &Device::flex()).unwrap();
+        let broken = |(), scope: &Scope<'_>| Ok(scope.weight::<1>("a")? * f32::NAN);
+        assert!(trainer.update(vec![()], broken).is_err());
+        assert_eq!(trainer.values(), [3.0]);
+    }
+}

@@ -1,0 +1,86 @@
+//! `roll run` with nothing named: the demo in `assets/demo`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// `roll run` in `directory`, without any of the user's own settings.
+fn roll_run(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
+        command.env_remove(name);
+    }
+    command.current_dir(directory).arg("run").args(arguments);
+    command.output().unwrap()
+}
+
+const SHORT: [&str; 8] = [
+    "--steps",
+    "2",
+    "--set",
+    "evaluation.samples=2",
+    "--set",
+    "evaluation.train_samples=2",
+    "--set",
+    "training.per_device_train_batch_size=2",
+];
+
+fn summary(run: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap()
+}
+
+/// Metrics without the times, which differ from run to run.
+fn metrics(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    rows.map(|mut row| {
+        row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+        row
+    })
+    .collect()
+}
+
+#[test]
+fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let output = roll_run(dir.path(), &SHORT);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("unseen") && said.contains("report.html"), "{said}");
+    }
+    let (run, again) = (dir.path().join("runs/demo"), dir.path().join("runs/demo-2"));
+    let figures = summary(&run);
+    for key in ["identity_before", "identity_after", "unseen_before", "unseen_after", "kl", "seconds"] {
+        assert!(figures[key].as_f64().is_some_and(f64::is_finite), "{key}: {}", figures[key]);
+    }
+    for key in ["unseen_check_before", "unseen_check_after"] {
+        assert!(figures[key].is_number(), "{key}");
+    }
+    let [low, high] = [0, 1].map(|i| figures["unseen_gain"]["ci95"][i].as_f64().unwrap());
+    assert!(low <= high);
+    for file in ["curves.png", "comparison.mp4", "comparison.png", "report.html", "samples/before", "samples/after"] {
+        assert!(run.join(file).exists(), "{file}");
+    }
+    let rows = metrics(&run);
+    assert_eq!(rows.len(), 3, "before training, and two steps");
+    assert_eq!(rows, metrics(&again));
+}
+
+#[test]
+fn without_its_files_the_error_says_what_to_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_roll"))
+        .current_dir(dir.path())
+        .env("ROLL_DEMO", dir.path())
+        .arg("run")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("demo-world") && said.contains("git checkout assets/demo"), "{said}");
+    assert!(!dir.path().join("runs").exists());
+}
