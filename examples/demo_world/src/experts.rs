@@ -26,7 +26,10 @@ pub fn train(out: &Path, work: &Path, config: &Path, steps: Option<u64>) -> Resu
     let paths = init_experts(out, TinyKind::I2v, &sizes, SEED)?;
     let run = work.join("run");
     if run.exists() {
-        return Err(Error::Unsupported(format!("{} is there already: remove it, or give another --work", run.display())));
+        return Err(Error::Unsupported(format!(
+            "{} is there already: remove it, or give another --work",
+            run.display()
+        )));
     }
     let program = program()?;
     let mut command = Command::new(&program);
@@ -61,10 +64,9 @@ fn program() -> Result<PathBuf> {
     let program = own.with_file_name(format!("roll{}", std::env::consts::EXE_SUFFIX));
     match program.is_file() {
         true => Ok(program),
-        false => Err(Error::Unsupported(format!(
-            "{} is not there: `cargo build --release` makes it",
-            program.display()
-        ))),
+        false => {
+            Err(Error::Unsupported(format!("{} is not there: `cargo build --release` makes it", program.display())))
+        }
     }
 }
 

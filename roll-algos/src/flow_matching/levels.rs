@@ -26,7 +26,8 @@ enum Quantile {
 
 impl Levels {
     pub(super) fn new(config: &Config, shift: f64, range: SigmaRange) -> Self {
-        let shifted = |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|s| unshift(s.0, shift)) };
+        let shifted =
+            |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|s| unshift(s.0, shift)) };
         let quantile = match config.timestep_sampling {
             TimestepSampling::Uniform => shifted(1.0),
             TimestepSampling::Shifted => shifted(shift),

@@ -62,7 +62,10 @@ impl Algorithm for FlowMatching {
             return Err(AlgorithmError::NothingToTrain.into());
         }
         if let Some(reward) = reward {
-            tracing::warn!("the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect", reward.name());
+            tracing::warn!(
+                "the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect",
+                reward.name()
+            );
         }
         self.config.levels(facts).map(drop)
     }
@@ -128,7 +131,9 @@ impl FlowMatching {
         let Prepared { latents: data, conditioning } = &*prepared;
         let known = prepared.known_frames();
         if data.shape()[1] <= known {
-            return Ok(Outcome::Skipped("the clip is one latent frame, which the model is given: nothing is left".into()));
+            return Ok(Outcome::Skipped(
+                "the clip is one latent frame, which the model is given: nothing is left".into(),
+            ));
         }
         let unprompted = self.unprompted(ctx, sample, conditioning)?;
 
@@ -145,10 +150,14 @@ impl FlowMatching {
             };
             let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
             let timestep = sigma.timestep();
-            let (v, pullback) = diffusion(ctx.model)?.velocity(&x, timestep, conditioning, Adapter::On, Grad::Record)?;
+            let (v, pullback) =
+                diffusion(ctx.model)?.velocity(&x, timestep, conditioning, Adapter::On, Grad::Record)?;
             let (loss, gradient) = velocity_loss(&v, data, noise, known)?;
             if !loss.is_finite() {
-                return Ok(Outcome::NonFinite(format!("the loss of {} at noise level {:.3}", sample.origin, sigma.0), loss));
+                return Ok(Outcome::NonFinite(
+                    format!("the loss of {} at noise level {:.3}", sample.origin, sigma.0),
+                    loss,
+                ));
             }
             tally.see(sigma, loss);
             let weight = draws.weighting.at(sigma) / count as f64;

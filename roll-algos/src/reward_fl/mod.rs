@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback,
-    Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
+    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback, Registration,
+    Result, ResultExt, RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
 };
 
 pub use crate::update::OnNonfinite;

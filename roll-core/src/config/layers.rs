@@ -13,8 +13,8 @@ use super::yaml::{YamlFormat, parse_value};
 use crate::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 5] =
-    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO"];
+pub const RESERVED_VARIABLES: [&str; 6] =
+    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO", crate::plugin::PATH_VARIABLE];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
 const MAX_INDEX: usize = 63;
