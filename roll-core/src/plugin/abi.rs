@@ -1,8 +1,8 @@
 //! The types that cross the boundary. `include/roll_plugin.h` says the same in C; a test compares the two.
 //!
 //! Everything is `#[repr(C)]` and made of numbers, pointers and `extern "C"` functions, so that a plugin may be written
-//! in any language. Rust plugins also carry the layout of these types as `abi_stable` describes it, and the loader
-//! compares it with the host's before it calls anything.
+//! in any language. Rust plugins also carry the layout of these types ([`super::layout`]), which the loader compares
+//! with the host's before it calls anything.
 //!
 //! Ownership: arguments are lent for the call; whoever wants to keep a tensor calls its `retain`. Results belong to the
 //! caller, who calls their `release`. A null `release` means that there is nothing to free.
@@ -10,7 +10,7 @@
 
 use std::ffi::c_void;
 
-use abi_stable::StableAbi;
+use super::layout::boundary;
 
 /// Major and minor version of these types: whoever changes one of them raises the minor, or the major when older
 /// plugins cannot be recompiled unchanged. The loader wants both to be equal.
@@ -29,166 +29,178 @@ pub const FAULT_INTERRUPT: u32 = 3;
 /// Between the messages of an error's chain, outermost first: ASCII's record separator.
 pub const CHAIN: char = '\u{1e}';
 
-/// The data symbol `roll_plugin_abi`: read before any code of the plugin is called.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollAbi {
-    pub magic: [u8; 8],
-    pub major: u32,
-    pub minor: u32,
+boundary! {
+    /// The data symbol `roll_plugin_abi`: read before any code of the plugin is called.
+    #[derive(Clone, Copy)]
+    pub struct RollAbi {
+        pub magic: [u8; 8],
+        pub major: u32,
+        pub minor: u32,
+    }
 }
 
 impl RollAbi {
     pub const CURRENT: Self = Self { magic: MAGIC, major: ABI_VERSION[0], minor: ABI_VERSION[1] };
 }
 
-/// UTF-8 text without a final zero.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollStr {
-    pub data: *const u8,
-    pub len: usize,
+boundary! {
+    /// UTF-8 text without a final zero.
+    #[derive(Clone, Copy)]
+    pub struct RollStr {
+        pub data: *const u8,
+        pub len: usize,
+    }
 }
 
-/// A list that its receiver releases.
-#[repr(C)]
-#[derive(StableAbi)]
-pub struct RollOwned<T> {
-    pub items: *const T,
-    pub len: usize,
-    pub owner: *mut c_void,
-    pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+boundary! {
+    /// A list that its receiver releases.
+    pub struct RollOwned<T> {
+        pub items: *const T,
+        pub len: usize,
+        pub owner: *mut c_void,
+        pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+    }
 }
 
-/// A dense, row-major array.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollTensor {
-    pub data: *const u8,
-    pub bytes: usize,
-    pub shape: *const usize,
-    pub rank: usize,
-    /// 0 f32, 1 bf16, 2 f16, 3 i64, 4 i32, 5 u8, 6 bool.
-    pub dtype: u32,
-    pub owner: *mut c_void,
-    /// Makes one more owner. Null: the bytes can only be copied.
-    pub retain: Option<unsafe extern "C" fn(owner: *mut c_void)>,
-    pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+boundary! {
+    /// A dense, row-major array.
+    #[derive(Clone, Copy)]
+    pub struct RollTensor {
+        pub data: *const u8,
+        pub bytes: usize,
+        pub shape: *const usize,
+        pub rank: usize,
+        /// 0 f32, 1 bf16, 2 f16, 3 i64, 4 i32, 5 u8, 6 bool.
+        pub dtype: u32,
+        pub owner: *mut c_void,
+        /// Makes one more owner. Null: the bytes can only be copied.
+        pub retain: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+        pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+    }
 }
 
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollNamedTensor {
-    pub name: RollStr,
-    pub tensor: RollTensor,
+boundary! {
+    #[derive(Clone, Copy)]
+    pub struct RollNamedTensor {
+        pub name: RollStr,
+        pub tensor: RollTensor,
+    }
 }
 
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollNamedNumber {
-    pub name: RollStr,
-    pub value: f64,
+boundary! {
+    #[derive(Clone, Copy)]
+    pub struct RollNamedNumber {
+        pub name: RollStr,
+        pub value: f64,
+    }
 }
 
-#[repr(C)]
-#[derive(StableAbi)]
-pub struct RollError {
-    pub fault: u32,
-    pub text: RollOwned<u8>,
+boundary! {
+    pub struct RollError {
+        pub fault: u32,
+        pub text: RollOwned<u8>,
+    }
 }
 
-/// An object of either side: its state, its functions, and how to give it back. A null `release` means that it is lent
-/// for the call.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollObject {
-    pub state: *mut c_void,
-    /// The table of its kind.
-    pub table: *const c_void,
-    pub release: Option<unsafe extern "C" fn(state: *mut c_void)>,
+boundary! {
+    /// An object of either side: its state, its functions, and how to give it back. A null `release` means that it is lent
+    /// for the call.
+    #[derive(Clone, Copy)]
+    pub struct RollObject {
+        pub state: *mut c_void,
+        /// The table of its kind.
+        pub table: *const c_void,
+        pub release: Option<unsafe extern "C" fn(state: *mut c_void)>,
+    }
 }
 
-/// A pullback: called at most once, then released. A null `pull` means none.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollPullback {
-    pub state: *mut c_void,
-    pub pull: Option<
-        unsafe extern "C" fn(
-            state: *mut c_void,
-            cotangent: *const RollTensor,
-            out: *mut RollTensor,
+boundary! {
+    /// A pullback: called at most once, then released. A null `pull` means none.
+    #[derive(Clone, Copy)]
+    pub struct RollPullback {
+        pub state: *mut c_void,
+        pub pull: Option<
+            unsafe extern "C" fn(
+                state: *mut c_void,
+                cotangent: *const RollTensor,
+                out: *mut RollTensor,
+                error: *mut RollError,
+            ) -> u32,
+        >,
+        pub release: Option<unsafe extern "C" fn(state: *mut c_void)>,
+    }
+}
+
+boundary! {
+    /// What a component is made with.
+    #[derive(Clone, Copy)]
+    pub struct RollContext {
+        pub backend: RollStr,
+        pub base_dir: RollStr,
+        pub seed: u64,
+    }
+}
+
+boundary! {
+    /// One option of a component.
+    #[derive(Clone, Copy)]
+    pub struct RollOption {
+        pub name: RollStr,
+        /// 0 anything, 1 true or false, 2 whole number, 3 number, 4 text, 5 list, 6 map.
+        pub kind: u32,
+        /// JSON.
+        pub default_json: RollStr,
+        pub about: RollStr,
+    }
+}
+
+boundary! {
+    /// Something with a name in the configuration.
+    #[derive(Clone, Copy)]
+    pub struct RollComponent {
+        /// 1 reward, 2 model, 3 strategy, 4 algorithm, 5 environment.
+        pub kind: u32,
+        pub name: RollStr,
+        pub summary: RollStr,
+        pub options: *const RollOption,
+        pub option_count: usize,
+        /// Given to `make`.
+        pub data: *const c_void,
+        /// Makes one; the options are a JSON object with every option in it.
+        pub make: unsafe extern "C" fn(
+            data: *const c_void,
+            options: RollStr,
+            context: *const RollContext,
+            out: *mut RollObject,
             error: *mut RollError,
         ) -> u32,
-    >,
-    pub release: Option<unsafe extern "C" fn(state: *mut c_void)>,
+    }
 }
 
-/// What a component is made with.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollContext {
-    pub backend: RollStr,
-    pub base_dir: RollStr,
-    pub seed: u64,
+boundary! {
+    /// What a plugin says of itself. All of it lives as long as the library.
+    #[derive(Clone, Copy)]
+    pub struct RollPlugin {
+        pub name: RollStr,
+        pub version: RollStr,
+        pub authors: RollStr,
+        pub about: RollStr,
+        pub components: *const RollComponent,
+        pub component_count: usize,
+    }
 }
 
-/// One option of a component.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollOption {
-    pub name: RollStr,
-    /// 0 anything, 1 true or false, 2 whole number, 3 number, 4 text, 5 list, 6 map.
-    pub kind: u32,
-    /// JSON.
-    pub default: RollStr,
-    pub about: RollStr,
-}
-
-/// Something with a name in the configuration.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollComponent {
-    /// 1 reward, 2 model, 3 strategy, 4 algorithm, 5 environment.
-    pub kind: u32,
-    pub name: RollStr,
-    pub summary: RollStr,
-    pub options: *const RollOption,
-    pub option_count: usize,
-    /// Given to `make`.
-    pub data: *const c_void,
-    /// Makes one; the options are a JSON object with every option in it.
-    pub make: unsafe extern "C" fn(
-        data: *const c_void,
-        options: RollStr,
-        context: *const RollContext,
-        out: *mut RollObject,
-        error: *mut RollError,
-    ) -> u32,
-}
-
-/// What a plugin says of itself. All of it lives as long as the library.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollPlugin {
-    pub name: RollStr,
-    pub version: RollStr,
-    pub authors: RollStr,
-    pub about: RollStr,
-    pub components: *const RollComponent,
-    pub component_count: usize,
-}
-
-/// What the host lends a plugin for as long as the process lives.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollHost {
-    /// Given to `log`.
-    pub state: *const c_void,
-    /// Levels: 1 error, 2 warning, 3 notice, 4 debug, 5 trace.
-    pub log: unsafe extern "C" fn(state: *const c_void, level: u32, target: RollStr, message: RollStr),
-    /// Messages above this level go nowhere now.
-    pub log_level: unsafe extern "C" fn(state: *const c_void) -> u32,
+boundary! {
+    /// What the host lends a plugin for as long as the process lives.
+    #[derive(Clone, Copy)]
+    pub struct RollHost {
+        /// Given to `log`.
+        pub state: *const c_void,
+        /// Levels: 1 error, 2 warning, 3 notice, 4 debug, 5 trace.
+        pub log: unsafe extern "C" fn(state: *const c_void, level: u32, target: RollStr, message: RollStr),
+        /// Messages above this level go nowhere now.
+        pub log_level: unsafe extern "C" fn(state: *const c_void) -> u32,
+    }
 }
 
 /// The symbol `roll_plugin_init`: called once, after the checks.

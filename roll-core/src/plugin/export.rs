@@ -57,7 +57,7 @@ fn describe(registration: &'static Registration) -> RollComponent {
     let options = OptionSpec::from_defaults(registration.options()).into_iter().map(|spec| RollOption {
         name: leak(spec.name),
         kind: spec.kind.number(),
-        default: leak(spec.default.to_string()),
+        default_json: leak(spec.default.to_string()),
         about: leak(spec.about),
     });
     let options = Vec::leak(options.collect());

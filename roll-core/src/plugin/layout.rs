@@ -1,125 +1,243 @@
-//! The layout of the boundary's types, compared before a Rust plugin is called. The only place that uses what
-//! `abi_stable` knows: without it a plugin would still load, checked by its version alone, as one in C does.
+//! The layout of the boundary's types, compared before a Rust plugin is called.
+//!
+//! `abi_stable` does the same for more than we need: it ties the layout to the version of the crate that holds the
+//! types (a plugin of another roll-core would be refused although nothing at the boundary changed), tells a difference
+//! in 60 KB, and brings a dozen crates, without a release since 2023, to every plugin author. Plugins in C need plain
+//! structures anyway, so the structures describe themselves: [`boundary!`] defines them and lists their fields.
 
-use abi_stable::StableAbi;
-use abi_stable::abi_stability::abi_checking::{AbiInstabilityErrors, check_layout_compatibility};
-use abi_stable::library::AbiHeader;
-use abi_stable::type_layout::TypeLayout;
+use super::abi::{
+    RollAbi, RollComponent, RollContext, RollError, RollHost, RollNamedNumber, RollNamedTensor, RollObject, RollOption,
+    RollOwned, RollPlugin, RollPullback, RollStr, RollTensor,
+};
+use super::data::slice;
+use super::reward::{RollRewardFacts, RollRewardTable, RollScore, RollScoreInput, RollVideo};
+use crate::{Error, Result};
 
-use super::abi::{RollAbi, RollHost, RollPlugin};
-use super::reward::RollRewardTable;
+/// More fields or types than this are garbage.
+const MAX_ENTRIES: usize = 4096;
 
-/// Most bytes of a message: `abi_stable`'s own run to 60 KB.
-const MAX_MESSAGE: usize = 600;
-
-/// Everything that crosses. Never made: it stands for the types that it leads to.
+/// A field.
 #[repr(C)]
-#[derive(StableAbi)]
-struct Boundary {
-    abi: RollAbi,
-    host: RollHost,
-    plugin: RollPlugin,
-    reward: RollRewardTable,
+#[derive(Clone, Copy)]
+pub struct FieldLayout {
+    pub(super) name: RollStr,
+    /// Its type as Rust writes it; spaces mean nothing.
+    pub(super) of: RollStr,
+    pub(super) offset: usize,
 }
 
-/// The symbol `roll_plugin_layout` of Rust plugins.
+/// A structure.
 #[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TypeLayout {
+    pub(super) name: RollStr,
+    pub(super) size: usize,
+    pub(super) align: usize,
+    pub(super) fields: *const FieldLayout,
+    pub(super) field_count: usize,
+}
+
+// SAFETY: statics of plain data.
+unsafe impl Sync for FieldLayout {}
+// SAFETY: as above.
+unsafe impl Sync for TypeLayout {}
+
+/// A type that says how it is laid out.
+pub(super) trait Described {
+    const LAYOUT: TypeLayout;
+}
+
+/// Defines `#[repr(C)]` structures that are [`Described`].
+macro_rules! boundary {
+    ($(
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<$of:ident>)? { $( $(#[$about:meta])* pub $field:ident: $ty:ty ),* $(,)? }
+    )+) => {$(
+        $(#[$meta])*
+        #[repr(C)]
+        pub struct $name $(<$of>)? { $( $(#[$about])* pub $field: $ty ),* }
+
+        impl $(<$of>)? $crate::plugin::layout::Described for $name $(<$of>)? {
+            const LAYOUT: $crate::plugin::layout::TypeLayout = {
+                let fields: &'static [$crate::plugin::layout::FieldLayout] = &[$(
+                    $crate::plugin::layout::FieldLayout {
+                        name: $crate::plugin::abi::RollStr::lend(stringify!($field)),
+                        of: $crate::plugin::abi::RollStr::lend(stringify!($ty)),
+                        offset: std::mem::offset_of!(Self, $field),
+                    }
+                ),*];
+                $crate::plugin::layout::TypeLayout {
+                    name: $crate::plugin::abi::RollStr::lend(stringify!($name)),
+                    size: size_of::<Self>(),
+                    align: align_of::<Self>(),
+                    fields: fields.as_ptr(),
+                    field_count: fields.len(),
+                }
+            };
+        }
+    )+};
+}
+pub(super) use boundary;
+
+/// Everything that crosses.
+static TYPES: &[TypeLayout] = &[
+    RollAbi::LAYOUT,
+    RollStr::LAYOUT,
+    RollOwned::<u8>::LAYOUT,
+    RollTensor::LAYOUT,
+    RollNamedTensor::LAYOUT,
+    RollNamedNumber::LAYOUT,
+    RollError::LAYOUT,
+    RollObject::LAYOUT,
+    RollPullback::LAYOUT,
+    RollContext::LAYOUT,
+    RollOption::LAYOUT,
+    RollComponent::LAYOUT,
+    RollPlugin::LAYOUT,
+    RollHost::LAYOUT,
+    RollRewardFacts::LAYOUT,
+    RollVideo::LAYOUT,
+    RollScoreInput::LAYOUT,
+    RollScore::LAYOUT,
+    RollRewardTable::LAYOUT,
+];
+
+/// The symbol `roll_plugin_layout` of Rust plugins: data, so that no code runs before it is compared.
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct LayoutTag {
-    /// Which `abi_stable` describes the layout; `layout` may be read only when it is compatible.
-    header: AbiHeader,
-    layout: extern "C" fn() -> *const TypeLayout,
+    types: *const TypeLayout,
+    count: usize,
 }
+
+// SAFETY: points to statics.
+unsafe impl Sync for LayoutTag {}
 
 impl LayoutTag {
     /// The layout as this crate was compiled.
-    pub const CURRENT: Self = Self { header: AbiHeader::VALUE, layout: current };
+    pub const CURRENT: Self = Self { types: TYPES.as_ptr(), count: TYPES.len() };
 
     /// Fails with the first difference between `self`, a plugin's, and the host's.
-    pub(super) fn check(&'static self) -> Result<(), String> {
-        if !self.header.is_valid() {
-            let (ours, theirs) = (AbiHeader::VALUE, self.header);
+    pub(super) fn check(&self) -> Result<(), String> {
+        // SAFETY: the statics of a plugin that is never unloaded; the version says that these types are as they are.
+        let theirs = unsafe { read(self) }.map_err(|e| e.to_string())?;
+        // SAFETY: our own.
+        let ours = unsafe { read(&Self::CURRENT) }.map_err(|e| e.to_string())?;
+        compare(&ours, &theirs)
+    }
+}
+
+/// A structure as text and numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Structure {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: usize,
+    align: usize,
+    /// Name, type and offset of each field.
+    pub fields: Vec<(String, String, usize)>,
+}
+
+/// What the C header must say too, for the test that compares the two.
+pub fn structures() -> Vec<Structure> {
+    // SAFETY: our own.
+    unsafe { read(&LayoutTag::CURRENT) }.unwrap_or_default()
+}
+
+/// # Safety
+/// The tag points to what its types say.
+unsafe fn read(tag: &LayoutTag) -> Result<Vec<Structure>> {
+    let bounded = |n: usize| match n > MAX_ENTRIES {
+        true => Err(Error::Misuse(format!("the layout has {n} entries"))),
+        false => Ok(n),
+    };
+    // SAFETY: as the caller promises.
+    let types = unsafe { slice(tag.types, bounded(tag.count)?) }?;
+    types
+        .iter()
+        .map(|t| {
+            // SAFETY: as the caller promises.
+            let (name, fields) = unsafe { (t.name.get()?.to_string(), slice(t.fields, bounded(t.field_count)?)?) };
+            let field = |f: &FieldLayout| {
+                // SAFETY: as the caller promises.
+                let (name, of) = unsafe { (f.name.get()?, f.of.get()?) };
+                Ok((name.to_string(), plain(of), f.offset))
+            };
+            let fields = fields.iter().map(field).collect::<Result<_>>()?;
+            Ok(Structure { name, size: t.size, align: t.align, fields })
+        })
+        .collect()
+}
+
+/// Without what a compiler may print in another way: spaces, and a comma before a parenthesis.
+fn plain(of: &str) -> String {
+    let dense: String = of.chars().filter(|c| !c.is_whitespace()).collect();
+    dense.replace(",)", ")")
+}
+
+fn compare(ours: &[Structure], theirs: &[Structure]) -> Result<(), String> {
+    for own in ours {
+        let name = &own.name;
+        let Some(other) = theirs.iter().find(|t| t.name == *name) else {
+            return Err(format!("it does not know `{name}`"));
+        };
+        for (i, (field, of, offset)) in own.fields.iter().enumerate() {
+            let expected = format!("`{field}: {of}` at byte {offset}");
+            match other.fields.get(i) {
+                Some(found) if *found == (field.clone(), of.clone(), *offset) => {}
+                Some((field, of, offset)) => {
+                    return Err(format!("`{name}`: expected {expected}, found `{field}: {of}` at byte {offset}"));
+                }
+                None => return Err(format!("`{name}`: expected {expected}, found no such field")),
+            }
+        }
+        if own.fields.len() != other.fields.len() || (own.size, own.align) != (other.size, other.align) {
             return Err(format!(
-                "its layout is described by abi_stable {}.{}, expected {}.{}",
-                theirs.abi_major, theirs.abi_minor, ours.abi_major, ours.abi_minor
+                "`{name}`: expected {} fields in {} bytes, found {} in {}",
+                own.fields.len(),
+                own.size,
+                other.fields.len(),
+                other.size
             ));
         }
-        // SAFETY: a static of the plugin, which is never unloaded.
-        let theirs: &'static TypeLayout = unsafe { &*(self.layout)() };
-        compare(Boundary::LAYOUT, theirs)
     }
-}
-
-extern "C" fn current() -> *const TypeLayout {
-    Boundary::LAYOUT
-}
-
-fn compare(ours: &'static TypeLayout, theirs: &'static TypeLayout) -> Result<(), String> {
-    check_layout_compatibility(ours, theirs).map_err(|errors| shorten(&errors))
-}
-
-/// Where the first difference is, and what it is.
-fn shorten(errors: &AbiInstabilityErrors) -> String {
-    let Some(first) = errors.errors.first() else { return "unknown".into() };
-    let field = first.stack_trace.last().map(|t| t.found.to_string()).unwrap_or_default();
-    let name = |line: &&str| line.starts_with("field_name:") || line.starts_with("type:");
-    let place: Vec<&str> = field.lines().map(str::trim).filter(name).collect();
-    let full = first.to_string();
-    let differences: Vec<String> = full.split("\nError:").skip(1).map(words).collect();
-    let mut message = format!("{} {}", place.join(" "), differences.join("; ")).trim().to_string();
-    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
-        message.truncate(end);
-    }
-    message
-}
-
-fn words(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    mod ours {
-        use abi_stable::StableAbi;
-        #[repr(C)]
-        #[derive(StableAbi)]
-        pub struct Inner {
-            pub a: u32,
-            pub b: f64,
-        }
-        #[repr(C)]
-        #[derive(StableAbi)]
-        pub struct Table {
-            pub call: unsafe extern "C" fn(input: *const Inner) -> u32,
-        }
-    }
-
-    mod theirs {
-        use abi_stable::StableAbi;
-        #[repr(C)]
-        #[derive(StableAbi)]
-        pub struct Inner {
-            pub b: f64,
-            pub a: u32,
-        }
-        #[repr(C)]
-        #[derive(StableAbi)]
-        pub struct Table {
-            pub call: unsafe extern "C" fn(input: *const Inner) -> u32,
-        }
-    }
-
-    #[test]
-    fn a_field_moved_behind_a_pointer_in_an_argument_is_found_and_told_shortly() {
-        assert!(compare(ours::Table::LAYOUT, ours::Table::LAYOUT).is_ok());
-        let told = compare(ours::Table::LAYOUT, theirs::Table::LAYOUT).unwrap_err();
-        assert!(told.len() <= MAX_MESSAGE && told.contains('a'), "{told}");
-    }
-
     #[test]
     fn the_layout_of_this_crate_agrees_with_itself() {
-        static TAG: LayoutTag = LayoutTag::CURRENT;
-        TAG.check().unwrap();
+        LayoutTag::CURRENT.check().unwrap();
+        assert!(structures().iter().all(|s| s.size > 0 && !s.fields.is_empty()));
+    }
+
+    #[test]
+    fn the_first_difference_is_told() {
+        let ours = structures();
+        let at = ours.iter().position(|s| s.name == "RollVideo").unwrap();
+        let told = |change: &dyn Fn(&mut Structure)| {
+            let mut theirs = ours.clone();
+            change(&mut theirs[at]);
+            compare(&ours, &theirs).unwrap_err()
+        };
+        let swapped = told(&|s| s.fields.swap(0, 1));
+        assert!(swapped.contains("`RollVideo`: expected `frames:"), "{swapped}");
+        let retyped = told(&|s| s.fields[1].1 = "f32".into());
+        assert!(retyped.contains("`fps: f64` at byte 8, found `fps: f32` at byte 8"), "{retyped}");
+        assert!(told(&|s| s.fields.truncate(1)).contains("no such field"));
+        assert!(told(&|s| s.fields.push(("more".into(), "u8".into(), 16))).contains("found 3 in 16"));
+        assert!(told(&|s| s.name = "Other".into()).contains("does not know `RollVideo`"));
+    }
+
+    #[test]
+    fn spaces_and_trailing_commas_are_no_difference() {
+        assert_eq!(
+            plain("unsafe extern \"C\" fn(a: *mut c_void,\n b: u32,) -> u32"),
+            "unsafeextern\"C\"fn(a:*mutc_void,b:u32)->u32"
+        );
     }
 }

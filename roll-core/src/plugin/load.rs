@@ -195,7 +195,7 @@ unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>)
     let mut specs = Vec::new();
     for option in options {
         // SAFETY: as the caller promises.
-        let (key, default, about) = unsafe { (option.name.get()?, option.default.get()?, option.about.get()?) };
+        let (key, default, about) = unsafe { (option.name.get()?, option.default_json.get()?, option.about.get()?) };
         let default = serde_json::from_str(default)
             .map_err(|e| Error::Misuse(format!("the default of `{name}.{key}` is no JSON: {e}")))?;
         let kind = OptionKind::from_number(option.kind)

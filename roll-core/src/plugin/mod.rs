@@ -21,7 +21,6 @@ mod data;
 mod discover;
 mod error;
 mod export;
-mod header;
 mod layout;
 mod load;
 mod log;
@@ -41,6 +40,5 @@ pub use options::{OptionKind, OptionSpec};
 pub mod interface {
     pub use super::abi::{RollAbi, RollError, RollHost, RollPlugin};
     pub use super::export::{Metadata, init, made};
-    pub use super::header::header_layout;
-    pub use super::layout::LayoutTag;
+    pub use super::layout::{LayoutTag, Structure, structures};
 }

@@ -3,79 +3,83 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
-use abi_stable::StableAbi;
-
 use super::abi::{
     RollError, RollNamedNumber, RollNamedTensor, RollObject, RollOwned, RollPullback, RollStr, RollTensor,
 };
 use super::call::{Foreign, Served, Source, serve};
 use super::data::{Lent, keep_named, lend_named, own_numbers, own_tensors, slice, take_numbers, take_tensors};
+use super::layout::boundary;
 use super::pullback;
 use crate::{Error, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
 
-/// Facts of a scorer that do not change.
-#[repr(C)]
-#[derive(StableAbi, Default)]
-pub struct RollRewardFacts {
-    pub name: RollOwned<u8>,
-    /// 1 when `score` can give a pullback.
-    pub differentiable: u32,
-    /// What to do when there is nothing to score: 0 skip the sample, 1 stop, 2 score it as `missing_value`.
-    pub on_missing: u32,
-    pub missing_value: f64,
+boundary! {
+    /// Facts of a scorer that do not change.
+    #[derive(Default)]
+    pub struct RollRewardFacts {
+        pub name: RollOwned<u8>,
+        /// 1 when `score` can give a pullback.
+        pub differentiable: u32,
+        /// What to do when there is nothing to score: 0 skip the sample, 1 stop, 2 score it as `missing_value`.
+        pub on_missing: u32,
+        pub missing_value: f64,
+    }
 }
 
-/// Frames, f32 `[T, 3, H, W]` in [-1, 1].
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollVideo {
-    pub frames: *const RollTensor,
-    pub fps: f64,
+boundary! {
+    /// Frames, f32 `[T, 3, H, W]` in [-1, 1].
+    #[derive(Clone, Copy)]
+    pub struct RollVideo {
+        pub frames: *const RollTensor,
+        pub fps: f64,
+    }
 }
 
-/// Arguments of `score`.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollScoreInput {
-    pub video: RollVideo,
-    pub prompt: RollStr,
-    /// What `prepare` gave.
-    pub target: *const RollNamedTensor,
-    pub target_count: usize,
-    /// 1: a pullback is wanted.
-    pub record: u32,
+boundary! {
+    /// Arguments of `score`.
+    #[derive(Clone, Copy)]
+    pub struct RollScoreInput {
+        pub video: RollVideo,
+        pub prompt: RollStr,
+        /// What `prepare` gave.
+        pub target: *const RollNamedTensor,
+        pub target_count: usize,
+        /// 1: a pullback is wanted.
+        pub record: u32,
+    }
 }
 
-/// Result of `score`.
-#[repr(C)]
-#[derive(StableAbi, Default)]
-pub struct RollScore {
-    /// 1: there was nothing to score, and `reason` says why.
-    pub missing: u32,
-    pub value: f64,
-    pub details: RollOwned<RollNamedNumber>,
-    pub reason: RollOwned<u8>,
-    /// From the cotangent of the score (scalar) to that of the frames.
-    pub pullback: RollPullback,
+boundary! {
+    /// Result of `score`.
+    #[derive(Default)]
+    pub struct RollScore {
+        /// 1: there was nothing to score, and `reason` says why.
+        pub missing: u32,
+        pub value: f64,
+        pub details: RollOwned<RollNamedNumber>,
+        pub reason: RollOwned<u8>,
+        /// From the cotangent of the score (scalar) to that of the frames.
+        pub pullback: RollPullback,
+    }
 }
 
-/// The functions of a reward.
-#[repr(C)]
-#[derive(StableAbi, Clone, Copy)]
-pub struct RollRewardTable {
-    pub facts: unsafe extern "C" fn(state: *mut c_void, out: *mut RollRewardFacts, error: *mut RollError) -> u32,
-    pub prepare: unsafe extern "C" fn(
-        state: *mut c_void,
-        reference: *const RollVideo,
-        out: *mut RollOwned<RollNamedTensor>,
-        error: *mut RollError,
-    ) -> u32,
-    pub score: unsafe extern "C" fn(
-        state: *mut c_void,
-        input: *const RollScoreInput,
-        out: *mut RollScore,
-        error: *mut RollError,
-    ) -> u32,
+boundary! {
+    /// The functions of a reward.
+    #[derive(Clone, Copy)]
+    pub struct RollRewardTable {
+        pub facts: unsafe extern "C" fn(state: *mut c_void, out: *mut RollRewardFacts, error: *mut RollError) -> u32,
+        pub prepare: unsafe extern "C" fn(
+            state: *mut c_void,
+            reference: *const RollVideo,
+            out: *mut RollOwned<RollNamedTensor>,
+            error: *mut RollError,
+        ) -> u32,
+        pub score: unsafe extern "C" fn(
+            state: *mut c_void,
+            input: *const RollScoreInput,
+            out: *mut RollScore,
+            error: *mut RollError,
+        ) -> u32,
+    }
 }
 
 type Scorer = dyn RewardScorer;

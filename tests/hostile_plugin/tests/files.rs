@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use roll_core::plugin::interface::Structure;
 use roll_core::plugin::{ABI_VERSION, Chain, discover, load};
 use roll_core::{BuildContext, Options, Registry, Replaces};
 
@@ -49,6 +50,18 @@ fn another_version_of_the_interface_is_refused_whichever_is_newer() {
         let told = refused("libother.so", &bytes);
         assert!(told.contains(&format!("built for plugin ABI {found}")) && told.contains("rebuild"), "{told}");
     }
+}
+
+#[test]
+fn other_types_at_the_boundary_are_refused_although_the_version_is_right() {
+    let mut bytes = std::fs::read(library("sharpness_reward")).unwrap();
+    let name = b"RollScoreInput";
+    let found: Vec<usize> = (0..bytes.len() - name.len()).filter(|&i| bytes[i..].starts_with(name)).collect();
+    for at in found {
+        bytes[at..at + name.len()].copy_from_slice(b"RollScoreOther");
+    }
+    let told = refused("libother.so", &bytes);
+    assert!(told.contains("other types at the boundary: it does not know `RollScoreInput`"), "{told}");
 }
 
 #[test]
@@ -172,22 +185,25 @@ fn a_reward_in_c_is_a_reward() {
 fn the_header_says_the_same_as_the_rust_types() {
     let dir = tempfile::tempdir().unwrap();
     let mut source = String::from("#include \"roll_plugin.h\"\nconst size_t layout[] = {");
-    let layout = roll_core::plugin::interface::header_layout();
-    for (name, _, fields) in &layout {
+    let structures = roll_core::plugin::interface::structures();
+    let described = structures.iter().filter_map(|s| Some((in_c(&s.name)?, s)));
+    let described: Vec<(String, &Structure)> = described.collect();
+    for (name, structure) in &described {
         source += &format!("sizeof({name}),");
-        fields.iter().for_each(|(field, _)| source += &format!("offsetof({name}, {field}),"));
+        structure.fields.iter().for_each(|(field, _, _)| source += &format!("offsetof({name}, {field}),"));
     }
     source += "};";
     let Some(path) = compile(&dir, "layout", &source, &[]) else { return };
     // SAFETY: the library holds this array and nothing else.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
+    assert!(described.len() > 15, "the header has lost types");
     let mut expected = Vec::new();
     let mut names = Vec::new();
-    for (name, size, fields) in layout {
-        expected.push(size);
-        names.push(name.to_string());
-        for (field, offset) in fields {
-            expected.push(offset);
+    for (name, structure) in described {
+        expected.push(structure.size);
+        names.push(name.clone());
+        for (field, _, offset) in &structure.fields {
+            expected.push(*offset);
             names.push(format!("{name}.{field}"));
         }
     }
@@ -199,4 +215,20 @@ fn the_header_says_the_same_as_the_rust_types() {
     for ((name, expected), found) in names.iter().zip(&expected).zip(found) {
         assert_eq!(found, expected, "{name}");
     }
+}
+
+/// The header's name of a Rust structure: `RollNamedTensor` is `roll_named_tensor`. `None` for what C does not have.
+fn in_c(name: &str) -> Option<String> {
+    if name == "RollOwned" {
+        return Some("roll_text".into());
+    }
+    let mut out = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !out.is_empty() {
+            out.push('_');
+        }
+        out.extend(c.to_lowercase());
+    }
+    let header = include_str!("../../../roll-core/include/roll_plugin.h");
+    header.contains(&format!("}} {out};")).then_some(out)
 }
