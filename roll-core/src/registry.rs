@@ -162,6 +162,7 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match self.find("model", name)?.factory {
             Factory::Model(make) => make(options, context),
+            Factory::Loaded(component) => component.model(options, context),
             _ => unreachable!("found by kind"),
         }
     }
@@ -179,6 +180,7 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match self.find("algorithm", name)?.factory {
             Factory::Algorithm(make) => make(options, context),
+            Factory::Loaded(component) => component.algorithm(options, context),
             _ => unreachable!("found by kind"),
         }
     }
@@ -187,6 +189,16 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match self.find("strategy", name)?.factory {
             Factory::Strategy(make) => make(options, context),
+            Factory::Loaded(component) => component.strategy(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+
+    /// Makes an environment.
+    pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        match self.find("environment", name)?.factory {
+            Factory::Environment(make) => make(options, context),
+            Factory::Loaded(component) => component.environment(options, context),
             _ => unreachable!("found by kind"),
         }
     }

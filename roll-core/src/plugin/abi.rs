@@ -26,6 +26,9 @@ pub const FAULT_USER: u32 = 1;
 pub const FAULT_FAILURE: u32 = 2;
 pub const FAULT_INTERRUPT: u32 = 3;
 
+/// The dtype of a tensor that is not there.
+pub const NO_TENSOR: u32 = u32::MAX;
+
 /// Between the messages of an error's chain, outermost first: ASCII's record separator.
 pub const CHAIN: char = '\u{1e}';
 

@@ -95,7 +95,7 @@ impl<T: ?Sized> Served<T> {
     }
 
     /// Lends `target`: the object is good as long as the result lives and is not moved.
-    pub(super) fn lend(target: &mut T) -> Self {
+    pub(super) fn lend(target: *mut T) -> Self {
         Self::new(target, false)
     }
 
@@ -128,6 +128,32 @@ pub(super) unsafe fn serve<T: ?Sized, R>(
     error: *mut RollError,
     f: impl FnOnce(&mut T) -> Result<R>,
 ) -> u32 {
+    // SAFETY: as the caller promises.
+    unsafe { serve_pointer(state, out, error, |target: *mut T| f(&mut *target)) }
+}
+
+/// As [`serve`], for functions that may be called from several threads at once.
+///
+/// # Safety
+/// As [`serve`], but others may be calling functions that are served as shared.
+pub(super) unsafe fn serve_shared<T: ?Sized, R>(
+    state: *mut c_void,
+    out: *mut R,
+    error: *mut RollError,
+    f: impl FnOnce(&T) -> Result<R>,
+) -> u32 {
+    // SAFETY: as the caller promises.
+    unsafe { serve_pointer(state, out, error, |target: *mut T| f(&*target)) }
+}
+
+/// # Safety
+/// As [`serve`] or [`serve_shared`], by what `f` does with the pointer.
+unsafe fn serve_pointer<T: ?Sized, R>(
+    state: *mut c_void,
+    out: *mut R,
+    error: *mut RollError,
+    f: impl FnOnce(*mut T) -> Result<R>,
+) -> u32 {
     let body = || {
         // SAFETY: as the caller promises.
         let served = unsafe { &*state.cast::<Served<T>>() };
@@ -136,9 +162,7 @@ pub(super) unsafe fn serve<T: ?Sized, R>(
             let problem = format!("it is not called again because of an earlier panic: {panic}");
             return Err(Error::Misuse(problem));
         }
-        // SAFETY: as the caller promises.
-        let target = unsafe { &mut *served.target };
-        catch(|| f(target)).unwrap_or_else(|panic| {
+        catch(|| f(served.target)).unwrap_or_else(|panic| {
             *served.poison() = Some(panic.clone());
             Err(Error::Misuse(panic))
         })
@@ -226,6 +250,15 @@ impl<Table> Foreign<Table> {
         let table = unsafe { &*self.table };
         let status = method(table, self.object.state, &mut out, &mut error);
         self.source.outcome(name, status, out, error)
+    }
+
+    /// Calls a method without a result.
+    pub(super) fn run(
+        &self,
+        name: &'static str,
+        method: impl FnOnce(&Table, *mut c_void, *mut RollError) -> u32,
+    ) -> Result<()> {
+        self.call(name, |table, state, _: *mut (), error| method(table, state, error))
     }
 
     /// Adds the plugin's name to an error found in what it returned.

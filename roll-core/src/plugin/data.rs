@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::abi::{RollNamedNumber, RollNamedTensor, RollOwned, RollStr, RollTensor};
+use super::abi::{NO_TENSOR, RollNamedNumber, RollNamedTensor, RollOwned, RollStr, RollTensor};
 use crate::{DType, Error, Result, Tensor};
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
@@ -210,6 +210,35 @@ impl RollTensor {
         };
         // SAFETY: as the caller promises.
         unsafe { self.with_owner(keep) }
+    }
+
+    /// As [`RollTensor::share`]; nothing has the dtype [`NO_TENSOR`].
+    pub(super) fn share_option(tensor: Option<&Tensor>) -> Self {
+        tensor.map_or(Self { dtype: NO_TENSOR, ..Self::default() }, Self::share)
+    }
+
+    /// As [`RollTensor::take`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn take_option(self) -> Result<Option<Tensor>> {
+        if self.dtype == NO_TENSOR {
+            return Ok(None);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.take() }.map(Some)
+    }
+
+    /// As [`RollTensor::keep`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn keep_option(&self) -> Result<Option<Tensor>> {
+        if self.dtype == NO_TENSOR {
+            return Ok(None);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.keep() }.map(Some)
     }
 
     /// # Safety

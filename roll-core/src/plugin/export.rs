@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::abi::{RollComponent, RollContext, RollError, RollHost, RollObject, RollOption, RollPlugin, RollStr};
 use super::call::{answer, remember_panics};
 use super::options::OptionSpec;
-use super::{log, reward};
+use super::{algorithm, environment, log, model, reward, strategy};
 use crate::{BuildContext, Error, Factory, Options, Registration, Result};
 
 /// What a plugin says of itself, from its `Cargo.toml`.
@@ -102,10 +102,17 @@ unsafe extern "C" fn make(
 }
 
 fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<RollObject> {
-    match factory {
-        Factory::Reward(make) => Ok(reward::give(make(options, context)?)),
-        other => Err(Error::Unsupported(format!("a plugin cannot export the kind `{}` yet", other.kind()))),
-    }
+    Ok(match factory {
+        Factory::Reward(make) => reward::give(make(options, context)?),
+        Factory::Model(make) => model::give(make(options, context)?),
+        Factory::Strategy(make) => strategy::give(make(options, context)?),
+        Factory::Algorithm(make) => algorithm::give(make(options, context)?),
+        Factory::Environment(make) => environment::give(make(options, context)?),
+        Factory::Loaded(component) => {
+            let name = component.name();
+            return Err(Error::Unsupported(format!("`{name}` comes from another plugin and cannot be exported again")));
+        }
+    })
 }
 
 /// Makes a crate of type `cdylib` a plugin that offers the given [`Registration`](crate::Registration)s.
@@ -167,6 +174,38 @@ macro_rules! export_reward {
     };
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
         $crate::__export_one!(Reward, RewardScorer, "reward", $name, $summary, $options, $make);
+    };
+}
+
+/// As [`export_reward!`](crate::export_reward), for a [`Model`](crate::Model).
+#[macro_export]
+macro_rules! export_model {
+    ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+        $crate::__export_one!(Model, Model, "model", $name, $summary, $options, $make);
+    };
+}
+
+/// As [`export_reward!`](crate::export_reward), for a [`Strategy`](crate::Strategy).
+#[macro_export]
+macro_rules! export_strategy {
+    ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+        $crate::__export_one!(Strategy, Strategy, "strategy", $name, $summary, $options, $make);
+    };
+}
+
+/// As [`export_reward!`](crate::export_reward), for an [`Algorithm`](crate::Algorithm).
+#[macro_export]
+macro_rules! export_algorithm {
+    ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+        $crate::__export_one!(Algorithm, Algorithm, "algo", $name, $summary, $options, $make);
+    };
+}
+
+/// As [`export_reward!`](crate::export_reward), for an [`Environment`](crate::Environment).
+#[macro_export]
+macro_rules! export_environment {
+    ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+        $crate::__export_one!(Environment, Environment, "environment", $name, $summary, $options, $make);
     };
 }
 

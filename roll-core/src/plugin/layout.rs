@@ -9,8 +9,22 @@ use super::abi::{
     RollAbi, RollComponent, RollContext, RollError, RollHost, RollNamedNumber, RollNamedTensor, RollObject, RollOption,
     RollOwned, RollPlugin, RollPullback, RollStr, RollTensor,
 };
+use super::algorithm::RollAlgorithmTable;
 use super::data::slice;
+use super::diffusion::{
+    RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollValue, RollVelocityInput,
+};
+use super::environment::{RollEnvironmentTable, RollTransition};
+use super::language::{
+    RollEvaluateInput, RollGenerateInput, RollGeneration, RollLanguageTable, RollTokenStats, RollTokens,
+};
+use super::model::{RollFile, RollModelFacts, RollModelTable, RollParameter};
 use super::reward::{RollRewardFacts, RollRewardTable, RollScore, RollScoreInput, RollVideo};
+use super::step::{
+    RollEvaluated, RollEvaluation, RollEvaluationContext, RollMaybe, RollNamedVideo, RollNoise, RollProgress,
+    RollSample, RollSkipped, RollStepContext, RollStepReport,
+};
+use super::strategy::{RollOptimizer, RollRanks, RollStrategyReport, RollStrategyTable};
 use crate::{Error, Result};
 
 /// More fields or types than this are garbage.
@@ -100,6 +114,40 @@ static TYPES: &[TypeLayout] = &[
     RollScoreInput::LAYOUT,
     RollScore::LAYOUT,
     RollRewardTable::LAYOUT,
+    RollTransition::LAYOUT,
+    RollEnvironmentTable::LAYOUT,
+    RollParameter::LAYOUT,
+    RollModelFacts::LAYOUT,
+    RollFile::LAYOUT,
+    RollModelTable::LAYOUT,
+    RollSchedule::LAYOUT,
+    RollConditionInput::LAYOUT,
+    RollConditioning::LAYOUT,
+    RollVelocityInput::LAYOUT,
+    RollValue::LAYOUT,
+    RollDiffusionTable::LAYOUT,
+    RollTokens::LAYOUT,
+    RollGenerateInput::LAYOUT,
+    RollGeneration::LAYOUT,
+    RollEvaluateInput::LAYOUT,
+    RollTokenStats::LAYOUT,
+    RollLanguageTable::LAYOUT,
+    RollOptimizer::LAYOUT,
+    RollStrategyReport::LAYOUT,
+    RollRanks::LAYOUT,
+    RollStrategyTable::LAYOUT,
+    RollSample::LAYOUT,
+    RollNoise::LAYOUT,
+    RollProgress::LAYOUT,
+    RollStepContext::LAYOUT,
+    RollEvaluationContext::LAYOUT,
+    RollSkipped::LAYOUT,
+    RollNamedVideo::LAYOUT,
+    RollStepReport::LAYOUT,
+    RollMaybe::LAYOUT,
+    RollEvaluated::LAYOUT,
+    RollEvaluation::LAYOUT,
+    RollAlgorithmTable::LAYOUT,
 ];
 
 /// The symbol `roll_plugin_layout` of Rust plugins: data, so that no code runs before it is compared.

@@ -7,14 +7,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::abi::{
     ABI_VERSION, InitFn, MAGIC, RollAbi, RollComponent, RollContext, RollError, RollObject, RollPlugin, RollStr,
 };
+use super::algorithm::ForeignAlgorithm;
 use super::call::{Origin, Source};
+use super::environment::ForeignEnvironment;
 use super::error::PluginError;
 use super::export::KINDS;
 use super::layout::LayoutTag;
+use super::model::ForeignModel;
 use super::options::{OptionKind, OptionSpec, complete};
 use super::reward::ForeignReward;
+use super::strategy::ForeignStrategy;
 use super::{data, log, object_file};
-use crate::{BuildContext, Error, Factory, Options, Registration, Result, RewardScorer};
+use crate::{
+    Algorithm, BuildContext, Environment, Error, Factory, Model, Options, Registration, Result, RewardScorer, Strategy,
+};
 
 /// Most components of one plugin, and most options of one component: beyond it the numbers are garbage.
 const MAX_ENTRIES: usize = 1024;
@@ -268,5 +274,29 @@ impl LoadedComponent {
         let object = self.make("reward", options, context)?;
         // SAFETY: the plugin made it for us, of this component's kind.
         Ok(Box::new(unsafe { ForeignReward::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
+        let object = self.make("model", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignModel::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
+        let object = self.make("strategy", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignStrategy::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
+        let object = self.make("algo", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignAlgorithm::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        let object = self.make("environment", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignEnvironment::new(object, self.source.clone()) }?))
     }
 }

@@ -15,19 +15,26 @@
 //! [`export_reward!`](crate::export_reward).
 
 mod abi;
+mod algorithm;
 mod call;
 pub mod check;
 mod data;
+mod diffusion;
 mod discover;
+mod environment;
 mod error;
 mod export;
+mod language;
 mod layout;
 mod load;
 mod log;
+mod model;
 mod object_file;
 mod options;
 mod pullback;
 mod reward;
+mod step;
+mod strategy;
 
 pub use abi::ABI_VERSION;
 pub use discover::{PATH_VARIABLE, discover};

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use super::abi::{
     RollError, RollNamedNumber, RollNamedTensor, RollObject, RollOwned, RollPullback, RollStr, RollTensor,
 };
-use super::call::{Foreign, Served, Source, serve};
+use super::call::{Foreign, Served, Source, serve, serve_shared};
 use super::data::{Lent, keep_named, lend_named, own_numbers, own_tensors, slice, take_numbers, take_tensors};
 use super::layout::boundary;
 use super::pullback;
@@ -91,8 +91,35 @@ pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
     Served::give(scorer, &TABLE)
 }
 
+/// Lends a scorer to the other side for a call.
+pub(super) struct LentReward(Served<Scorer>);
+
+impl LentReward {
+    pub(super) fn new<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Self {
+        // SAFETY: whoever makes this drops it before the borrow ends.
+        unsafe { Self::at(scorer) }
+    }
+
+    /// Only its facts may be asked for.
+    pub(super) fn shared<'a>(scorer: &'a (dyn RewardScorer + 'a)) -> Self {
+        // SAFETY: as above; facts are served as shared.
+        unsafe { Self::at(std::ptr::from_ref(scorer).cast_mut()) }
+    }
+
+    /// # Safety
+    /// The scorer outlives the result.
+    unsafe fn at<'a>(scorer: *mut (dyn RewardScorer + 'a)) -> Self {
+        // SAFETY: only the lifetime changes, and the caller sees to it.
+        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn RewardScorer + 'a), *mut Scorer>(scorer) }))
+    }
+
+    pub(super) fn object(&self) -> RollObject {
+        self.0.object(&TABLE)
+    }
+}
+
 unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error: *mut RollError) -> u32 {
-    let body = |scorer: &mut Scorer| {
+    let body = |scorer: &Scorer| {
         let (on_missing, missing_value) = match scorer.on_missing() {
             OnMissing::Skip => (0, 0.0),
             OnMissing::Error => (1, 0.0),
@@ -102,7 +129,7 @@ unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error:
         Ok(RollRewardFacts { name: RollOwned::text(scorer.name().into()), differentiable, on_missing, missing_value })
     };
     // SAFETY: as the interface says.
-    unsafe { serve(state, out, error, body) }
+    unsafe { serve_shared(state, out, error, body) }
 }
 
 unsafe extern "C" fn prepare(
