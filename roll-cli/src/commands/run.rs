@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use roll_core::Result;
 use roll_core::run_dir::{Existing, RunDir};
-use roll_core::{Registry, Result};
 
 use crate::args::Run;
 use crate::trainer::Trainer;
 
 /// Opens everything before the run directory is made.
 pub fn run(args: Run) -> Result<()> {
-    let registry = Registry::linked()?;
+    let registry = super::registry(&args.config)?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let loaded = super::load_or_demo(&args.config, &registry, steps.as_slice())?;
     let context = super::build_context(&loaded);
