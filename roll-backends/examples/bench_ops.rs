@@ -215,10 +215,19 @@ fn main() {
     for (name, c, t, kt, side) in [
         ("conv3d 96 k3 4+2x64x64", 96, 6, 3, 64),
         ("conv3d 384 k3 1+2x16x16", 384, 3, 3, 16),
+        ("conv3d 16 k3 4+2x64x64", 16, 6, 3, 64),
+        ("conv3d 32 k3 4+2x32x32", 32, 6, 3, 32),
+        ("conv3d 64 k3 2+2x16x16", 64, 4, 3, 16),
+        ("conv3d 64 k3 1+2x8x8", 64, 3, 3, 8),
+        ("conv2d 16 8x64x64", 16, 8, 1, 64),
         ("conv2d 192 4x64x64", 192, 4, 1, 64),
     ] {
         let inputs = || vec![r(c * t * side * side), r(c * c * kt * 9), r(c)];
         bench.case(name, inputs(), &[0], |x| {
+            let volume = x[0].clone().reshape([c, t, side, side]);
+            flat(ops::conv3d(volume, x[1].clone().reshape([c, c, kt, 3, 3]), Some(x[2].clone()), [0, 1, 1]))
+        });
+        bench.case(&format!("{name}, all gradients"), inputs(), &[0, 1, 2], |x| {
             let volume = x[0].clone().reshape([c, t, side, side]);
             flat(ops::conv3d(volume, x[1].clone().reshape([c, c, kt, 3, 3]), Some(x[2].clone()), [0, 1, 1]))
         });

@@ -42,6 +42,11 @@ impl Parameters {
         &self.shared.specs
     }
 
+    /// The device they are on.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
     /// Position of a parameter.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.shared.index.get(name).copied()
@@ -133,6 +138,11 @@ impl Snapshot {
     pub fn get(&self, name: &str) -> Option<(usize, &[usize], &Tensor<1>)> {
         let index = self.parameters.position(name)?;
         Some((index, &self.parameters.specs()[index].shape, &self.values[index]))
+    }
+
+    /// Position, name and shape, and value of each.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<1>)> {
+        self.parameters.specs().iter().zip(self.values.iter()).enumerate().map(|(i, (spec, value))| (i, spec, value))
     }
 }
 

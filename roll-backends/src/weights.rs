@@ -1,17 +1,17 @@
-//! Where frozen weights live: on the device, streamed, or sharded. One interface.
+//! Where the weights of a network live: on the device, streamed, or sharded. One interface.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use roll_core::{Result, StateDict};
+use roll_core::{ParameterSpec, Result, StateDict};
 
-use crate::{BackendError, NdTensor};
+use crate::{BackendError, NdTensor, Snapshot, Tape};
 
-/// Frozen weights of one segment of a network, by the checkpoint's key.
+/// Weights of one segment of a network, by the checkpoint's key.
 pub type Weights = Arc<HashMap<String, Weight>>;
 
-/// One frozen weight, in the dtype it is stored in.
+/// One weight, in the dtype it is stored in. Frozen, unless it was made from a leaf of an autodiff graph.
 #[derive(Clone, Debug)]
 pub struct Weight {
     value: NdTensor,
@@ -33,6 +33,11 @@ impl Weight {
         Self { value: NdTensor::from_flat(flat, tensor.shape()) }
     }
 
+    /// Takes a tensor that is on a device already, for instance a leaf of an autodiff graph.
+    pub fn from_tensor(value: NdTensor) -> Self {
+        Self { value }
+    }
+
     /// The value in f32, at rank `D`; a bf16 weight is widened for the moment of its use.
     pub fn f32<const D: usize>(&self) -> Result<Tensor<D>> {
         let value = self.value.rank::<D>()?;
@@ -45,12 +50,12 @@ impl Weight {
     }
 }
 
-/// Hands out the frozen weights of a network, segment by segment.
+/// Hands out the weights of a network, segment by segment.
 pub trait WeightStore: Send + Sync {
     /// All weights whose key starts with `prefix`. They may be dropped when the segment is done.
     fn segment(&self, prefix: &str) -> Result<Weights>;
 
-    /// The device they arrive on.
+    /// The device they arrive on, without autodiff.
     fn device(&self) -> &Device;
 
     /// Shape of one weight.
@@ -69,6 +74,17 @@ impl Resident {
     pub fn new(state: &StateDict, dtype: DType, device: &Device) -> Self {
         let weights = state.iter().map(|(k, t)| (k.clone(), Weight::new(t, dtype, device))).collect();
         Self { device: device.clone(), weights, segments: Default::default() }
+    }
+
+    /// All parameters of `snapshot` as weights, recorded on `tape`: with a tape that is on, a network that reads its
+    /// weights from this store runs inside the tape's autodiff graph and can be trained.
+    pub fn tracked(snapshot: &Snapshot, tape: &Tape) -> Self {
+        let weight = |(index, spec, value): (usize, &ParameterSpec, &Tensor<1>)| {
+            let leaf = NdTensor::from_flat(tape.leaf(index, value), spec.shape.as_slice());
+            (spec.name.clone(), Weight::from_tensor(leaf))
+        };
+        let device = snapshot.parameters().device().clone();
+        Self { device, weights: snapshot.iter().map(weight).collect(), segments: Default::default() }
     }
 }
 

@@ -26,7 +26,9 @@ pub mod video;
 
 pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
 pub use communicator::{Communicator, Rank, SingleRank};
-pub use diffusion::{ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep};
+pub use diffusion::{
+    ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
+};
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use language::{Generation, LanguageModel, Sampling, TokenStats};

@@ -1,5 +1,6 @@
 //! Makes the world of the embedded demo: procedural faces, and the networks trained on them.
 
+mod all;
 mod clips;
 mod detector;
 mod embedder;
@@ -10,7 +11,9 @@ mod network;
 mod onnx_writer;
 mod quality;
 mod sheet;
+mod text;
 mod training;
+mod vae;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,7 +74,30 @@ enum Command {
         #[arg(long, default_value = "examples/demo_world/experts.yaml")]
         config: PathBuf,
     },
-    /// Measure the face networks that are there.
+    /// Train the VAE.
+    Vae {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Make the tokenizer and train the text encoder.
+    Text {
+        /// Updates, instead of the plan's.
+        #[arg(long)]
+        steps: Option<u64>,
+    },
+    /// Write the clips of the default run, and the sheet of people.
+    Data,
+    /// Everything, in order.
+    All {
+        /// Where clips and the run of the transformers are kept.
+        #[arg(long, default_value = "target/demo-world")]
+        work: PathBuf,
+        /// How the transformers are trained.
+        #[arg(long, default_value = "examples/demo_world/experts.yaml")]
+        config: PathBuf,
+    },
+    /// Measure the networks that are there.
     Quality,
 }
 
@@ -105,11 +131,16 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
         Command::Sheet => sheet::write(&out.join("faces.png")),
         Command::Clips { count, first_identity, seed } => clips::write(out, first_identity, count, seed),
         Command::Experts { steps, ref work, ref config } => experts::train(out, work, config, steps),
-        Command::Quality => {
-            quality::detector(out)?;
-            [embedder::Role::Reward, embedder::Role::Check]
-                .into_iter()
-                .try_for_each(|role| quality::embedder(role, out))
+        Command::Vae { steps } => {
+            vae::train(steps, out)?;
+            quality::vae::measure(out)
         }
+        Command::Text { steps } => {
+            text::train(steps, out)?;
+            quality::text::measure(out)
+        }
+        Command::Data => all::data(out),
+        Command::All { ref work, ref config } => all::make(out, work, config),
+        Command::Quality => all::measure(out),
     }
 }

@@ -35,8 +35,9 @@ pub fn run(args: Run) -> Result<()> {
     for (name, line) in &summary.lines {
         println!("  {name:<15} {line}");
     }
-    for adapter in &summary.adapter {
-        println!("  adapter         {}", adapter.display());
+    for file in &summary.adapter {
+        let adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
+        println!("  {:<15} {}", if adapter { "adapter" } else { "weights" }, file.display());
     }
     println!("  metrics         {}", dir.path().join("metrics.jsonl").display());
     for (name, path) in &summary.written {

@@ -119,7 +119,18 @@ fn only_spiece(path: &Path) -> Error {
 /// ASCII as characters, some pairs of letters, and every other character as its bytes. Any text encodes to ids below
 /// [`tiny_vocabulary`].
 pub fn tiny_tokenizer_json() -> String {
-    let vocabulary = tiny_pieces();
+    tokenizer_json(&[])
+}
+
+/// As [`tiny_tokenizer_json`], with one id for each of `words` wherever it begins after white space.
+pub fn tokenizer_json(words: &[&str]) -> String {
+    let mut vocabulary = tiny_pieces();
+    for word in words {
+        let piece = format!("▁{word}");
+        if vocabulary.iter().all(|(known, _)| *known != piece) {
+            vocabulary.push((piece, -4.0));
+        }
+    }
     let special = |id: usize, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
@@ -184,6 +195,18 @@ mod tests {
             assert!(ids.len() <= 512 && ids.iter().all(|&id| (id as usize) < tiny_vocabulary()), "{prompt}");
             assert!(!ids.contains(&2), "{prompt}: {ids:?}");
         }
+    }
+
+    #[test]
+    fn a_word_of_the_vocabulary_is_one_token() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(FILE), tokenizer_json(&["a", "person", "smiles", "warm"])).unwrap();
+        let tokenizer = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
+        assert_eq!(tokenizer.vocabulary(), tiny_vocabulary() + 3);
+        let ids = |p: &str| tokenizer.encode(p, 512).unwrap();
+        assert_eq!(ids("a person smiles").len(), 4);
+        assert_eq!(ids("a person smiles, warm").len(), 6);
+        assert!(ids("a personal smile").len() > 6);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The UMT5 text encoder: T5's encoder with a relative position bias of its own in every layer.
 //!
-//! Runs in f32, without gradient, one sequence at a time. Weights arrive block by block from a [`WeightStore`], so
+//! Runs in f32, one sequence at a time, without gradient unless its weights are leaves of an autodiff graph. Weights arrive block by block from a [`WeightStore`], so
 //! that the XXL encoder (11 GB in bf16) never has to be resident, and stay bf16 until they are used.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor as Burn, TensorData, activation};
+use burn::tensor::{Device, Int, Tensor as Burn, activation};
 use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
 use roll_core::{Error, Result, StateDict, Tensor};
 
@@ -121,6 +121,8 @@ enum Embedding {
     Loaded(Tensor),
     /// Read when it is needed: a mapped file costs the rows that are touched.
     Stored(Checkpoint),
+    /// With the other weights, on the device: the way to train it.
+    OnDevice,
 }
 
 impl Umt5 {
@@ -140,6 +142,12 @@ impl Umt5 {
         let config = Umt5Config::from_shapes(&checkpoint.shapes())?;
         let store = Arc::new(Streamed::new(checkpoint.clone(), device));
         Ok(Self { config, store, embedding: Embedding::Stored(checkpoint.clone()), probe: None })
+    }
+
+    /// Takes all weights, the embedding too, from `store`: with a store of leaves ([`Resident::tracked`]) the encoder can
+    /// be trained through [`Umt5::hidden_recorded`].
+    pub fn with_store(config: Umt5Config, store: Arc<dyn WeightStore>) -> Self {
+        Self { config, store, embedding: Embedding::OnDevice, probe: None }
     }
 
     /// Shows inner values to `probe`: `blocks.N.attn` and `blocks.N`, each `[L, dim]`.
@@ -168,11 +176,15 @@ impl Umt5 {
     /// The encoding of every one of `ids`, f32 `[ids.len(), dim]`, where attention sees the positions `keys` alone.
     /// That is what masking the others comes to: their weights vanish in the softmax.
     pub fn hidden(&self, ids: &[u32], keys: &[usize]) -> Result<Tensor> {
+        to_host(self.hidden_recorded(ids, keys)?)
+    }
+
+    /// As [`Umt5::hidden`], on the device, inside the autodiff graph of the weights if they are leaves of one.
+    pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
         if keys.is_empty() || keys.iter().any(|&k| k >= ids.len()) {
             return Err(Error::Misuse(format!("expected key positions below {}, found {keys:?}", ids.len())));
         }
-        let device = self.store.device();
-        let mut x: Burn<2> = roll_backends::to_device(&self.embed(ids)?, device)?;
+        let mut x = self.embed(ids)?;
         let tape = Tape::off();
         let positions = Positions::new(ids.len(), keys, self.config.buckets);
         for i in 0..self.config.layers {
@@ -183,7 +195,7 @@ impl Umt5 {
         }
         let weights = self.store.segment("norm.")?;
         let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
-        to_host(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))
+        Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))
     }
 
     fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>, positions: &Positions) -> Result<Burn<2>> {
@@ -193,8 +205,8 @@ impl Umt5 {
         let seen = positions.rows(normed);
         let k = scope.linear(seen.clone(), &name("attn.k"))?;
         let v = scope.linear(seen, &name("attn.v"))?;
-        let table = to_host(scope.weight::<2>(&name("pos_embedding.embedding.weight"))?)?;
-        let mixed = attention(q, k, v, table.f32s()?, self.config.heads, positions);
+        let table = scope.weight::<2>(&name("pos_embedding.embedding.weight"))?;
+        let mixed = attention([q, k, v], table, positions, self.store.device());
         let attended = scope.linear(mixed, &name("attn.o"))?;
         self.see(|| name("attn"), &attended);
         let x = x + attended;
@@ -207,24 +219,34 @@ impl Umt5 {
     }
 
     /// Rows of the embedding, f32 `[ids.len(), dim]`.
-    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        let table = match &self.embedding {
-            Embedding::Loaded(table) => table.clone(),
-            Embedding::Stored(checkpoint) => checkpoint.tensor(EMBEDDING)?,
+    fn embed(&self, ids: &[u32]) -> Result<Burn<2>> {
+        let Umt5Config { vocab, .. } = self.config;
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Error::Unsupported(format!(
+                "the token id {id} is beyond the text encoder's vocabulary of {vocab}: the tokenizer is that of another \
+                 model"
+            )));
+        }
+        let device = self.store.device();
+        let rows = match &self.embedding {
+            Embedding::Loaded(table) => self.rows(table, ids)?,
+            Embedding::Stored(checkpoint) => self.rows(&checkpoint.tensor(EMBEDDING)?, ids)?,
+            Embedding::OnDevice => {
+                let weights = self.store.segment(EMBEDDING)?;
+                let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+                let ids = Burn::<1, Int>::from_data(ids.as_slice(), device);
+                return Ok(roll_backends::weights::get(&weights, EMBEDDING)?.f32::<2>()?.select(0, ids));
+            }
         };
-        let Umt5Config { vocab, dim, .. } = self.config;
+        roll_backends::to_device(&rows, device)
+    }
+
+    /// Rows of a table in host memory, whose number is that of the vocabulary.
+    fn rows(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
+        let Umt5Config { dim, .. } = self.config;
         let width = dim * table.dtype().size();
         let mut bytes = Vec::with_capacity(ids.len() * width);
-        for &id in ids {
-            let at = id as usize;
-            if at >= vocab {
-                return Err(Error::Unsupported(format!(
-                    "the token id {id} is beyond the text encoder's vocabulary of {vocab}: the tokenizer is that of \
-                     another model"
-                )));
-            }
-            bytes.extend_from_slice(&table.as_bytes()[at * width..(at + 1) * width]);
-        }
+        ids.iter().for_each(|&id| bytes.extend_from_slice(&table.as_bytes()[id as usize * width..][..width]));
         Tensor::from_bytes(table.dtype(), [ids.len(), dim], Arc::new(bytes))?.to_float(roll_core::DType::F32)
     }
 
@@ -259,33 +281,40 @@ impl Positions {
         Burn::cat(rows, 0)
     }
 
-    /// The bias of one head for some of the queries, `[rows, keys]`, from the table `[buckets, heads]`.
-    fn bias(&self, table: &[f32], heads: usize, head: usize, rows: Range<usize>) -> Vec<f32> {
+    /// The buckets of some of the queries, row-major.
+    fn pairs(&self, rows: Range<usize>) -> &[u16] {
         let keys = self.keys.len();
-        let pairs = &self.buckets[rows.start * keys..rows.end * keys];
-        pairs.iter().map(|&bucket| table[bucket as usize * heads + head]).collect()
+        &self.buckets[rows.start * keys..rows.end * keys]
     }
 }
 
 /// The position bias that one head adds to its scores, `[queries, keys.len()]`, from the table `[buckets, heads]` of
 /// its layer. Queries stand at 0, 1, ...; keys at the given positions.
 pub fn head_bias(table: &[f32], config: &Umt5Config, head: usize, queries: usize, keys: &[usize]) -> Vec<f32> {
-    Positions::new(queries, keys, config.buckets).bias(table, config.heads, head, 0..queries)
+    let positions = Positions::new(queries, keys, config.buckets);
+    positions.pairs(0..queries).iter().map(|&bucket| table[usize::from(bucket) * config.heads + head]).collect()
 }
 
-/// Attention without scaling, `softmax(q k^T + bias) v`, one head and [`QUERY_ROWS`] queries at a time.
-fn attention(q: Burn<2>, k: Burn<2>, v: Burn<2>, table: &[f32], heads: usize, positions: &Positions) -> Burn<2> {
-    let device = q.device();
+/// Attention without scaling, `softmax(q k^T + bias) v`, one head and [`QUERY_ROWS`] queries at a time. The bias of a
+/// pair of positions stands in `table`, `[buckets, heads]`.
+fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, device: &Device) -> Burn<2> {
+    let heads = table.dims()[1];
     let width = q.dims()[1] / heads;
+    let blocks: Vec<_> = (0..positions.queries)
+        .step_by(QUERY_ROWS)
+        .map(|start| {
+            let rows = start..(start + QUERY_ROWS).min(positions.queries);
+            let buckets: Vec<i32> = positions.pairs(rows.clone()).iter().map(|&b| i32::from(b)).collect();
+            (rows, Burn::<1, Int>::from_data(buckets.as_slice(), device))
+        })
+        .collect();
     let columns = (0..heads).map(|head| {
         let part = |t: &Burn<2>| t.clone().narrow(1, head * width, width);
         let (q, k, v) = (part(&q), part(&k).transpose(), part(&v));
-        let rows = (0..positions.queries).step_by(QUERY_ROWS).map(|start| {
-            let rows = start..(start + QUERY_ROWS).min(positions.queries);
-            let shape = [rows.len(), positions.keys.len()];
-            let bias = TensorData::new(positions.bias(table, heads, head, rows.clone()), shape);
-            let scores = q.clone().narrow(0, start, rows.len()).matmul(k.clone());
-            let scores = scores + Burn::<2>::from_data(bias, &device);
+        let column = table.clone().narrow(1, head, 1).flatten::<1>(0, 1);
+        let rows = blocks.iter().map(|(rows, buckets)| {
+            let bias = column.clone().select(0, buckets.clone()).reshape([rows.len(), positions.keys.len()]);
+            let scores = q.clone().narrow(0, rows.start, rows.len()).matmul(k.clone()) + bias;
             activation::softmax(scores, 1).matmul(v.clone())
         });
         Burn::cat(rows.collect(), 0)
@@ -310,85 +339,6 @@ pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use roll_core::{DType, Noise, Purpose};
-
-    use super::*;
-
-    fn config() -> Umt5Config {
-        Umt5Config { vocab: 30, dim: 16, attention_dim: 24, ffn_dim: 20, heads: 3, buckets: 32, layers: 2 }
-    }
-
-    fn random(config: &Umt5Config, dtype: DType) -> StateDict {
-        let noise = Noise::new(5);
-        let tensors = config.weights().into_iter().enumerate();
-        tensors
-            .map(|(i, (key, shape))| {
-                let values = noise.normal(Purpose::Synthetic, 0, i as u64, &shape).unwrap();
-                let scaled = values.f32s().unwrap().iter().map(|v| v * 0.3).collect();
-                (key, Tensor::new::<f32>(scaled, shape).unwrap().to_float(dtype).unwrap())
-            })
-            .collect()
-    }
-
-    fn device() -> Device {
-        roll_backends::device("flex").unwrap()
-    }
-
-    #[test]
-    fn a_prompt_embedding_does_not_depend_on_its_padding() {
-        let model = Umt5::new(&random(&config(), DType::F32), &device()).unwrap();
-        let ids = [3, 7, 29, 1];
-        let short = model.encode(&ids, 4).unwrap();
-        let long = model.encode(&ids, 9).unwrap();
-        let padded = model.hidden(&[3, 7, 29, 1, 0, 0], &[0, 1, 2, 3]).unwrap();
-        assert_eq!(long.shape(), [9, 16]);
-        assert_eq!(short.f32s().unwrap(), &long.f32s().unwrap()[..64]);
-        assert!(long.f32s().unwrap()[64..].iter().all(|&v| v == 0.0));
-        for (a, b) in short.f32s().unwrap().iter().zip(padded.f32s().unwrap()) {
-            assert!((a - b).abs() < 1e-5, "{a} {b}");
-        }
-    }
-
-    #[test]
-    fn a_streamed_bf16_file_encodes_as_the_resident_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("t5.safetensors");
-        let state = random(&config(), DType::Bf16);
-        crate::weights::save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
-        let streamed = Umt5::streamed(&Checkpoint::open(&path).unwrap(), &device()).unwrap();
-        let resident = Umt5::new(&state, &device()).unwrap();
-        let ids = [5, 6, 1];
-        let (a, b) = (streamed.encode(&ids, 5).unwrap(), resident.encode(&ids, 5).unwrap());
-        assert_eq!(a.f32s().unwrap(), b.f32s().unwrap());
-        assert!(a.f32s().unwrap()[..48].iter().any(|&v| v != 0.0));
-    }
-
-    #[test]
-    fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
-        let model = Umt5::new(&random(&config(), DType::F32), &device()).unwrap();
-        assert!(model.encode(&[30], 4).unwrap_err().to_string().contains("vocabulary of 30"));
-        assert!(model.encode(&[], 4).is_err());
-        assert!(model.encode(&[1; 5], 4).is_err());
-    }
-
-    #[test]
-    fn a_missing_or_misshapen_weight_is_named() {
-        let mut state = random(&config(), DType::F32);
-        let taken = state.remove("blocks.1.ffn.fc2.weight").unwrap();
-        let message = Umt5::new(&state, &device()).err().unwrap().to_string();
-        assert!(message.contains("blocks.1.ffn.fc2.weight"), "{message}");
-        state.insert("blocks.1.ffn.fc2.weight".into(), taken.reshape([20, 16]).unwrap());
-        let message = Umt5::new(&state, &device()).err().unwrap().to_string();
-        assert!(message.contains("[16, 20]") && message.contains("[20, 16]"), "{message}");
-    }
-
-    #[test]
-    fn distances_fall_into_the_buckets_of_t5() {
-        let all: Vec<usize> = [0, -1, -7, -8, -11, -12, -16, -127, -128, -5000].map(|d| relative_bucket(d, 32)).into();
-        assert_eq!(all, [0, 1, 7, 8, 8, 9, 10, 15, 15, 15]);
-        assert_eq!(relative_bucket(1, 32), 17);
-        assert_eq!(relative_bucket(64, 32), 16 + 14);
-    }
-}
+#[allow(clippy::unwrap_used)]
+#[path = "umt5_tests.rs"]
+mod tests;

@@ -1,7 +1,9 @@
-//! How good the exported face networks are, measured through the files and the run-time pipeline that reads them, on
+//! How good the exported networks are, measured through the files and the run-time pipeline that reads them, on
 //! people that no network was trained on.
 
 mod detection;
+pub mod text;
+pub mod vae;
 mod verification;
 
 use std::path::Path;

@@ -7,6 +7,7 @@ pub mod activation;
 pub mod attention;
 pub mod channel_norm;
 pub mod conv;
+mod correlate;
 pub mod linear;
 pub mod matrix;
 pub mod norm;

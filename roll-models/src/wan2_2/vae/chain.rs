@@ -200,7 +200,7 @@ impl CausalChain {
         self.around(layer, first, |around| {
             let (cache, activated) = layer.pull_convolution(cotangent, next, around)?;
             let cached = matches!(inputs.caches.first(), Some(Some(_)));
-            let cache = cached.then(|| NdTensor::from(cache));
+            let cache = cache.filter(|_| cached).map(NdTensor::from);
             let Kind::Activated { .. } = layer.kind() else { return Ok((activated, cache)) };
             Ok((pull(inputs.x, activated, |x| layer.activate(x, around))?, cache))
         })

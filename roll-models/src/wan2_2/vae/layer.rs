@@ -61,7 +61,8 @@ pub(super) struct Layer {
 pub(super) struct Surroundings<'a> {
     pub weights: &'a Weights,
     pub statistics: &'a Statistics,
-    /// Whether this is the first chunk of a video: one frame, with nothing before it.
+    /// Whether this is the first chunk of a video: one frame, with nothing before it. (Or several such frames, each of
+    /// another video.)
     pub first: bool,
 }
 
@@ -172,13 +173,9 @@ impl Layer {
                 let y = pointwise(x, matrix, bias) - mean.clone().reshape([channels, 1, 1, 1]);
                 Ok((y / std.clone().reshape([channels, 1, 1, 1]), vec![]))
             }
-            Kind::Conv { .. } => {
-                let (x, next) = after(cache(), x, CONTEXT);
-                Ok((self.conv(x, "", around, 1)?, vec![Some(next)]))
-            }
+            Kind::Conv { .. } => self.convolve(x, cache(), "", around),
             Kind::Activated { parts, .. } => {
-                let (x, next) = after(cache(), self.activate(x, around)?, CONTEXT);
-                Ok((self.conv(x, &parts[1].to_string(), around, 1)?, vec![Some(next)]))
+                self.convolve(self.activate(x, around)?, cache(), &parts[1].to_string(), around)
             }
             Kind::Attention { channels } => Ok((self.attend(x, channels, around)?, vec![])),
             Kind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), around),
@@ -200,25 +197,47 @@ impl Layer {
     }
 
     /// The pull of [`Kind::Conv`] and [`Kind::Activated`], without running the convolution again: the cotangents of the
-    /// frames it looked at, first those of the cache, then those of the activated input; `next` is that of the cache
-    /// for the next chunk.
+    /// frames it looked at, first those of the cache (the first chunk has none), then those of the activated input;
+    /// `next` is that of the cache for the next chunk.
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,
         next: Option<Tensor<4>>,
         around: &Surroundings<'_>,
-    ) -> Result<(Tensor<4>, Tensor<4>)> {
+    ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
         let part = match self.kind {
             Kind::Activated { parts, .. } => parts[1].to_string(),
             _ => String::new(),
         };
+        let kernel = self.kernel(&part, around)?;
         let frames = cotangent.dims()[1];
-        let mut seen = conv_pull(cotangent, self.kernel(&part, around)?, [1, 1]);
-        if let Some(next) = next {
-            let last = seen.clone().narrow(1, frames, CONTEXT) + next;
-            seen = Tensor::cat(vec![seen.narrow(1, 0, frames), last], 1);
+        if around.first {
+            let seen = conv_pull(cotangent, last_tap(kernel), [1, 1]);
+            return Ok((None, add_to_end(seen, next.map(|next| next.narrow(1, CONTEXT - 1, 1)))));
         }
-        Ok((seen.clone().narrow(1, 0, CONTEXT), seen.narrow(1, CONTEXT, frames)))
+        let seen = add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
+        Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
+    }
+
+    /// The causal convolution of three frames, and the frames that it remembers. What stands before the first chunk is
+    /// zero: there only the kernel's last tap sees anything, which also makes stills of frames that come together.
+    fn convolve(
+        &self,
+        x: Tensor<4>,
+        cache: Option<Tensor<4>>,
+        part: &str,
+        around: &Surroundings<'_>,
+    ) -> Result<(Tensor<4>, Caches)> {
+        let bias = self.weight::<1>(&join(part, "bias"), around)?;
+        let kernel = self.kernel(part, around)?;
+        let [c, t, h, w] = x.dims();
+        if around.first {
+            let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], &x.device());
+            let next = Tensor::cat(vec![zeros, x.clone().narrow(1, t - 1, 1)], 1);
+            return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1]), vec![Some(next)]));
+        }
+        let (x, next) = after(cache, x, CONTEXT);
+        Ok((conv(x, kernel, bias, [1, 1, 1], [1, 1]), vec![Some(next)]))
     }
 
     /// Norm and SiLU of [`Kind::Activated`]; of any other kind the input itself.
@@ -337,6 +356,23 @@ fn join(part: &str, last: &str) -> String {
     match part {
         "" => last.to_string(),
         _ => format!("{part}.{last}"),
+    }
+}
+
+/// Of a kernel `[O, C, kt, kh, kw]`, what the newest frame meets.
+fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
+    let frames = kernel.dims()[2];
+    kernel.narrow(2, frames - 1, 1)
+}
+
+/// `x`, to whose last frames `end` is added.
+fn add_to_end(x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
+    let Some(end) = end else { return x };
+    let kept = x.dims()[1] - end.dims()[1];
+    let sum = x.clone().narrow(1, kept, end.dims()[1]) + end;
+    match kept {
+        0 => sum,
+        _ => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
     }
 }
 

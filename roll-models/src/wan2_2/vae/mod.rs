@@ -13,6 +13,7 @@ mod conv;
 mod layer;
 mod pass;
 mod rearrange;
+mod recorded;
 mod schedule;
 mod statistics;
 mod tiling;

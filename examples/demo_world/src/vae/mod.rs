@@ -1,0 +1,115 @@
+//! `demo-world vae`: a small VAE of Wan2.1's architecture, trained on the faces of the demo world.
+
+mod initial;
+mod loss;
+mod moments;
+mod samples;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{Device, Tensor};
+use roll_backends::{Resident, Scope};
+use roll_core::{Error, ParameterSpec, Result, StateDict};
+use roll_models::wan2_2::vae::{LatentStatistics, Vae, VaeConfig};
+use roll_models::weights::save_safetensors;
+
+use crate::training::batches::for_each_batch;
+use crate::training::{Plan, Trainer, upload};
+use moments::Moments;
+use samples::{Part, Stage};
+
+/// The file below the output directory, named as Wan2.1's is.
+pub const FILE: &str = "Wan2.1_VAE.safetensors";
+/// Height and width of the frames.
+pub const SIDE: usize = 64;
+/// Frames of a clip.
+pub const FRAMES: usize = 9;
+/// Channels of the latents.
+const CHANNELS: usize = 16;
+/// Standard deviation of the noise on the latents that the decoder learns from: a diffusion model's latents are not
+/// exact either.
+const NOISE: f32 = 0.1;
+
+/// A sixth of the published network's width, half as deep, and otherwise the same.
+pub fn config() -> VaeConfig {
+    VaeConfig { encoder_dim: 16, decoder_dim: 16, num_res_blocks: 1, ..VaeConfig::wan2_1() }
+}
+
+/// Trains the VAE and writes its file below `out`. `steps` replaces the plan's.
+pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
+    let device = roll_backends::device("flex")?;
+    let plan = Plan {
+        name: "vae".into(),
+        steps: steps.unwrap_or(2200),
+        parts: 2,
+        batch: 4,
+        learning_rate: 3e-3,
+        warmup: 100,
+        weight_decay: 1e-4,
+        report_every: 50,
+    };
+    let Plan { steps, parts, batch, .. } = plan;
+    let state = initial::state(&config(), 7)?;
+    let specs: Vec<_> =
+        state.iter().map(|(key, t)| ParameterSpec { name: key.clone(), shape: t.shape().to_vec() }).collect();
+    let values = state.values().flat_map(roll_core::Tensor::to_f32_vec).collect();
+    let mut trainer = Trainer::new(plan, specs.clone(), values, &device)?;
+    let mut moments = Moments::new(CHANNELS);
+    for_each_batch(
+        steps,
+        |step| Ok(samples::batch(Stage::at(step, steps), step, parts, batch)),
+        |samples| {
+            let seen: Vec<_> = samples.iter().map(|_| Mutex::new(None)).collect();
+            let numbered = samples.into_iter().enumerate().collect();
+            trainer.update(numbered, |(i, part): (usize, Part), scope| {
+                let (loss, latents) = reconstruct(part, scope, &moments, &device)?;
+                *seen[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(latents);
+                Ok(loss)
+            })?;
+            // In the order of the parts, whichever came first.
+            seen.into_iter().filter_map(|s| s.into_inner().ok().flatten()).for_each(|found| moments.update(&found));
+            Ok(())
+        },
+    )?;
+    let mut rest = trainer.values();
+    let trained: Result<StateDict> = specs
+        .into_iter()
+        .map(|spec| {
+            let (values, tail) = rest.split_at(spec.len());
+            rest = tail;
+            let tensor = roll_core::Tensor::new(values.to_vec(), spec.shape)?;
+            Ok((spec.name, tensor.to_float(roll_core::DType::Bf16)?))
+        })
+        .collect();
+    let path = out.join(FILE);
+    std::fs::create_dir_all(out).map_err(Error::file("create the directory", out))?;
+    save_safetensors(&path, &trained?, &Default::default())?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// The loss of a part of a batch, and the moments of its latents.
+fn reconstruct(part: Part, scope: &Scope<'_>, moments: &Moments, device: &Device) -> Result<(Tensor<1>, Moments)> {
+    let snapshot = scope.trainable.ok_or_else(|| Error::Misuse("a VAE is trained on no parameters".into()))?;
+    let store = Arc::new(Resident::tracked(snapshot, scope.tape));
+    let statistics = LatentStatistics::published(CHANNELS)
+        .ok_or_else(|| Error::Unsupported(format!("no latent statistics are published for {CHANNELS} channels")))?;
+    let vae = Vae::with_store(config(), &statistics, store)?;
+    let frames = upload(part.frames, part.shape, device).autodiff();
+    let latents = match part.stage {
+        Stage::Stills => vae.encode_stills(frames.clone())?,
+        Stage::Clips => vae.encode_recorded(frames.clone())?,
+    };
+    let shape = latents.dims();
+    let count = shape.iter().product();
+    let noise = upload(samples::noise(part.seed, count, NOISE), shape, device).autodiff();
+    let noisy = latents.clone() + noise;
+    let decoded = match part.stage {
+        Stage::Stills => vae.decode_stills(noisy)?,
+        Stage::Clips => vae.decode_recorded(noisy)?,
+    };
+    let found = Moments::of(&roll_backends::to_host(latents.clone())?)?;
+    let loss = loss::reconstruction(decoded, frames) + loss::latents(latents, moments, device);
+    Ok((loss, found))
+}

@@ -1,0 +1,154 @@
+//! The inner loop of the convolution: a tile of sixteen neighbours of six output channels stays in registers while all
+//! taps of a few input channels pass by. Nothing is unfolded, and the padded input is read in place.
+
+use rayon::prelude::*;
+
+use super::conv::{Padded, Shape, tap_offsets};
+use super::matrix::ViewMut;
+use super::simd::{MulAdd, vectorised};
+
+/// Output channels of a tile.
+const OUT: usize = 6;
+/// Positions of a tile: with [`OUT`] twelve registers of eight, which leaves room for the operands.
+pub const WIDE: usize = 16;
+/// Input channels between two visits of a tile: their weights (10 KiB at 27 taps) stay in the first cache.
+const DEEP: usize = 16;
+/// Positions of a task; the input that they see stays in the second cache.
+const LONG: usize = 512;
+
+/// A weight in the order in which [`correlate`] reads it: blocks of [`DEEP`] input channels, in them blocks of [`OUT`]
+/// output channels (zeros fill the last), in them input channel, tap, output channel.
+pub struct Packed {
+    values: Vec<f32>,
+    taps: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Packed {
+    /// Packs `weight`, `[outputs, inputs, taps]` of `shape`; or, transposed, the weight of the backward convolution:
+    /// inputs and outputs change places and the taps come in reverse.
+    pub fn new(shape: Shape, weight: &[f32], transposed: bool) -> Self {
+        let taps: usize = shape.kernel.iter().product();
+        let (inputs, outputs) = match transposed {
+            true => (shape.outputs, shape.inputs),
+            false => (shape.inputs, shape.outputs),
+        };
+        let mut values = vec![0.0; inputs * taps * outputs.next_multiple_of(OUT)];
+        let row = taps * outputs.next_multiple_of(OUT);
+        if row > 0 {
+            values.par_chunks_mut(DEEP * row).enumerate().for_each(|(block, values)| {
+                let channels = values.len() / row;
+                for (o, values) in values.chunks_exact_mut(channels * taps * OUT).enumerate() {
+                    for (c, values) in values.chunks_exact_mut(taps * OUT).enumerate() {
+                        for lane in 0..OUT.min(outputs - o * OUT) {
+                            let (input, output) = (block * DEEP + c, o * OUT + lane);
+                            let pair = match transposed {
+                                true => input * shape.inputs + output,
+                                false => output * shape.inputs + input,
+                            };
+                            for (tap, &value) in weight[pair * taps..][..taps].iter().enumerate() {
+                                let tap = if transposed { taps - 1 - tap } else { tap };
+                                values[tap * OUT + lane] = value;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+        Self { values, taps, inputs, outputs }
+    }
+
+    /// The weights of input channels `first..first + channels` (a block) for each block of output channels.
+    fn block(&self, first: usize, channels: usize) -> std::slice::ChunksExact<'_, f32> {
+        let row = self.taps * self.outputs.next_multiple_of(OUT);
+        self.values[first * row..][..channels * row].chunks_exact(channels * self.taps * OUT)
+    }
+}
+
+/// The sum over input channels and taps of weight times shifted input, plus a bias for each output channel: from the
+/// padded input of `shape` to `[outputs, frames, rows, columns]`.
+pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
+    let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
+    let stride = x.size[2];
+    let plane: usize = x.size.iter().product();
+    let offsets: Vec<usize> = tap_offsets(shape.kernel).map(|[t, r, c]| (t * x.size[1] + r) * stride + c).collect();
+    let mut y = vec![0.0; shape.outputs * frames * rows * columns];
+    // Rows are as wide as the padded input's in a task; the columns beyond the output's are dropped.
+    let enough = (frames * rows).div_ceil(2 * rayon::current_num_threads());
+    let height = (LONG / stride).max(1).min(enough).min(rows);
+    let tasks: Vec<_> = ViewMut::new(&mut y, shape.outputs, frames * rows * columns)
+        .split_columns(rows * columns)
+        .into_iter()
+        .enumerate()
+        .flat_map(|(t, frame)| {
+            let stretches = frame.stretches(height * columns).into_iter().enumerate();
+            stretches.map(move |(i, part)| (t, i * height, part)).collect::<Vec<_>>()
+        })
+        .collect();
+    let outputs = shape.outputs.next_multiple_of(OUT);
+    tasks.into_par_iter().for_each_init(Vec::new, |sums, (t, first, mut part)| {
+        let length = ((height.min(rows - first) - 1) * stride + columns).next_multiple_of(WIDE);
+        sums.clear();
+        sums.resize(outputs * length, 0.0);
+        let start = (t * x.size[1] + first) * stride;
+        for channel in (0..weight.inputs).step_by(DEEP) {
+            let channels = DEEP.min(weight.inputs - channel);
+            let seen = &x.values[channel * plane + start..];
+            for (weight, sums) in weight.block(channel, channels).zip(sums.chunks_exact_mut(OUT * length)) {
+                accumulate(seen, plane, &offsets, weight, sums, length);
+            }
+        }
+        for (c, sums) in sums.chunks_exact(length).take(shape.outputs).enumerate() {
+            let bias = bias.map_or(0.0, |bias| bias[c]);
+            for (row, sums) in part.row(c).chunks_exact_mut(columns).zip(sums.chunks(stride)) {
+                row.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum + bias);
+            }
+        }
+    });
+    y
+}
+
+vectorised! {
+    /// Adds to `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), what the input channels that begin at `x` and
+    /// lie `plane` apart give with `weight`, `[channels, taps, OUT]`.
+    fn accumulate(
+        x: &[f32],
+        plane: usize,
+        offsets: &[usize],
+        weight: &[f32],
+        sums: &mut [f32],
+        length: usize,
+    ) = accumulate_body
+}
+
+#[inline(always)]
+fn accumulate_body<M: MulAdd>(
+    x: &[f32],
+    plane: usize,
+    offsets: &[usize],
+    weight: &[f32],
+    sums: &mut [f32],
+    length: usize,
+) {
+    for first in (0..length).step_by(WIDE) {
+        let mut tile = [[0.0f32; WIDE]; OUT];
+        for (o, tile) in tile.iter_mut().enumerate() {
+            tile.copy_from_slice(&sums[o * length + first..][..WIDE]);
+        }
+        for (c, weight) in weight.chunks_exact(OUT * offsets.len()).enumerate() {
+            let x = &x[c * plane + first..];
+            for (&offset, weight) in offsets.iter().zip(weight.chunks_exact(OUT)) {
+                let seen = &x[offset..offset + WIDE];
+                for o in 0..OUT {
+                    for l in 0..WIDE {
+                        tile[o][l] = M::mul_add(weight[o], seen[l], tile[o][l]);
+                    }
+                }
+            }
+        }
+        for (o, tile) in tile.iter().enumerate() {
+            sums[o * length + first..][..WIDE].copy_from_slice(tile);
+        }
+    }
+}
