@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use roll_core::Tensor;
 use serde_json::Value as Json;
 
+use super::Message;
 use super::frame::{self, FrameError};
 
 /// Lines of standard error that an error message repeats.
@@ -19,9 +19,6 @@ const LAST_LINES: usize = 8;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a child that ended may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-
-/// A header and its tensors.
-pub type Message = (Json, Vec<(String, Tensor)>);
 
 /// Why a child gave no answer.
 #[derive(Debug, thiserror::Error)]

@@ -3,10 +3,12 @@
 
 use std::time::Instant;
 
+use roll_core::{Grad, RewardScorer, Score, Target, Video};
+
 use super::*;
 
 /// A Python program of `body` after the frame functions of the example; `None`, said aloud, without Python.
-fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<CommandReward>> {
+fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<RemoteReward<Program>>> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         let line = b"SKIPPED: reward commands are not tested without python3\n";
         let _ = std::io::Write::write_all(&mut std::io::stderr(), line);
@@ -20,7 +22,11 @@ fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<Command
     };
     let mut config = Config { command: vec!["python3".into(), "-c".into(), program], ..Config::default() };
     change(&mut config);
-    Some(CommandReward::new(config, ".".into()))
+    Some(make(config))
+}
+
+fn make(config: Config) -> Result<RemoteReward<Program>> {
+    RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
 
 /// What each call says after hello.
@@ -121,7 +127,7 @@ fn a_score_may_be_missing() {
 fn a_command_that_is_no_program_is_the_users_mistake() {
     let make = |command: &[&str]| {
         let command = command.iter().map(|c| c.to_string()).collect();
-        CommandReward::new(Config { command, ..Config::default() }, ".".into()).map(drop).unwrap_err()
+        make(Config { command, ..Config::default() }).map(drop).unwrap_err()
     };
     assert!(make(&[]).to_string().contains("reward.command"));
     let error = make(&["no-such-program-here"]);
