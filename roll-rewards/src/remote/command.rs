@@ -136,7 +136,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
         factory: Factory::Reward(|options, context| {
-            let config = parse_options("reward", options)?;
+            let config: Config = parse_options("reward", options)?;
             let on_missing = config.on_missing;
             let program = Program::new(config, context.base_dir.clone())?;
             Ok(Box::new(RemoteReward::new("command", program, on_missing)?))

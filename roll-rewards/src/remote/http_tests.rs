@@ -66,7 +66,7 @@ fn a_service_scores_with_a_gradient_and_knows_the_options() {
     assert_eq!((reward.name(), reward.differentiable()), ("served", true));
     let (score, pullback) = reward.score(&video(), "a face", &Target::default(), Grad::Record).unwrap();
     assert_eq!(score, Score::of(0.25));
-    let pulled = pullback.unwrap().call(&Tensor::new(vec![-1.5], []).unwrap()).unwrap();
+    let pulled = pullback.unwrap().pull(&Tensor::new(vec![-1.5], []).unwrap()).unwrap();
     assert!(pulled.f32s().unwrap().iter().all(|v| *v == -3.0));
     let asked = served.join().unwrap();
     assert_eq!(asked[2]["prompt"], "a face");

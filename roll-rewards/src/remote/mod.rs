@@ -18,9 +18,7 @@ pub mod http;
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
-};
+use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
 
 /// Version of the calls.
