@@ -128,7 +128,12 @@ impl Trainer {
             let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
             let want_videos = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
             let begun = Instant::now();
-            let (mut report, learning_rate) = self.step(step, want_videos, &bar)?;
+            let stepped = self.step(step, want_videos, &bar);
+            let saved = step == 0 || (config.save_steps > 0 && step.is_multiple_of(config.save_steps));
+            if stepped.is_err() && !saved {
+                self.rescue(dir, step);
+            }
+            let (mut report, learning_rate) = stepped?;
             let metrics = match &mut metrics {
                 Some(metrics) => metrics,
                 none => {
@@ -220,6 +225,15 @@ impl Trainer {
         let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
         report.skipped.extend(batch.skipped);
         Ok((report, learning_rate))
+    }
+
+    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
+    /// cost what was trained until then.
+    fn rescue(&mut self, dir: &RunDir, steps: u64) {
+        match self.save(dir, steps) {
+            Ok(_) => tracing::warn!("what was trained in {steps} steps is in {}", dir.checkpoints().display()),
+            Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {error}"),
+        }
     }
 
     /// Writes a checkpoint; returns the adapter files in it.
