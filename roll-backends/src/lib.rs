@@ -9,10 +9,13 @@ pub mod device;
 pub mod error;
 pub mod host;
 pub mod layers;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod nd;
 pub mod ops;
 pub mod optimizer;
 pub mod parameters;
+pub mod rounds;
 pub mod strategy;
 pub mod vjp;
 pub mod weights;
