@@ -28,4 +28,4 @@ pub use layers::Scope;
 pub use nd::NdTensor;
 pub use parameters::{Parameters, Snapshot};
 pub use vjp::{Tape, vjp};
-pub use weights::{Resident, Weight, WeightStore, Weights};
+pub use weights::{Resident, Sharded, Weight, WeightStore, Weights};

@@ -82,16 +82,21 @@ impl Rounds {
 
     /// Serves the other ranks until none wants anything.
     pub fn settle(&self) -> Result<()> {
+        self.settled(|_| Ok(()))
+    }
+
+    /// Runs a collective when all ranks have come to it.
+    fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
         let _turn = lock(&self.turn);
-        if self.ranks.world_size() == 1 {
-            return Ok(());
-        }
-        loop {
-            match self.next(NOTHING)? {
-                NOTHING => return Ok(()),
-                wish => drop(self.perform(wish, None)?),
+        if self.ranks.world_size() > 1 {
+            loop {
+                match self.next(NOTHING)? {
+                    NOTHING => break,
+                    wish => drop(self.perform(wish, None)?),
+                }
             }
         }
+        collective(self.ranks.as_ref())
     }
 
     /// What all ranks do next, given what this one wants.
@@ -122,24 +127,19 @@ impl Communicator for Rounds {
         self.ranks.world_size()
     }
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        self.settle()?;
-        self.ranks.all_reduce(values)
+        self.settled(|ranks| ranks.all_reduce(values))
     }
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settle()?;
-        self.ranks.reduce_scatter(values, out)
+        self.settled(|ranks| ranks.reduce_scatter(values, out))
     }
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settle()?;
-        self.ranks.all_gather(part, out)
+        self.settled(|ranks| ranks.all_gather(part, out))
     }
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
-        self.settle()?;
-        self.ranks.broadcast(values, root)
+        self.settled(|ranks| ranks.broadcast(values, root))
     }
     fn barrier(&self) -> Result<()> {
-        self.settle()?;
-        self.ranks.barrier()
+        self.settled(|ranks| ranks.barrier())
     }
     fn set_timeout(&self, timeout: Duration) {
         self.ranks.set_timeout(timeout);

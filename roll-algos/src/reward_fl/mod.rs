@@ -11,6 +11,8 @@ pub mod trajectory;
 
 mod evaluation;
 mod prepared;
+#[cfg(test)]
+mod ranks_tests;
 mod report;
 mod split;
 #[cfg(test)]

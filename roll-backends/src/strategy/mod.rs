@@ -7,7 +7,7 @@ pub mod zero;
 use roll_core::{Error, Model, OptimizerConfig, Result};
 
 pub use single::{Single, SingleOptions};
-pub use zero::{Zero, ZeroOptions};
+pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
 /// Fails on a model or on settings that can only be mistakes.
 fn check(model: &dyn Model, config: &OptimizerConfig) -> Result<()> {

@@ -71,7 +71,7 @@ impl ThreadRanks {
                 Err(Error::Misuse(format!("rank {} panicked: {said}", ranks.rank().0)))
             });
             if let Err(error) = &result {
-                ranks.fail(&error.to_string());
+                ranks.fail(&error.chain());
             }
             result
         };
