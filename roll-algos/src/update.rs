@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport, communicator,
-};
+use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport, communicator};
 
 use crate::AlgorithmError;
 

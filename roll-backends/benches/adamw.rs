@@ -50,7 +50,8 @@ fn main() -> Result<(), Failure> {
     let source = vec![1u8; BYTES / 2];
     let mut target = vec![2u8; BYTES / 2];
     let block = (BYTES / 2).div_ceil(rayon::current_num_threads());
-    let mut copy = || target.par_chunks_mut(block).zip(source.par_chunks(block)).for_each(|(t, s)| t.copy_from_slice(s));
+    let mut copy =
+        || target.par_chunks_mut(block).zip(source.par_chunks(block)).for_each(|(t, s)| t.copy_from_slice(s));
 
     let mut torch = match std::env::var_os("PYTHON") {
         Some(python) => Some(Torch::start(Command::new(python))?),

@@ -124,11 +124,7 @@ impl Parameters {
         lock(&self.shared.gradients).fill(None);
     }
 
-    fn split_mut<'a>(
-        &'a self,
-        which: Range<usize>,
-        mut flat: &'a mut [f32],
-    ) -> impl Iterator<Item = &'a mut [f32]> {
+    fn split_mut<'a>(&'a self, which: Range<usize>, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {
         self.shared.specs[which].iter().map(move |spec| {
             let (head, tail) = std::mem::take(&mut flat).split_at_mut(spec.len());
             flat = tail;

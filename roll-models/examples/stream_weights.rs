@@ -13,9 +13,7 @@ use std::time::Instant;
 use burn::tensor::DType;
 use roll_backends::optimizer::{AdamRule, AdamW, Moments};
 use roll_backends::{Memory, Resident, WeightStore};
-use roll_core::{
-    Adapter, Conditioning, Error, Grad, Noise, OptimizerConfig, Purpose, Result, StateDict, Timestep,
-};
+use roll_core::{Adapter, Conditioning, Error, Grad, Noise, OptimizerConfig, Purpose, Result, StateDict, Timestep};
 use roll_models::wan2_2::dit::{Dit, DitConfig, Trainable};
 use roll_models::weights::{Checkpoint, Streamed};
 

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Communicator, Result, Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video, communicator,
-};
+use roll_core::{Communicator, Result, Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video, communicator};
 use serde::{Deserialize, Serialize};
 
 /// Parts of the noise range whose losses are shown apart: the loss at one level says little about another.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
-use roll_core::{Communicator, OptimizerConfig, ThreadRanks};
+use roll_core::{OptimizerConfig, ThreadRanks};
 
 use super::*;
 use crate::mock::{Mock, Sines, sample};

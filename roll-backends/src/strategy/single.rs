@@ -2,8 +2,8 @@
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank, StateDict, Strategy,
-    StrategyReport,
+    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank, StateDict,
+    Strategy, StrategyReport,
 };
 
 use super::saved::{self, Saved};

@@ -111,5 +111,9 @@ fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
 
 /// What implementations are made with. Relative paths start from the working directory.
 fn build_context(loaded: &Loaded) -> BuildContext {
-    BuildContext { backend: crate::ranks::device(&loaded.config.backend), seed: loaded.config.seed, base_dir: ".".into() }
+    BuildContext {
+        backend: crate::ranks::device(&loaded.config.backend),
+        seed: loaded.config.seed,
+        base_dir: ".".into(),
+    }
 }

@@ -27,7 +27,8 @@ pub fn plan(args: args::Plan) -> Result<()> {
     let options: WanOptions = parse_options("model", &loaded.config.model.options)?;
     let networks = networks(&args, &options)?;
     let machine = machine(&args, &loaded)?;
-    let plan = Plan { work: work(&loaded, &options)?, division: division(&loaded, &options, &networks, &machine)?, networks };
+    let plan =
+        Plan { work: work(&loaded, &options)?, division: division(&loaded, &options, &networks, &machine)?, networks };
     match args.json {
         true => print_json(&plan, &machine),
         false => print(&plan, &machine),
@@ -211,7 +212,10 @@ fn hints(plan: &Plan) -> Vec<String> {
     let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
     let resident = plan.placement() == Placement::Resident;
     hint(resident && plan.division.ranks > 1, "strategy.stage=3 divides the frozen weights among the ranks");
-    hint(resident, "strategy.name=zero and strategy.offload_param.device=cpu stream the frozen weights from their files");
+    hint(
+        resident,
+        "strategy.name=zero and strategy.offload_param.device=cpu stream the frozen weights from their files",
+    );
     hint(plan.work.tile.is_none(), "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles");
     hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");

@@ -32,9 +32,7 @@ pub fn run(args: Run) -> Result<()> {
             checkpoint::remove_leftovers(&dir.checkpoints())?;
             Some(dir)
         }
-        (0, None) => {
-            Some(RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?)
-        }
+        (0, None) => Some(RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?),
         _ => None,
     };
     let summary = trainer.run(dir.as_ref()).inspect_err(|_| {

@@ -16,10 +16,7 @@ thread_local! {
 
 /// The ranks of this thread ([`within`]), or else of this process ([`set_process`]), or else one rank alone.
 pub fn current() -> Arc<dyn Communicator> {
-    THREAD
-        .with_borrow(Clone::clone)
-        .or_else(|| PROCESS.get().cloned())
-        .unwrap_or_else(|| Arc::new(SingleRank))
+    THREAD.with_borrow(Clone::clone).or_else(|| PROCESS.get().cloned()).unwrap_or_else(|| Arc::new(SingleRank))
 }
 
 /// Makes this process one of the ranks of `communicator`, once; a second call changes nothing and gives it back.

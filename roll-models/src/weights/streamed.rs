@@ -132,9 +132,8 @@ mod tests {
     fn reading_ahead_gives_the_weights_that_were_asked_for_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.safetensors");
-        let state: StateDict = (0..4)
-            .map(|i| (format!("blocks.{i}.w"), Tensor::new(vec![i as f32; 3000], [3000]).unwrap()))
-            .collect();
+        let state: StateDict =
+            (0..4).map(|i| (format!("blocks.{i}.w"), Tensor::new(vec![i as f32; 3000], [3000]).unwrap())).collect();
         save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
         let device = roll_backends::device("flex").unwrap();
         let store = Streamed::new(Checkpoint::open(&path).unwrap(), &device).reading_ahead();

@@ -14,7 +14,9 @@ pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator)
     let count = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     match all.iter().position(|other| other != &all[0]) {
         None => Ok(()),
-        Some(rank) => Err(BackendError::OtherParameters { rank, found: count(&all[rank]), expected: count(&all[0]) }.into()),
+        Some(rank) => {
+            Err(BackendError::OtherParameters { rank, found: count(&all[rank]), expected: count(&all[0]) }.into())
+        }
     }
 }
 
@@ -41,7 +43,8 @@ pub(super) fn same_values(
         }
     }
     let all = ranks.all_gather_bytes(&own)?;
-    let differs = |spec: usize| all.iter().position(|other| other[8 * spec..8 * spec + 8] != all[0][8 * spec..8 * spec + 8]);
+    let differs =
+        |spec: usize| all.iter().position(|other| other[8 * spec..8 * spec + 8] != all[0][8 * spec..8 * spec + 8]);
     let differing: Vec<(usize, usize)> = (0..specs.len()).filter_map(|i| Some((i, differs(i)?))).collect();
     match differing.first() {
         None => Ok(()),
@@ -54,7 +57,8 @@ pub(super) fn same_values(
 
 /// Differs whenever one word does: each is multiplied by an odd number of its own, which loses nothing.
 fn checksum(words: impl Iterator<Item = u32>) -> u64 {
-    let term = |(i, word): (usize, u32)| u64::from(word).wrapping_mul((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let term =
+        |(i, word): (usize, u32)| u64::from(word).wrapping_mul((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     words.enumerate().map(term).fold(0, u64::wrapping_add)
 }
 

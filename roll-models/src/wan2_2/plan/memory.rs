@@ -80,14 +80,16 @@ impl Plan {
             "block inputs",
             on_device,
             on_host,
-            format!("{} steps x {} segments x {tokens} tokens x {dim} x 4 B", work.trained_steps, networks.dit.layers + 2),
+            format!(
+                "{} steps x {} segments x {tokens} tokens x {dim} x 4 B",
+                work.trained_steps,
+                networks.dit.layers + 2
+            ),
         ));
         let (pull, decode) = (self.block_pull(), self.decoder_pull());
         let [a, b] = BLOCK_WORDS;
         items.push(match pull > decode {
-            true => {
-                item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B"))
-            }
+            true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
             false => item("decoder and its pull", decode, 0, "as measured, by pixels and frames".into()),
         });
         Ok(items)

@@ -5,7 +5,7 @@ use super::super::vae::VaeConfig;
 use super::{Networks, Speed};
 
 /// A published model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Network {
     /// Name on the command line.
     pub name: &'static str,
@@ -39,8 +39,18 @@ fn networks(
     vae: VaeConfig,
 ) -> Networks {
     let (patch, text_dim, freq_dim) = ([1, 2, 2], 4096, 256);
-    let dit =
-        DitConfig { dim, in_channels, out_channels, patch, text_dim, freq_dim, ffn_dim, layers, heads, image_dim: None };
+    let dit = DitConfig {
+        dim,
+        in_channels,
+        out_channels,
+        patch,
+        text_dim,
+        freq_dim,
+        ffn_dim,
+        layers,
+        heads,
+        image_dim: None,
+    };
     Networks { dit, experts, weight_bytes: 2, vae }
 }
 

@@ -24,13 +24,7 @@ fn plan(name: &str) -> Plan {
             text_len: 512,
             samples: 1,
         },
-        division: Division {
-            stage: 0,
-            placement: Placement::Auto,
-            ranks: 1,
-            trainable: lora(32),
-            trained_experts: 1,
-        },
+        division: Division { stage: 0, placement: Placement::Auto, ranks: 1, trainable: lora(32), trained_experts: 1 },
     }
 }
 
