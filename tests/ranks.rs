@@ -88,8 +88,9 @@ fn wan_trains_alike_on_one_rank_and_on_four() {
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
     let (alone, _) = train(dir.path(), 1, 0, Placement::Resident);
     let (four, _) = train(dir.path(), 4, 3, Placement::Sharded);
-    let largest = alone.iter().fold(0f32, |m, v| m.max(v.abs()));
-    assert!(alone.iter().zip(&four).all(|(a, b)| (a - b).abs() <= 1e-6 * largest));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut alone.iter().zip(&four).map(|(a, b)| a - b));
+    assert!(difference <= 1e-6 * norm(&mut alone.iter().copied()), "{difference}");
 }
 
 fn roll(directory: &Path, arguments: &[&str]) {

@@ -23,11 +23,12 @@ pub struct ZeroOptions {
     /// Elements that are updated at a time; bounds the buckets too.
     #[serde(deserialize_with = "elements")]
     pub sub_group_size: usize,
-    /// Prefetch the next block of sharded or streamed weights while this one computes.
+    /// Overlap of communication and computation. Streamed weights are always read a block ahead; nothing else overlaps
+    /// yet, whatever this says.
     pub overlap_comm: bool,
     /// Gradients of a bucket lie side by side; here they always do.
     pub contiguous_gradients: bool,
-    /// Where the optimizer's state lives.
+    /// Where the optimizer's state lives: in host memory, whichever is said, because it is updated there.
     pub offload_optimizer: Offload,
     /// Where the frozen weights live.
     pub offload_param: Offload,
