@@ -25,14 +25,14 @@ pub mod tensor;
 pub mod video;
 
 pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
-pub use communicator::{Communicator, Rank, SingleRank};
+pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use language::{Generation, LanguageModel, Sampling, TokenStats};
-pub use model::{Adapter, Model, ParameterSpec, StateDict};
+pub use model::{Adapter, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};

@@ -5,6 +5,7 @@ mod export_expert;
 mod generate;
 mod init_experts;
 mod init_tiny;
+mod plan;
 mod plot;
 mod plugins;
 mod run;
@@ -22,6 +23,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Generate(args) => generate::generate(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Plan(args) => plan::plan(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
@@ -109,5 +111,9 @@ fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
 
 /// What implementations are made with. Relative paths start from the working directory.
 fn build_context(loaded: &Loaded) -> BuildContext {
-    BuildContext { backend: loaded.config.backend.clone(), seed: loaded.config.seed, base_dir: ".".into() }
+    BuildContext {
+        backend: crate::ranks::device(&loaded.config.backend),
+        seed: loaded.config.seed,
+        base_dir: ".".into(),
+    }
 }
