@@ -7,6 +7,8 @@ use roll_core::{Error, Result};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
+/// Its reward, apart: the options of one reward are none of another's.
+const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
 const VARIABLE: &str = "ROLL_DEMO";
 /// The file without which there is no demo.
@@ -20,13 +22,17 @@ pub fn is_wanted(loaded: &Loaded) -> bool {
         && !named.iter().any(|key| loaded.provenance.is_set(key))
 }
 
-/// The demo's configuration as the lowest layer.
-pub fn layers() -> Result<ConfigLayers> {
+/// The demo's configuration as the lowest layer, for a run that names what `loaded` does.
+pub fn layers(loaded: &Loaded) -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
-    let text = CONFIG.replace("DEMO", quoted.trim_matches('"'));
+    let text = |config: &str| config.replace("DEMO", quoted.trim_matches('"'));
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    ConfigLayers::new().text("the demo", &text)
+    let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?;
+    match loaded.config.reward.iter().any(|reward| reward.name != "insightface") {
+        true => Ok(layers),
+        false => layers.text("the demo's reward", &text(REWARD)),
+    }
 }
 
 /// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.

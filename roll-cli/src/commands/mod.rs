@@ -45,7 +45,7 @@ fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) 
 fn load_or_demo(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
     let loaded = load(args, registry, extra)?;
     match crate::demo::is_wanted(&loaded) {
-        true => layered(crate::demo::layers()?, args, registry, extra),
+        true => layered(crate::demo::layers(&loaded)?, args, registry, extra),
         false => Ok(loaded),
     }
 }

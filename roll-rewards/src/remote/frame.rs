@@ -3,7 +3,7 @@
 //! A frame is `ROLL`, the length of a header (u32, little-endian), the header (JSON), and then the bytes of the tensors
 //! that the header lists, one after the other, row-major and little-endian, without padding.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::sync::Arc;
 
 use roll_core::{DType, Tensor};
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 const MAGIC: [u8; 4] = *b"ROLL";
 /// Bytes of a header, at most.
 const MAX_HEADER: usize = 1 << 20;
+/// Bytes of what is no frame that an error repeats, at most.
+const QUOTED: usize = 60;
 /// Bytes of the tensors of a frame that comes in, at most.
 const MAX_BYTES: usize = 1 << 32;
 
@@ -61,17 +63,20 @@ pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, T
 }
 
 /// Reads a frame. Fails, without taking more memory than it must, on whatever is none.
-pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl Read) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    let mut start = [0; 8];
-    input.read_exact(&mut start)?;
-    let (magic, length) = start.split_at(4);
-    if magic != MAGIC {
-        let text = String::from_utf8_lossy(&start).into_owned();
-        return Err(FrameError::NoFrame(format!(
-            "it wrote {text:?} where a frame should begin: its standard output is for frames, print to standard error"
-        )));
+pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
+    // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
+    let there = input.fill_buf()?;
+    let begins = there.len().min(MAGIC.len());
+    if there[..begins] != MAGIC[..begins] {
+        return Err(no_frame(&there[..there.len().min(QUOTED)]));
     }
-    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
+    let (mut magic, mut length) = ([0; 4], [0; 4]);
+    input.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(no_frame(&magic));
+    }
+    input.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
     if length > MAX_HEADER {
         return Err(FrameError::NoFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
     }
@@ -95,6 +100,14 @@ pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl Read) -> Result<(T, Vec
         tensors.push((name, tensor));
     }
     Ok((header.body, tensors))
+}
+
+fn no_frame(start: &[u8]) -> FrameError {
+    let text = String::from_utf8_lossy(start);
+    let line = text.lines().next().unwrap_or_default();
+    FrameError::NoFrame(format!(
+        "it wrote {line:?} where a frame should begin: its standard output is for frames, print to standard error"
+    ))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! the options, so that a service need not remember whom it serves. A service that is busy says so with 429 or 503 and,
 //! if it likes, `Retry-After` in seconds: the run waits for it. `examples/reward_http/brightness.py` is a whole one.
 
-use std::io::Read;
+use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
 use roll_core::registry::{default_options, parse_options};
@@ -108,7 +108,7 @@ impl Service {
         let wait = response.headers().get("Retry-After").and_then(|v| v.to_str().ok()?.trim().parse::<f64>().ok());
         let mut reader = response.body_mut().as_reader();
         match status {
-            200 => match frame::read::<Json>(&mut reader) {
+            200 => match frame::read::<Json>(&mut BufReader::new(&mut reader)) {
                 Ok(answer) => Outcome::Answer(answer),
                 Err(frame::FrameError::NoFrame(problem)) => Outcome::Refused(problem),
                 Err(frame::FrameError::Io(error)) => Outcome::Failed(format!("the answer was cut off: {error}")),
