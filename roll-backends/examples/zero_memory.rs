@@ -1,6 +1,8 @@
 //! Memory of a rank by ZeRO stage, measured beside the formula, for 500 MB of parameters and 500 MB of frozen weights.
 //!
-//!     cargo run --release -p roll-backends --example zero_memory -- 4     # ranks
+//!     MALLOC_MMAP_THRESHOLD_=65536 cargo run --release -p roll-backends --example zero_memory -- 4     # ranks
+//!
+//! The variable makes glibc give freed memory back at once, so that what is counted is what is held.
 //!
 //! The ranks are threads of this process; a rank's share is what the process grew by, divided by their number.
 
