@@ -7,14 +7,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[path = "parity/agentic_functions.rs"]
+mod agentic_functions;
+#[path = "parity/agentic_loss.rs"]
+mod agentic_loss;
 #[path = "parity/case.rs"]
 mod case;
+#[path = "parity/causal_lm.rs"]
+mod causal_lm;
 #[path = "parity/dit.rs"]
 mod dit;
 #[path = "parity/face_tools.rs"]
 mod face_tools;
 #[path = "parity/i2v_condition.rs"]
 mod i2v_condition;
+#[path = "parity/logits.rs"]
+mod logits;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
 #[path = "parity/reward_fl_step.rs"]
@@ -34,18 +42,18 @@ type Run = fn(&Case) -> Outcome<Report>;
 
 /// Every kind, and what runs it; `None` belongs to a part that is not built yet.
 const KINDS: &[(&str, Option<Run>)] = &[
-    ("agentic_functions", None),
-    ("agentic_loss", None),
-    ("agentic_pg_variants", None),
+    ("agentic_functions", Some(agentic_functions::run)),
+    ("agentic_loss", Some(agentic_loss::run)),
+    ("agentic_pg_variants", Some(agentic_loss::run)),
     ("dit", Some(dit::run)),
     ("face_tools", Some(face_tools::run)),
     ("gguf_smollm2", None),
     ("i2v_condition", Some(i2v_condition::run)),
-    ("llama_tiny", None),
+    ("llama_tiny", Some(causal_lm::run)),
     ("merge_lora", None),
     ("optimizer", Some(optimizer::run)),
-    ("qwen2_tiny", None),
-    ("qwen3_tiny", None),
+    ("qwen2_tiny", Some(causal_lm::run)),
+    ("qwen3_tiny", Some(causal_lm::run)),
     ("reward_fl_step", Some(reward_fl_step::run)),
     ("scheduler", Some(scheduler::run)),
     ("umt5", Some(umt5::run)),

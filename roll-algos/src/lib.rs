@@ -1,7 +1,8 @@
-//! Algorithms: Reward-FL, and flow matching.
+//! Algorithms: Reward-FL, flow matching, and agentic PPO.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
 
+pub mod agentic_ppo;
 pub mod error;
 pub mod flow_matching;
 #[cfg(test)]

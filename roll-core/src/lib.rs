@@ -28,7 +28,7 @@ pub use communicator::{Communicator, Rank, SingleRank};
 pub use diffusion::{ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep};
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
-pub use language::{Generation, LanguageModel, Sampling, TokenStats};
+pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, Model, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};
