@@ -46,8 +46,9 @@ pub enum Command {
         after_help = "Example:\n  roll export-expert runs/x/checkpoints/step-000100 --base wan/low_noise_model --out wan-trained/low_noise_model"
     )]
     ExportExpert(ExportExpert),
-    /// List what can be named in the configuration.
-    Plugins,
+    /// List what can be named in the configuration; look at a plugin, and try it.
+    #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
+    Plugins(Plugins),
     /// Print the resolved configuration, and where each value came from.
     Config(ConfigArgs),
 }
@@ -70,6 +71,49 @@ pub struct ConfigArgs {
     /// Tensor backend and device, as `backend`.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
+    /// Library with further components, beside those of `plugins`.
+    #[arg(long = "plugin", value_name = "FILE")]
+    pub plugins: Vec<PathBuf>,
+    /// Components of plugins take the place of linked-in ones of the same name, as `plugins_replace`.
+    #[arg(long)]
+    pub plugins_replace: bool,
+}
+
+/// Arguments of `roll plugins`.
+#[derive(Debug, ClapArgs)]
+pub struct Plugins {
+    #[command(subcommand)]
+    pub action: Option<PluginsAction>,
+}
+
+/// What to do with plugins.
+#[derive(Debug, Subcommand)]
+pub enum PluginsAction {
+    /// List every component, linked in or from a plugin.
+    List(ConfigArgs),
+    /// Show what a plugin says of itself: components, options, defaults.
+    Info {
+        /// The library.
+        path: PathBuf,
+    },
+    /// Load a plugin, run its rewards on random videos, and compare their pullbacks with differences.
+    Check(CheckPlugin),
+}
+
+/// Arguments of `roll plugins check`.
+#[derive(Debug, ClapArgs)]
+pub struct CheckPlugin {
+    /// The library.
+    pub path: PathBuf,
+    /// An option of the components, `scale=0.1`.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only the component of this name.
+    #[arg(long, value_name = "NAME")]
+    pub component: Option<String>,
+    /// Key of the random videos.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
 }
 
 /// Arguments of `roll run`.

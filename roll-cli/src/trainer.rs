@@ -56,7 +56,7 @@ pub struct Summary {
     pub skipped_samples: u64,
     /// Updates that were left out because a value was not finite.
     pub skipped_updates: u64,
-    /// The trained adapter.
+    /// The trained adapters, or the experts when all their weights are trained.
     pub adapter: Vec<PathBuf>,
     /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`.
     #[serde(flatten)]

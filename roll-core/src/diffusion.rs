@@ -104,7 +104,19 @@ pub struct ScheduleFacts {
     pub trained: SigmaRange,
 }
 
-/// A video diffusion model that predicts the velocity d x / d sigma. One sample at a time, no batch axis.
+/// Where a velocity is asked for; see [`DiffusionModel::velocity`].
+#[derive(Clone, Copy, Debug)]
+pub struct VelocityInput<'a> {
+    /// f32 `[C, T, H, W]`.
+    pub latents: &'a Tensor,
+    /// Their noise level.
+    pub timestep: Timestep,
+    /// What they are conditioned on.
+    pub conditioning: &'a Conditioning,
+}
+
+/// A video diffusion model that predicts the velocity d x / d sigma. One sample at a time, no batch axis, but in
+/// [`DiffusionModel::velocities`].
 pub trait DiffusionModel {
     /// Facts of the checkpoint.
     fn schedule(&self) -> ScheduleFacts;
@@ -121,6 +133,29 @@ pub trait DiffusionModel {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)>;
+
+    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and gives
+    /// cotangents of that shape. Here one after the other; a model may compute them together, which small models are
+    /// much faster at, and then needs the memory of all of them at once.
+    fn velocities(
+        &mut self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let (mut values, mut pullbacks) = (Vec::new(), Vec::new());
+        for VelocityInput { latents, timestep, conditioning } in inputs {
+            let (value, pullback) = self.velocity(latents, *timestep, conditioning, adapter, grad)?;
+            values.push(value);
+            pullbacks.extend(pullback);
+        }
+        let pull = move |cotangents: &Tensor| {
+            let pulled: Result<Vec<Tensor>> =
+                pullbacks.into_iter().zip(cotangents.unstack()?).map(|(pullback, d)| pullback.pull(&d)).collect();
+            Tensor::stack(&pulled?)
+        };
+        Ok((Tensor::stack(&values)?, grad.is_on().then(|| Pullback::new(pull))))
+    }
 
     /// Decodes latents (f32 `[C, T, H, W]`) to frames (f32 `[T', 3, H', W']`), clamped to [-1, 1]; the clamp has
     /// zero gradient outside. The pullback gives the cotangent of the latents.

@@ -14,6 +14,7 @@ pub mod language;
 pub mod metrics;
 pub mod model;
 pub mod noise;
+pub mod plugin;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
@@ -25,18 +26,20 @@ pub mod video;
 
 pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
 pub use communicator::{Communicator, Rank, SingleRank};
-pub use diffusion::{ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep};
+pub use diffusion::{
+    ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
+};
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, Model, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, Options, Registration, Registry};
+pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
 pub use reward::{OnMissing, RewardScorer, Score, Target};
 pub use schedule::FlowSchedule;
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Sample, Video};
 
-pub use inventory;
+pub use {inventory, serde, serde_json, tracing};

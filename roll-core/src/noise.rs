@@ -52,6 +52,11 @@ impl Noise {
         self
     }
 
+    /// The seed, and that of the fixed latents: what makes the same source again.
+    pub fn keys(&self) -> (u64, Option<u32>) {
+        (self.seed, self.fixed)
+    }
+
     /// A generator for one purpose.
     pub fn generator(&self, purpose: Purpose, step: u64, sample: u64) -> ChaCha8Rng {
         let mut key = [0; 32];

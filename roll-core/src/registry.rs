@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::plugin::{LoadedComponent, Plugin};
 use crate::{Algorithm, Environment, Error, Model, Result, RewardScorer, Strategy};
 
 /// Options of an implementation, as parsed from the configuration.
@@ -34,6 +35,8 @@ pub enum Factory {
     Algorithm(fn(&Options, &BuildContext) -> Result<Box<dyn Algorithm>>),
     Strategy(fn(&Options, &BuildContext) -> Result<Box<dyn Strategy>>),
     Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
+    /// A component of a loaded library, of whatever kind it says.
+    Loaded(&'static LoadedComponent),
 }
 
 impl Factory {
@@ -45,6 +48,7 @@ impl Factory {
             Self::Algorithm(_) => "algorithm",
             Self::Strategy(_) => "strategy",
             Self::Environment(_) => "environment",
+            Self::Loaded(component) => component.kind(),
         }
     }
 }
@@ -59,13 +63,33 @@ pub struct Registration {
     pub origin: &'static str,
     /// Version of that.
     pub version: &'static str,
-    /// Every option with its default: what `roll config` shows and unknown keys are compared with.
+    /// Every option with its default; read it through [`Registration::options`].
     pub defaults: fn() -> Options,
     /// How to make it.
     pub factory: Factory,
 }
 
 inventory::collect!(Registration);
+
+impl Registration {
+    /// Every option with its default: what `roll config` shows and unknown keys are compared with.
+    pub fn options(&self) -> Options {
+        match self.factory {
+            Factory::Loaded(component) => component.defaults(),
+            _ => (self.defaults)(),
+        }
+    }
+}
+
+/// What a plugin's component does to another of its kind and name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replaces {
+    /// Two of one name are an error.
+    #[default]
+    Nothing,
+    /// It takes the place of one that is linked in; two plugins of one name are still an error.
+    LinkedIn,
+}
 
 /// All known implementations, sorted by kind and name.
 pub struct Registry {
@@ -75,7 +99,10 @@ pub struct Registry {
 impl Registry {
     /// What is linked in. Fails when a name of one kind stands twice.
     pub fn linked() -> Result<Self> {
-        let mut entries: Vec<_> = inventory::iter::<Registration>.into_iter().collect();
+        Self::new(inventory::iter::<Registration>.into_iter().collect())
+    }
+
+    fn new(mut entries: Vec<&'static Registration>) -> Result<Self> {
         entries.sort_by_key(|r| (r.factory.kind(), r.name));
         for pair in entries.windows(2) {
             let [a, b] = pair else { continue };
@@ -92,6 +119,25 @@ impl Registry {
             }
         }
         Ok(Self { entries })
+    }
+
+    /// With what a plugin offers too. Fails when a name of one kind then stands twice, unless the plugin `replaces`
+    /// what is linked in: then its components take the place of those.
+    pub fn with_plugin(self, plugin: &Plugin, replaces: Replaces) -> Result<Self> {
+        let mut entries = self.entries;
+        let added = plugin.components.iter().map(|c| c.registration());
+        for new in added {
+            if entries.iter().any(|old| std::ptr::eq(*old, new)) {
+                continue;
+            }
+            if replaces == Replaces::LinkedIn {
+                let linked = |old: &&Registration| !matches!(old.factory, Factory::Loaded(_));
+                entries
+                    .retain(|old| !(linked(old) && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)));
+            }
+            entries.push(new);
+        }
+        Self::new(entries)
     }
 
     /// All of them.
@@ -116,6 +162,7 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match self.find("model", name)?.factory {
             Factory::Model(make) => make(options, context),
+            Factory::Loaded(component) => component.model(options, context),
             _ => unreachable!("found by kind"),
         }
     }
@@ -124,6 +171,7 @@ impl Registry {
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         match self.find("reward", name)?.factory {
             Factory::Reward(make) => make(options, context),
+            Factory::Loaded(component) => component.reward(options, context),
             _ => unreachable!("found by kind"),
         }
     }
@@ -132,6 +180,7 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match self.find("algorithm", name)?.factory {
             Factory::Algorithm(make) => make(options, context),
+            Factory::Loaded(component) => component.algorithm(options, context),
             _ => unreachable!("found by kind"),
         }
     }
@@ -140,6 +189,16 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match self.find("strategy", name)?.factory {
             Factory::Strategy(make) => make(options, context),
+            Factory::Loaded(component) => component.strategy(options, context),
+            _ => unreachable!("found by kind"),
+        }
+    }
+
+    /// Makes an environment.
+    pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        match self.find("environment", name)?.factory {
+            Factory::Environment(make) => make(options, context),
+            Factory::Loaded(component) => component.environment(options, context),
             _ => unreachable!("found by kind"),
         }
     }

@@ -131,6 +131,27 @@ impl Tensor {
         Ok(Self { dtype, shape, bytes })
     }
 
+    /// f32 tensors of one shape along a new first axis. Fails when there are none or their shapes differ.
+    pub fn stack(parts: &[Self]) -> Result<Self> {
+        let first = parts.first().ok_or_else(|| Error::Misuse("there is nothing to stack".into()))?;
+        let mut values = Vec::with_capacity(parts.len() * first.len());
+        for part in parts {
+            if part.shape != first.shape {
+                return Err(Error::shape("tensors to stack", format!("{:?}", first.shape), &part.shape));
+            }
+            values.extend_from_slice(part.f32s()?);
+        }
+        Self::new(values, [&[parts.len()], first.shape.as_slice()].concat())
+    }
+
+    /// The f32 tensors along the first axis.
+    pub fn unstack(&self) -> Result<Vec<Self>> {
+        let (count, shape) = self.shape.split_first().ok_or_else(|| Error::shape("stack", "at least one axis", &[]))?;
+        let n = shape.iter().product::<usize>();
+        let values = self.f32s()?;
+        (0..*count).map(|i| Self::new(values[i * n..(i + 1) * n].to_vec(), shape)).collect()
+    }
+
     /// A tensor of zeros.
     pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
         Self::full(shape, 0.0)

@@ -11,7 +11,7 @@ use roll_models::wan2_2::init_tiny::TinyKind;
 use crate::clips;
 
 /// People that are trained on, each in one clip.
-const PEOPLE: u64 = 1200;
+const PEOPLE: u64 = 1000;
 /// Key of the untrained weights and of the motions.
 const SEED: u64 = 3;
 /// Folder of each expert, and the end of its file's name in a checkpoint of both.

@@ -1,5 +1,6 @@
 //! Makes the world of the embedded demo: procedural faces, and the networks trained on them.
 
+mod all;
 mod clips;
 mod detector;
 mod embedder;
@@ -85,6 +86,17 @@ enum Command {
         #[arg(long)]
         steps: Option<u64>,
     },
+    /// Write the clips of the default run, and the sheet of people.
+    Data,
+    /// Everything, in order.
+    All {
+        /// Where clips and the run of the transformers are kept.
+        #[arg(long, default_value = "target/demo-world")]
+        work: PathBuf,
+        /// How the transformers are trained.
+        #[arg(long, default_value = "examples/demo_world/experts.yaml")]
+        config: PathBuf,
+    },
     /// Measure the networks that are there.
     Quality,
 }
@@ -127,13 +139,8 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
             text::train(steps, out)?;
             quality::text::measure(out)
         }
-        Command::Quality => {
-            quality::detector(out)?;
-            [embedder::Role::Reward, embedder::Role::Check]
-                .into_iter()
-                .try_for_each(|role| quality::embedder(role, out))?;
-            quality::vae::measure(out)?;
-            quality::text::measure(out)
-        }
+        Command::Data => all::data(out),
+        Command::All { ref work, ref config } => all::make(out, work, config),
+        Command::Quality => all::measure(out),
     }
 }

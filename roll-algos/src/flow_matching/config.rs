@@ -26,6 +26,8 @@ pub struct Config {
     pub loss_weighting: LossWeighting,
     /// Noise levels that every sample is seen at in a step, spread evenly over their distribution.
     pub draws_per_sample: usize,
+    /// Draws that the model computes together: more are much faster on small models, and need as much more memory.
+    pub draws_at_once: usize,
     /// Probability that the prompt is left empty, so that the model learns to do without.
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
@@ -47,6 +49,7 @@ impl Default for Config {
             min_timestep_boundary: None,
             loss_weighting: LossWeighting::Uniform,
             draws_per_sample: 1,
+            draws_at_once: 1,
             prompt_dropout: 0.0,
             num_inference_steps: 20,
             cache_bytes: 1 << 30,
@@ -93,8 +96,10 @@ impl Config {
         if !(self.logit_std.is_finite() && self.logit_std > 0.0) {
             return key("logit_std", format!("must be above 0, found {}", self.logit_std));
         }
-        if self.draws_per_sample == 0 {
-            return key("draws_per_sample", "must be at least 1, found 0".into());
+        for (name, value) in [("draws_per_sample", self.draws_per_sample), ("draws_at_once", self.draws_at_once)] {
+            if value == 0 {
+                return key(name, "must be at least 1, found 0".into());
+            }
         }
         self.schedule(facts)?;
         Ok(Levels::new(self, self.shift(facts), self.range(facts)?))

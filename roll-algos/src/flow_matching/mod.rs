@@ -18,7 +18,7 @@ use std::sync::Arc;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Model, Noise, Purpose, Registration, Result,
-    ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
+    ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, VelocityInput, Video,
 };
 
 pub use config::{Config, LossWeighting, TimestepSampling};
@@ -29,7 +29,7 @@ use crate::remembered::Remembered;
 use crate::stopwatch::Stopwatch;
 use crate::{AlgorithmError, sampling, update};
 use prepared::Prepared;
-use report::{Outcome, Tally};
+use report::Tally;
 
 const NAME: &str = "flow_matching";
 
@@ -81,33 +81,55 @@ impl Algorithm for FlowMatching {
 }
 
 /// What the draws of a step have in common.
-struct Draws {
+struct Distribution {
     levels: Levels,
     weighting: Weighting,
+}
+
+/// A noised clip, waiting for its velocity.
+struct Draw {
+    prepared: Arc<Prepared>,
+    /// The sample's own, or that of the empty prompt.
+    conditioning: Conditioning,
+    sigma: Sigma,
+    noise: Vec<f32>,
+    x: Tensor,
+    /// What its loss is multiplied by.
+    weight: f64,
 }
 
 impl FlowMatching {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let facts = diffusion(ctx.model)?.schedule();
-        let draws = Draws { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
+        let distribution =
+            Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
         let mut watch = Stopwatch::new(ctx.progress, &[ENCODE, FORWARD, PULL, OPTIMIZER, SAMPLE]);
-        let mut tally = Tally::new(draws.levels.range());
+        let mut tally = Tally::new(distribution.levels.range());
         ctx.strategy.discard();
 
+        let mut waiting: Vec<Draw> = Vec::new();
         for (place, sample) in ctx.samples.iter().enumerate() {
-            let key = draw_key(ctx.samples, place);
-            let outcome = self
-                .sample(ctx, sample, key, &draws, &mut watch, &mut tally)
-                .while_doing(|| format!("training on {}", sample.origin))?;
-            tally.add(sample, outcome);
-            if tally.nonfinite.is_some() {
-                break;
+            watch.begin(ENCODE, None)?;
+            let drawn = self.draw(ctx, sample, draw_key(ctx.samples, place), &distribution);
+            let Some(drawn) = drawn.while_doing(|| format!("training on {}", sample.origin))? else {
+                tally
+                    .skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
+                continue;
+            };
+            tally.samples += 1;
+            for draw in drawn {
+                let fits = waiting.first().is_none_or(|first| first.x.shape() == draw.x.shape());
+                if !fits || waiting.len() == self.config.draws_at_once {
+                    train(ctx, &mut waiting, &mut watch, &mut tally)?;
+                }
+                waiting.push(draw);
             }
         }
+        train(ctx, &mut waiting, &mut watch, &mut tally)?;
 
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (trained, mut nonfinite) = (tally.trained(), tally.nonfinite.take());
-        let update = update::finish(ctx, trained, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
+        let (samples, mut nonfinite) = (tally.samples, tally.nonfinite.take());
+        let update = update::finish(ctx, samples, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
         tally.nonfinite = nonfinite;
         if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
             watch.begin(SAMPLE, None)?;
@@ -116,59 +138,34 @@ impl FlowMatching {
         Ok(tally.report(update, ctx.learning_rate, watch.seconds()))
     }
 
-    /// Adds the gradient of one sample's loss to the strategy.
-    fn sample(
+    /// The noised copies of one sample; `None` when the model is given all of it.
+    fn draw(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         key: u64,
-        draws: &Draws,
-        watch: &mut Stopwatch<'_>,
-        tally: &mut Tally,
-    ) -> Result<Outcome> {
-        watch.begin(ENCODE, None)?;
+        distribution: &Distribution,
+    ) -> Result<Option<Vec<Draw>>> {
         let prepared = self.prepare(ctx, sample)?;
-        let Prepared { latents: data, conditioning } = &*prepared;
-        let known = prepared.known_frames();
-        if data.shape()[1] <= known {
-            return Ok(Outcome::Skipped(
-                "the clip is one latent frame, which the model is given: nothing is left".into(),
-            ));
+        let data = &prepared.latents;
+        if data.shape()[1] <= prepared.known_frames() {
+            return Ok(None);
         }
-        let unprompted = self.unprompted(ctx, sample, conditioning)?;
-
+        let unprompted = self.unprompted(ctx, sample, &prepared.conditioning)?;
         let (count, n) = (self.config.draws_per_sample, data.len());
         let mut uniform = unit_draws(ctx.noise, ctx.step, key);
         let noise = ctx.noise.normal(Purpose::Latents, ctx.step, key, &[count, n])?;
-        let mut total = 0.0;
-        for (draw, noise) in noise.f32s()?.chunks_exact(n).enumerate() {
-            watch.begin(FORWARD, (draw == 0).then_some("predicting velocities"))?;
-            let sigma = draws.levels.at((draw as f64 + uniform()) / count as f64);
+        let one = |(draw, noise): (usize, &[f32])| {
+            let sigma = distribution.levels.at((draw as f64 + uniform()) / count as f64);
             let conditioning = match (&unprompted, uniform() < self.config.prompt_dropout) {
-                (Some(unprompted), true) => unprompted,
-                _ => conditioning,
+                (Some(unprompted), true) => unprompted.clone(),
+                _ => prepared.conditioning.clone(),
             };
             let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
-            let timestep = sigma.timestep();
-            let (v, pullback) =
-                diffusion(ctx.model)?.velocity(&x, timestep, conditioning, Adapter::On, Grad::Record)?;
-            let (loss, gradient) = velocity_loss(&v, data, noise, known)?;
-            if !loss.is_finite() {
-                return Ok(Outcome::NonFinite(
-                    format!("the loss of {} at noise level {:.3}", sample.origin, sigma.0),
-                    loss,
-                ));
-            }
-            tally.see(sigma, loss);
-            let weight = draws.weighting.at(sigma) / count as f64;
-            total += weight * loss;
-
-            watch.begin(PULL, None)?;
-            let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
-            pullback.pull(&scaled(&gradient, weight as f32)?)?;
-        }
-        ctx.strategy.accumulate(ctx.model)?;
-        Ok(Outcome::Trained(total))
+            let weight = distribution.weighting.at(sigma) / count as f64;
+            Ok(Draw { prepared: prepared.clone(), conditioning, sigma, noise: noise.to_vec(), x, weight })
+        };
+        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
     }
 
     /// What depends on the sample alone; computed once while the cache has room.
@@ -210,6 +207,42 @@ impl FlowMatching {
         let latents = sampling::euler(model, &prepared.conditioning, &noise, &schedule, Adapter::On, ctx.progress)?;
         Video::new(model.decode(&latents, Grad::Skip)?.0, sample.video.fps())
     }
+}
+
+/// Adds the gradient of the waiting draws' losses to the strategy. Once a loss was not finite there is no update, and
+/// nothing more to do.
+fn train(
+    ctx: &mut StepContext<'_>,
+    waiting: &mut Vec<Draw>,
+    watch: &mut Stopwatch<'_>,
+    tally: &mut Tally,
+) -> Result<()> {
+    let draws = std::mem::take(waiting);
+    if draws.is_empty() || tally.nonfinite.is_some() {
+        return Ok(());
+    }
+    watch.begin(FORWARD, Some("predicting velocities"))?;
+    let inputs: Vec<VelocityInput<'_>> = draws
+        .iter()
+        .map(|d| VelocityInput { latents: &d.x, timestep: d.sigma.timestep(), conditioning: &d.conditioning })
+        .collect();
+    let (velocities, pullback) = diffusion(ctx.model)?.velocities(&inputs, Adapter::On, Grad::Record)?;
+    let mut cotangents = Vec::new();
+    for (draw, velocity) in draws.iter().zip(velocities.unstack()?) {
+        let Draw { prepared, sigma, noise, weight, .. } = draw;
+        let (loss, gradient) = velocity_loss(&velocity, &prepared.latents, noise, prepared.known_frames())?;
+        if !loss.is_finite() {
+            tally.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
+            return Ok(());
+        }
+        tally.see(*sigma, loss, *weight);
+        cotangents.push(scaled(&gradient, *weight as f32)?);
+    }
+
+    watch.begin(PULL, Some("pulling back"))?;
+    let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+    pullback.pull(&Tensor::stack(&cotangents)?)?;
+    ctx.strategy.accumulate(ctx.model)
 }
 
 /// The key of a sample's draws. One that stands in a step twice (small data, large batches) gets others each time.

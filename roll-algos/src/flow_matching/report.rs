@@ -7,18 +7,13 @@ use roll_core::{Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video};
 /// Parts of the noise range whose losses are shown apart: the loss at one level says little about another.
 const PARTS: usize = 4;
 
-/// What became of a sample.
-pub(super) enum Outcome {
-    /// Mean of its weighted losses.
-    Trained(f64),
-    Skipped(String),
-    NonFinite(String, f64),
-}
-
 /// Sums over a step.
 pub(super) struct Tally {
     range: SigmaRange,
-    losses: Vec<f64>,
+    /// Samples that were drawn from.
+    pub(super) samples: usize,
+    /// Sum of their weighted losses.
+    loss: f64,
     /// Sum and number of the unweighted losses of each part.
     parts: [(f64, u32); PARTS],
     skipped: Vec<(String, String)>,
@@ -31,7 +26,8 @@ impl Tally {
     pub(super) fn new(range: SigmaRange) -> Self {
         Self {
             range,
-            losses: Vec::new(),
+            samples: 0,
+            loss: 0.0,
             parts: [(0.0, 0); PARTS],
             skipped: Vec::new(),
             nonfinite: None,
@@ -40,7 +36,8 @@ impl Tally {
     }
 
     /// Counts one draw.
-    pub(super) fn see(&mut self, sigma: Sigma, loss: f64) {
+    pub(super) fn see(&mut self, sigma: Sigma, loss: f64, weight: f64) {
+        self.loss += weight * loss;
         let SigmaRange { low, high } = self.range;
         let part = ((sigma.0 - low.0) / (high.0 - low.0) * PARTS as f64) as usize;
         let (sum, count) = &mut self.parts[part.min(PARTS - 1)];
@@ -48,20 +45,9 @@ impl Tally {
         *count += 1;
     }
 
-    pub(super) fn add(&mut self, sample: &Sample, outcome: Outcome) {
-        match outcome {
-            Outcome::Trained(loss) => self.losses.push(loss),
-            Outcome::NonFinite(what, value) => self.nonfinite = Some((what, value)),
-            Outcome::Skipped(reason) => {
-                tracing::warn!(sample = %sample.origin, reason, "the sample is skipped");
-                self.skipped.push((sample.origin.clone(), reason));
-            }
-        }
-    }
-
-    /// Samples that gave a gradient.
-    pub(super) fn trained(&self) -> usize {
-        self.losses.len()
+    pub(super) fn skip(&mut self, sample: &Sample, reason: &str) {
+        tracing::warn!(sample = %sample.origin, reason, "the sample is skipped");
+        self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
     /// Means over this rank's samples: `actor/loss`, and `loss/0.225-0.450` for the noise levels between.
@@ -71,13 +57,13 @@ impl Tally {
         learning_rate: f64,
         seconds: BTreeMap<&'static str, f64>,
     ) -> StepReport {
-        let n = self.losses.len() as f64;
+        let n = self.samples as f64;
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
         metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/samples".into(), n);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
-        if n > 0.0 {
-            metrics.insert("actor/loss".into(), self.losses.iter().sum::<f64>() / n);
+        if n > 0.0 && self.nonfinite.is_none() {
+            metrics.insert("actor/loss".into(), self.loss / n);
         }
         let SigmaRange { low, high } = self.range;
         let end = |i: usize| low.0 + (high.0 - low.0) * i as f64 / PARTS as f64;

@@ -81,6 +81,20 @@ fn the_gradient_of_a_step_is_that_of_its_loss() {
 }
 
 #[test]
+fn draws_at_once_give_the_same_update_as_one_by_one() {
+    let gradient = |draws_at_once| {
+        let mut bench = Bench::new(Config { draws_at_once, ..draws(3) });
+        bench.step(&two());
+        bench.strategy.gradient
+    };
+    let alone = gradient(1);
+    for together in [2, 4, 100] {
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
+        assert!(gradient(together).iter().zip(&alone).all(close), "{together}");
+    }
+}
+
+#[test]
 fn a_known_first_frame_is_given_and_does_not_count() {
     let mut bench = Bench::new(draws(2));
     let free = bench.loss(&two());

@@ -52,7 +52,8 @@ impl Fixture {
             trainable: Some(parameters.snapshot()),
             lora_scale: 1.0,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
-            known_tokens: 0,
+            samples: 1,
+            groups: vec![grid.tokens()],
             image_rows: 0,
             probe: None,
         };

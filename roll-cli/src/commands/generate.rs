@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_algos::sampling;
-use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Registry, Result, Video};
+use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 
 use crate::args::Generate;
@@ -12,7 +12,7 @@ use crate::progress::Bar;
 
 /// Generates and writes it.
 pub fn generate(args: Generate) -> Result<()> {
-    let registry = Registry::linked()?;
+    let registry = super::registry(&args.config)?;
     let loaded = super::load_or_demo(&args.config, &registry, &[])?;
     let context = super::build_context(&loaded);
     let size = [args.height, args.width];

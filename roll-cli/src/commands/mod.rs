@@ -11,7 +11,7 @@ mod run;
 mod score;
 
 use roll_core::config::{ConfigLayers, Loaded};
-use roll_core::{BuildContext, Registry, Result};
+use roll_core::{BuildContext, Registry, Replaces, Result, plugin};
 
 use crate::args::{Command, ConfigArgs};
 
@@ -25,7 +25,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
-        Command::Plugins => plugins::list(),
+        Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::print(args),
     }
 }
@@ -48,12 +48,35 @@ fn load_or_demo(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, 
     }
 }
 
+/// What is linked in, what lies in the directories of `ROLL_PLUGIN_PATH`, and the plugins that are named.
+fn registry(args: &ConfigArgs) -> Result<Registry> {
+    let (paths, replace) = layers(ConfigLayers::new(), args)?.plugins()?;
+    let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };
+    let mut registry = Registry::linked()?;
+    for path in paths {
+        registry = registry.with_plugin(&plugin::load(path)?, replaces)?;
+    }
+    for found in std::env::var_os(plugin::PATH_VARIABLE).iter().flat_map(|dirs| plugin::discover(dirs)) {
+        registry = registry.with_plugin(&found, replaces)?;
+    }
+    Ok(registry)
+}
+
 fn layered(
     lowest: ConfigLayers,
     args: &ConfigArgs,
     registry: &Registry,
     extra: &[(&str, String, &str)],
 ) -> Result<Loaded> {
+    let mut layers = layers(lowest, args)?;
+    for (key, value, origin) in extra {
+        layers = layers.set_text(key, value, origin)?;
+    }
+    layers.load(Some(registry))
+}
+
+/// Files, environment and the arguments that every command has.
+fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
     let mut layers = lowest;
     for file in &args.config {
         layers = layers.file(file)?;
@@ -72,10 +95,16 @@ fn layered(
     for assignment in &args.set {
         layers = layers.set(assignment)?;
     }
-    for (key, value, origin) in extra {
-        layers = layers.set_text(key, value, origin)?;
+    if args.plugins_replace {
+        layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
     }
-    layers.load(Some(registry))
+    if !args.plugins.is_empty() {
+        let mut paths = layers.plugins()?.0;
+        paths.extend(args.plugins.iter().cloned());
+        let list: Vec<_> = paths.iter().map(|p| p.to_string_lossy()).collect();
+        layers = layers.set_text("plugins", &serde_json::json!(list).to_string(), "--plugin")?;
+    }
+    Ok(layers)
 }
 
 /// What implementations are made with. Relative paths start from the working directory.

@@ -1,14 +1,112 @@
-//! `roll plugins`: what can be named in the configuration.
+//! `roll plugins`: what can be named in the configuration, and what a library offers.
 
-use roll_core::{Registry, Result};
+use std::path::Path;
 
-/// Lists every registered implementation.
-pub fn list() -> Result<()> {
-    let registry = Registry::linked()?;
+use roll_core::plugin::check::{Finding, Verdict, check_reward};
+use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
+use roll_core::{BuildContext, Error, Options, Registry, Replaces, Result};
+
+use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
+
+/// Does what was asked.
+pub fn plugins(args: Plugins) -> Result<()> {
+    match args.action {
+        None => list(&ConfigArgs::default()),
+        Some(PluginsAction::List(args)) => list(&args),
+        Some(PluginsAction::Info { path }) => info(&path),
+        Some(PluginsAction::Check(args)) => check(&args),
+    }
+}
+
+/// Every component, linked in or from a plugin.
+fn list(args: &ConfigArgs) -> Result<()> {
+    let registry = super::registry(args)?;
     println!("{:<12} {:<14} {:<24} summary", "kind", "name", "origin");
     for entry in registry.entries() {
         let origin = format!("{} {}", entry.origin, entry.version);
         println!("{:<12} {:<14} {:<24} {}", entry.factory.kind(), entry.name, origin, entry.summary);
     }
     Ok(())
+}
+
+fn info(path: &Path) -> Result<()> {
+    let plugin = load(path)?;
+    head(&plugin);
+    for component in &plugin.components {
+        println!("{} {}: {}", component.kind(), component.name(), component.registration().summary);
+        for option in component.options() {
+            println!("  {:<24} {:<16} {:<16} {}", option.name, option.kind.words(), option.default, option.about);
+        }
+    }
+    Ok(())
+}
+
+fn head(plugin: &Plugin) {
+    let layout = if plugin.layout_checked { "types compared" } else { "types not described" };
+    println!("{} {} ({})", plugin.name, plugin.version, plugin.path.display());
+    for line in [&plugin.about, &plugin.authors].into_iter().filter(|l| !l.is_empty()) {
+        println!("{line}");
+    }
+    println!("plugin ABI {}.{}, {layout}\n", plugin.abi[0], plugin.abi[1]);
+}
+
+fn check(args: &CheckPlugin) -> Result<()> {
+    let plugin = load(&args.path)?;
+    head(&plugin);
+    let wanted = |c: &&&'static LoadedComponent| args.component.as_deref().is_none_or(|name| name == c.name());
+    let components: Vec<_> = plugin.components.iter().filter(wanted).collect();
+    if components.is_empty() {
+        let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
+        return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
+    }
+    let options = options(&args.set)?;
+    let registry = Registry::linked()?.with_plugin(&plugin, Replaces::LinkedIn)?;
+    let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into() };
+    let mut broken = 0;
+    for component in components {
+        println!("{} {}", component.kind(), component.name());
+        let findings = match component.kind() {
+            "reward" => match registry.reward(component.name(), &options, &context) {
+                Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
+                Err(error) => vec![Finding {
+                    promise: "it is made with these options".into(),
+                    verdict: Verdict::Broken,
+                    detail: Chain::line(&error),
+                }],
+            },
+            _ => Vec::new(),
+        };
+        if findings.is_empty() {
+            println!("  --      only rewards are tried; it loads, and describes itself well");
+        }
+        for Finding { promise, verdict, detail } in &findings {
+            let word = match verdict {
+                Verdict::Kept => "ok",
+                Verdict::Broken => "BROKEN",
+                Verdict::NotTried => "--",
+            };
+            println!("  {word:<7} {promise}{}{detail}", if detail.is_empty() { "" } else { ": " });
+        }
+        broken += findings.iter().filter(|f| f.verdict == Verdict::Broken).count();
+    }
+    match broken {
+        0 => Ok(()),
+        n => {
+            let path = plugin.path.display();
+            Err(Error::Unsupported(format!("the plugin `{}` ({path}) breaks {n} promises", plugin.name)))
+        }
+    }
+}
+
+/// `KEY=VALUE`, the value as YAML.
+fn options(assignments: &[String]) -> Result<Options> {
+    let mut options = Options::new();
+    for assignment in assignments {
+        let (key, text) = assignment
+            .split_once('=')
+            .ok_or_else(|| Error::config(assignment.as_str(), "expected key=value after --set"))?;
+        let value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
+        options.insert(key.trim().into(), value);
+    }
+    Ok(options)
 }

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use roll_core::Result;
 use roll_core::run_dir::{Existing, RunDir};
-use roll_core::{Registry, Result};
 
 use crate::args::Run;
 use crate::trainer::Trainer;
 
 /// Opens everything before the run directory is made.
 pub fn run(args: Run) -> Result<()> {
-    let registry = Registry::linked()?;
+    let registry = super::registry(&args.config)?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let loaded = super::load_or_demo(&args.config, &registry, steps.as_slice())?;
     let context = super::build_context(&loaded);
@@ -35,8 +35,9 @@ pub fn run(args: Run) -> Result<()> {
     for (name, line) in &summary.lines {
         println!("  {name:<15} {line}");
     }
-    for adapter in &summary.adapter {
-        println!("  adapter         {}", adapter.display());
+    for file in &summary.adapter {
+        let adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
+        println!("  {:<15} {}", if adapter { "adapter" } else { "weights" }, file.display());
     }
     println!("  metrics         {}", dir.path().join("metrics.jsonl").display());
     for (name, path) in &summary.written {

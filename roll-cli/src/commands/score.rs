@@ -1,6 +1,6 @@
 //! `roll score`: scores a video or picture with the configured reward.
 
-use roll_core::{Error, Grad, Registry, Result, Score, Tensor, Video};
+use roll_core::{Error, Grad, Result, Score, Tensor, Video};
 use roll_data::{ReadOptions, read_video};
 
 use crate::args;
@@ -8,7 +8,7 @@ use crate::trainer::reward;
 
 /// Scores `video` against the reference, or against itself.
 pub fn score(args: args::Score) -> Result<()> {
-    let registry = Registry::linked()?;
+    let registry = super::registry(&args.config)?;
     let named = args.reward.clone().map(|name| ("reward.name", name, "--reward"));
     let loaded = super::load(&args.config, &registry, named.as_slice())?;
     let context = super::build_context(&loaded);

@@ -1,7 +1,7 @@
 //! The layers of a configuration and how they merge.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use config::{Config, ConfigError, Format, Map, Source, Value, ValueKind};
 use serde_json::Value as Json;
@@ -13,8 +13,8 @@ use super::yaml::{YamlFormat, parse_value};
 use crate::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 5] =
-    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO"];
+pub const RESERVED_VARIABLES: [&str; 6] =
+    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO", crate::plugin::PATH_VARIABLE];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
 const MAX_INDEX: usize = 63;
@@ -141,16 +141,24 @@ impl ConfigLayers {
         Ok(self)
     }
 
+    /// The values of `plugins` and `plugins_replace` alone: what must be loaded before names and options of components
+    /// can be checked.
+    pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
+        let (mut tree, provenance) = merge(self.layers.clone())?;
+        let mut take = |key: &str| tree.as_object_mut().and_then(|map| map.remove(key)).unwrap_or_default();
+        let wrong = |key: &str, wanted: &str, found: Json| {
+            Error::config(key, format!("expected {wanted}, found {found}{}", provenance.place(key)))
+        };
+        let (paths, replace) = (take("plugins"), take("plugins_replace"));
+        let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
+        let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
+        Ok((paths, replace))
+    }
+
     /// Merges the layers and checks every key and value. With a registry, component names and the options of
     /// components are checked too, and their defaults filled in.
     pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
-        let mut builder = Config::builder().add_source(defaults());
-        for layer in self.layers {
-            builder = builder.add_source(layer);
-        }
-        let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
-        let mut provenance = Provenance::default();
-        let mut tree = to_json(merged.cache, "", &mut provenance);
+        let (mut tree, provenance) = merge(self.layers)?;
         schema::check_keys(&tree, &provenance)?;
         if let Some(registry) = registry {
             schema::check_components(&mut tree, registry, &provenance)?;
@@ -169,6 +177,17 @@ impl ConfigLayers {
         })?;
         Ok(Loaded { config, provenance, notes: self.notes })
     }
+}
+
+fn merge(layers: Vec<Layer>) -> Result<(Json, Provenance)> {
+    let mut builder = Config::builder().add_source(defaults());
+    for layer in layers {
+        builder = builder.add_source(layer);
+    }
+    let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
+    let mut provenance = Provenance::default();
+    let tree = to_json(merged.cache, "", &mut provenance);
+    Ok((tree, provenance))
 }
 
 fn defaults() -> Layer {

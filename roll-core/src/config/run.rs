@@ -30,6 +30,10 @@ pub struct RunConfig {
     pub logging_steps: u64,
     /// Older checkpoints beyond this number are deleted. `null`: none is.
     pub max_ckpt_to_keep: Option<usize>,
+    /// Libraries with further components; see `roll plugins`.
+    pub plugins: Vec<PathBuf>,
+    /// Components of `plugins` take the place of linked-in ones of the same name, which is an error otherwise.
+    pub plugins_replace: bool,
     /// The training algorithm and its options.
     pub algo: Component,
     /// The model and its options.
@@ -59,6 +63,8 @@ impl Default for RunConfig {
             sample_steps: 25,
             logging_steps: 1,
             max_ckpt_to_keep: None,
+            plugins: Vec::new(),
+            plugins_replace: false,
             algo: Component::named("reward_fl"),
             model: Component::named("wan2_2"),
             reward: Vec::new(),

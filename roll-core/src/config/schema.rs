@@ -132,7 +132,7 @@ fn check_component(
         let place = provenance.place(&name_key);
         Error::config(name_key, format!("{e}{place}"))
     })?;
-    let defaults = (registration.defaults)();
+    let defaults = registration.options();
     let weighted = kind == "reward";
     let own = |k: &str| k == "name" || (weighted && k == "weight");
     let mut known = defaults.clone();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
-    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, model::flat,
+    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
 };
 
 use super::adapter;
@@ -118,12 +118,10 @@ impl Wan {
         }
     }
 
-    /// The expert for `timestep`: at or above the boundary the first, below it the second.
-    fn expert(&self, timestep: Timestep) -> &Dit {
-        match (self.schedule.boundary, self.experts.get(1)) {
-            (Some(boundary), Some(low)) if timestep.uses_low_noise(boundary) => &low.dit,
-            _ => &self.experts[0].dit,
-        }
+    /// The number of the expert for `timestep`: at or above the boundary the first, below it the second.
+    fn expert(&self, timestep: Timestep) -> usize {
+        let low = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
+        usize::from(self.schedule.boundary.is_some_and(low))
     }
 
     /// Shape of the latents of a video.
@@ -336,7 +334,37 @@ impl DiffusionModel for Wan {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.expert(timestep).velocity(latents, timestep, conditioning, adapter, grad)
+        self.experts[self.expert(timestep)].dit.velocity(latents, timestep, conditioning, adapter, grad)
+    }
+
+    fn velocities(
+        &mut self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let experts: Vec<usize> = inputs.iter().map(|input| self.expert(input.timestep)).collect();
+        let (mut values, mut pullbacks) = (vec![None; inputs.len()], Vec::new());
+        for (number, expert) in self.experts.iter().enumerate() {
+            let places: Vec<usize> = (0..inputs.len()).filter(|i| experts[*i] == number).collect();
+            if places.is_empty() {
+                continue;
+            }
+            let own: Vec<VelocityInput<'_>> = places.iter().map(|i| inputs[*i]).collect();
+            let (value, pullback) = expert.dit.velocities(&own, adapter, grad)?;
+            scatter(&mut values, &places, value)?;
+            pullbacks.extend(pullback.map(|pullback| (places, pullback)));
+        }
+        let count = inputs.len();
+        let pull = move |cotangents: &Tensor| {
+            let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
+            for (places, pullback) in pullbacks {
+                let own: Vec<Tensor> = places.iter().map(|i| cotangents[*i].clone()).collect();
+                scatter(&mut pulled, &places, pullback.pull(&Tensor::stack(&own)?)?)?;
+            }
+            gathered(pulled)
+        };
+        Ok((gathered(values)?, grad.is_on().then(|| Pullback::new(pull))))
     }
 
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
@@ -347,6 +375,18 @@ impl DiffusionModel for Wan {
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
         Ok(self.vae.encode_with(frames, &self.chunking, Grad::Skip)?.0)
     }
+}
+
+/// Puts the tensors of a stack where they belong.
+fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Result<()> {
+    for (place, part) in places.iter().zip(stack.unstack()?) {
+        slots[*place] = Some(part);
+    }
+    Ok(())
+}
+
+fn gathered(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
+    Tensor::stack(&slots.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// What is trained of the expert `name`.

@@ -47,6 +47,7 @@ pub struct Trainer {
     step: u64,
     losses: f64,
     started: Instant,
+    pools: Vec<rayon::ThreadPool>,
 }
 
 /// Largest global norm of a gradient.
@@ -72,6 +73,7 @@ impl Trainer {
             step: 0,
             losses: 0.0,
             started: Instant::now(),
+            pools: Vec::new(),
         })
     }
 
@@ -85,25 +87,34 @@ impl Trainer {
         &self.values
     }
 
-    /// One update by the gradient of the mean of `loss` over the parts of a batch, each on a thread of its own: Burn's
-    /// element-wise operators use one thread each. `loss` gives a tensor of one element and reads parameters through
+    /// One update by the gradient of the mean of `loss` over the parts of a batch, each on a thread of its own, within
+    /// which nothing is split further: operators as small as these would wait for threads longer than they compute. `loss` gives a tensor of one element and reads parameters through
     /// the scope. Returns the mean; fails, before the parameters change, when it is not finite.
     pub fn update<B: Send>(
         &mut self,
         parts: Vec<B>,
         loss: impl Fn(B, &Scope<'_>) -> Result<Tensor<1>> + Sync,
     ) -> Result<f32> {
-        let specs = self.specs.clone();
-        let (values, device, loss) = (&self.values, &self.device, &loss);
         let count = parts.len() as f32;
+        while self.pools.len() < parts.len() {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+            self.pools.push(pool.map_err(|e| Error::Misuse(format!("starting a thread: {e}")))?);
+        }
+        let specs = self.specs.clone();
+        let (values, device, loss, pools) = (&self.values, &self.device, &loss, &self.pools);
         let found: Vec<Result<(f32, Vec<f32>)>> = std::thread::scope(|scope| {
-            let run = |part| {
+            let mut threads = Vec::new();
+            for (part, pool) in parts.into_iter().zip(pools) {
                 let specs = specs.clone();
-                scope.spawn(move || gradient(specs, values, device, |scope| loss(part, scope)))
-            };
-            let threads: Vec<_> = parts.into_iter().map(run).collect();
+                threads.push(
+                    scope.spawn(move || pool.install(|| gradient(specs, values, device, |scope| loss(part, scope)))),
+                );
+            }
             let panicked = |_| Err(Error::Misuse("a thread that computes gradients panicked".into()));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+            threads
+                .into_iter()
+                .map(|thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(panicked))
+                .collect()
         });
         let mut value = 0.0;
         self.gradients.fill(0.0);

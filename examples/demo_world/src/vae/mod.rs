@@ -1,5 +1,6 @@
 //! `demo-world vae`: a small VAE of Wan2.1's architecture, trained on the faces of the demo world.
 
+mod initial;
 mod loss;
 mod moments;
 mod samples;
@@ -40,16 +41,16 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
     let device = roll_backends::device("flex")?;
     let plan = Plan {
         name: "vae".into(),
-        steps: steps.unwrap_or(3000),
+        steps: steps.unwrap_or(2200),
         parts: 2,
-        batch: 8,
-        learning_rate: 2e-3,
-        warmup: 50,
+        batch: 4,
+        learning_rate: 3e-3,
+        warmup: 100,
         weight_decay: 1e-4,
         report_every: 50,
     };
     let Plan { steps, parts, batch, .. } = plan;
-    let state = config().random_state(7)?;
+    let state = initial::state(&config(), 7)?;
     let specs: Vec<_> =
         state.iter().map(|(key, t)| ParameterSpec { name: key.clone(), shape: t.shape().to_vec() }).collect();
     let values = state.values().flat_map(roll_core::Tensor::to_f32_vec).collect();

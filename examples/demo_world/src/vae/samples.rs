@@ -11,7 +11,7 @@ use crate::training::pictures::share;
 /// Identities that are drawn from.
 const IDENTITIES: f32 = 10_000.0;
 /// Share of the updates that see single pictures.
-const STILLS: f64 = 0.75;
+const STILLS: f64 = 0.85;
 const SEED: u64 = 11;
 
 /// What an update sees.

@@ -24,10 +24,13 @@ pub struct Pass {
     pub lora_scale: f64,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
-    /// Tokens whose timestep is zero because their latents are given (TI2V): they come first. Modulations then have
-    /// two rows, for these and for the others.
-    pub known_tokens: usize,
-    /// Rows of the context that are image tokens: they come first.
+    /// Samples that are computed together; the rows of states and of the context are those of the samples, one after
+    /// the other.
+    pub samples: usize,
+    /// Tokens that share a timestep, and so a row of the modulations: those of a sample, or (TI2V) those of its given
+    /// first frame and then the others.
+    pub groups: Vec<usize>,
+    /// Rows of a sample's context that are image tokens: they come first.
     pub image_rows: usize,
     /// Told inner values.
     pub probe: Option<Probe>,
@@ -51,15 +54,52 @@ impl Pass {
         f(&Scope { weights: &weights, trainable, lora_scale: self.lora_scale, tape })
     }
 
-    /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are two.
-    fn per_token(&self, groups: Tensor<2>, tokens: usize) -> Tensor<2> {
-        let [count, width] = groups.dims();
+    /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are several.
+    fn per_token(&self, rows: Tensor<2>) -> Tensor<2> {
+        let [count, width] = rows.dims();
+        let [first, ..] = self.groups.as_slice() else { return rows };
         if count == 1 {
-            return groups;
+            return rows;
         }
-        let known = groups.clone().narrow(0, 0, 1).expand([self.known_tokens, width]);
-        let others = groups.narrow(0, 1, 1).expand([tokens - self.known_tokens, width]);
-        Tensor::cat(vec![known, others], 0)
+        if self.groups.iter().all(|n| n == first) {
+            return rows.reshape([count, 1, width]).expand([count, *first, width]).reshape([count * first, width]);
+        }
+        let spread = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, width]);
+        Tensor::cat(self.groups.iter().enumerate().map(spread).collect(), 0)
+    }
+
+    /// Attention within each sample. Samples beside one another are so many more heads.
+    fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+        let (samples, heads) = (self.samples, self.config.heads);
+        if samples == 1 {
+            return ops::attention(q, k, v, heads);
+        }
+        let [rows, width] = q.dims();
+        let beside = |x: Tensor<2>| {
+            let n = x.dims()[0] / samples;
+            x.reshape([samples, n, width]).swap_dims(0, 1).reshape([n, samples * width])
+        };
+        let attended = ops::attention(beside(q), beside(k), beside(v), samples * heads);
+        attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
+    }
+
+    /// The rows of each sample's `first` before those of its `second`.
+    pub(super) fn interleaved(&self, first: Tensor<2>, second: Tensor<2>) -> Tensor<2> {
+        let width = first.dims()[1];
+        let each = |x: Tensor<2>| {
+            let n = x.dims()[0] / self.samples;
+            x.reshape([self.samples, n, width])
+        };
+        let both = Tensor::cat(vec![each(first), each(second)], 1);
+        let rows = self.samples * both.dims()[1];
+        both.reshape([rows, width])
+    }
+
+    /// Some rows of each sample.
+    fn rows_of_each(&self, x: Tensor<2>, start: usize, count: usize) -> Tensor<2> {
+        let [rows, width] = x.dims();
+        let each = x.reshape([self.samples, rows / self.samples, width]);
+        each.narrow(1, start, count).reshape([self.samples * count, width])
     }
 
     fn see(&self, name: impl FnOnce() -> String, value: &Tensor<2>) {
@@ -110,24 +150,25 @@ impl Segment for Block {
 impl Block {
     fn apply(&self, scope: &Scope<'_>, x: Tensor<2>, modulation: Tensor<2>, context: Tensor<2>) -> Result<Tensor<2>> {
         let (pass, name) = (&self.pass, format!("blocks.{}", self.index));
-        let (dim, tokens) = (pass.config.dim, x.dims()[0]);
+        let dim = pass.config.dim;
         let own = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
         let modulation = modulation + own;
-        let part = |i: usize| pass.per_token(modulation.clone().narrow(1, i * dim, dim), tokens);
+        let row = |i: usize| modulation.clone().narrow(1, i * dim, dim);
+        let shift_or_gate = |i: usize| pass.per_token(row(i));
+        let gain = |i: usize| pass.per_token(row(i) + 1.0);
 
-        let h = ops::layer_norm(x.clone(), part(1) + 1.0, part(0), EPS);
+        let h = ops::layer_norm(x.clone(), gain(1), shift_or_gate(0), EPS);
         let attended = self.self_attention(scope, h, &format!("{name}.self_attn"))?;
-        let x = ops::gated_add(x, attended, part(2));
+        let x = ops::gated_add(x, attended, shift_or_gate(2));
 
-        let gain = scope.weight::<1>(&format!("{name}.norm3.weight"))?.unsqueeze();
-        let shift = scope.weight::<1>(&format!("{name}.norm3.bias"))?.unsqueeze();
-        let h = ops::layer_norm(x.clone(), gain, shift, EPS);
+        let norm = |part: &str| scope.weight::<1>(&format!("{name}.norm3.{part}"));
+        let h = ops::layer_norm(x.clone(), norm("weight")?.unsqueeze(), norm("bias")?.unsqueeze(), EPS);
         let x = x + self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
 
-        let h = ops::layer_norm(x.clone(), part(4) + 1.0, part(3), EPS);
+        let h = ops::layer_norm(x.clone(), gain(4), shift_or_gate(3), EPS);
         let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
         let h = scope.linear(h, &format!("{name}.ffn.2"))?;
-        let x = ops::gated_add(x, h, part(5));
+        let x = ops::gated_add(x, h, shift_or_gate(5));
         pass.see(|| name.clone(), &x);
         Ok(x)
     }
@@ -141,28 +182,28 @@ impl Block {
         };
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
-        let out = scope.linear(ops::attention(q, k, v, heads), &format!("{name}.o"))?;
+        let out = scope.linear(self.pass.attention(q, k, v), &format!("{name}.o"))?;
         self.pass.see(|| name.into(), &out);
         Ok(out)
     }
 
     /// Every row of the context is a key, padding included: the reference does not mask it.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
-        let (heads, image_rows) = (self.pass.config.heads, self.pass.image_rows);
-        let [rows, _] = context.dims();
+        let pass = &self.pass;
+        let (image_rows, rows) = (pass.image_rows, context.dims()[0] / pass.samples);
         let text = match image_rows {
             0 => context.clone(),
-            _ => context.clone().narrow(0, image_rows, rows - image_rows),
+            _ => pass.rows_of_each(context.clone(), image_rows, rows - image_rows),
         };
         let q = normed(scope, h, name, "q")?;
         let k = normed(scope, text.clone(), name, "k")?;
         let v = scope.linear(text, &format!("{name}.v"))?;
-        let mut attended = ops::attention(q.clone(), k, v, heads);
+        let mut attended = pass.attention(q.clone(), k, v);
         if image_rows > 0 {
-            let image = context.narrow(0, 0, image_rows);
+            let image = pass.rows_of_each(context, 0, image_rows);
             let k = normed(scope, image.clone(), name, "k_img")?;
             let v = scope.linear(image, &format!("{name}.v_img"))?;
-            attended = attended + ops::attention(q, k, v, heads);
+            attended = attended + pass.attention(q, k, v);
         }
         let out = scope.linear(attended, &format!("{name}.o"))?;
         self.pass.see(|| name.into(), &out);
@@ -185,14 +226,11 @@ impl Segment for Head {
         let pass = &self.0;
         pass.scoped("head.", tape, |scope| {
             let x = state.rank::<2>()?;
-            let (dim, tokens) = (pass.config.dim, x.dims()[0]);
+            let dim = pass.config.dim;
             let own = scope.weight::<3>("head.modulation")?;
             let time = shared[shared::TIME].rank::<2>()?;
-            let part = |i: usize| {
-                let own = own.clone().narrow(1, i, 1).reshape([1, dim]);
-                pass.per_token(time.clone() + own, tokens)
-            };
-            let h = ops::layer_norm(x, part(1) + 1.0, part(0), EPS);
+            let row = |i: usize| time.clone() + own.clone().narrow(1, i, 1).reshape([1, dim]);
+            let h = ops::layer_norm(x, pass.per_token(row(1) + 1.0), pass.per_token(row(0)), EPS);
             let out = scope.linear(h, "head.head")?;
             pass.see(|| "head".into(), &out);
             Ok(out.into())

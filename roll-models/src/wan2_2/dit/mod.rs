@@ -3,6 +3,7 @@
 //! Covers I2V and T2V (one timestep for all tokens), TI2V-5B (tokens of the known first frame have timestep zero) and
 //! the CLIP branch of Wan2.1 I2V. Read it beside the official `wan/modules/model.py`.
 
+mod batch;
 mod block;
 mod config;
 pub mod embed;
@@ -18,6 +19,7 @@ use roll_backends::{
 };
 use roll_core::{
     Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
+    VelocityInput,
 };
 
 pub use block::{Block, Pass, Probe};
@@ -27,6 +29,7 @@ pub use rope::rotary_tables;
 
 pub use crate::trainable::Trainable;
 
+use batch::Batch;
 use block::{Head, PatchEmbedding};
 
 /// One expert.
@@ -115,27 +118,30 @@ impl Dit {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
+        let input = VelocityInput { latents, timestep, conditioning };
+        let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
+        let alone = latents.shape().to_vec();
+        let stacked = velocities.shape().to_vec();
+        let pullback = pullback.map(|pullback| {
+            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(stacked)?)?.reshape(alone))
+        });
+        Ok((velocities.reshape(latents.shape())?, pullback))
+    }
+
+    /// Velocities at `inputs`, whose latents have one shape, together: `[B, C, T, H, W]`. The pullback takes and gives
+    /// cotangents of that shape. Every linear layer sees the tokens of all of them as rows of one matrix.
+    pub fn velocities(
+        &self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
-        let input = self.with_channels(latents, conditioning)?;
-        let grid = Grid::new(input.shape(), self.config.patch)?;
-        let (cos, sin) = rotary_tables(&grid, self.config.head_dim())?;
-        let known_tokens = match conditioning.first_frame {
-            Some(_) => grid.tokens_per_frame(),
-            None => 0,
-        };
+        let batch = Batch::new(inputs, &self.config)?;
+        let (cos, sin) = batch.rotary_tables(self.config.head_dim())?;
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Off => None,
-        };
-        let image_rows = match (&conditioning.image_tokens, self.config.image_dim) {
-            (Some(tokens), Some(_)) => tokens.shape()[0],
-            (None, Some(_)) => {
-                return Err(Error::Unsupported(
-                    "this model has a CLIP image branch: it needs the CLIP encoder among `model_paths` and an image"
-                        .into(),
-                ));
-            }
-            (_, None) => 0,
         };
         let pass = Arc::new(Pass {
             config: self.config.clone(),
@@ -143,14 +149,11 @@ impl Dit {
             trainable,
             lora_scale: self.lora_scale,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
-            known_tokens,
-            image_rows,
+            samples: inputs.len(),
+            groups: batch.groups.clone(),
+            image_rows: batch.image_rows,
             probe: self.probe.clone(),
         });
-        let timesteps = match known_tokens {
-            0 => vec![timestep],
-            _ => vec![Timestep(0.0), timestep],
-        };
 
         // The embeddings need gradients only when their own weights are trained.
         let trains = pass.trainable.as_ref().map(|s| s.parameters().clone());
@@ -159,52 +162,28 @@ impl Dit {
                 p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
             });
         let tape = if track_shared { Tape::on() } else { Tape::off() };
-        let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &timesteps, conditioning, &device))?;
+        let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
-        let state = NdTensor::from(to_device::<2>(&grid.to_tokens(&input, Order::ChannelFirst)?, &device)?);
+        let state = NdTensor::from(to_device::<2>(&batch.tokens, &device)?);
         let chain = chain(&pass);
         let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
-        let velocity = grid.to_latents(&to_host(out.rank::<2>()?)?, Order::ChannelLast)?;
+        let velocities = batch.shape.to_latents(&to_host(out.rank::<2>()?)?, Order::ChannelLast)?;
 
-        let channels = latents.shape()[0];
+        let shape = batch.shape;
+        let channels = self.config.out_channels;
         let pullback = record.map(|record| {
-            Pullback::new(move |cotangent: &Tensor| {
-                let tokens = grid.to_tokens(cotangent, Order::ChannelLast)?;
+            Pullback::new(move |cotangents: &Tensor| {
+                let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
                 let cotangent = to_device::<2>(&tokens, &device)?.into();
                 let (input, shared) = record.pull(cotangent)?;
                 if track_shared {
                     embedded.pull(shared, trains.as_ref());
                 }
-                let input = grid.to_latents(&to_host(input.rank::<2>()?)?, Order::ChannelFirst)?;
+                let input = shape.to_latents(&to_host(input.rank::<2>()?)?, Order::ChannelFirst)?;
                 first_channels(&input, channels)
             })
         });
-        Ok((velocity, pullback))
-    }
-
-    /// The latents with the conditioning's channels behind them, checked.
-    fn with_channels(&self, latents: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
-        let [c, t, h, w] = *latents.shape() else {
-            return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));
-        };
-        let extra = conditioning.channels.as_ref().map_or(0, |y| y.shape()[0]);
-        if c != self.config.out_channels || c + extra != self.config.in_channels {
-            return Err(Error::Shape {
-                what: "latents with their conditioning channels".into(),
-                expected: format!(
-                    "{} latent and {} conditioning channels",
-                    self.config.out_channels,
-                    self.config.in_channels.saturating_sub(self.config.out_channels)
-                ),
-                found: vec![c, extra],
-            });
-        }
-        let Some(y) = &conditioning.channels else { return Ok(latents.clone()) };
-        if y.shape()[1..] != [t, h, w] {
-            return Err(Error::shape("conditioning channels", format!("[{extra}, {t}, {h}, {w}]"), y.shape()));
-        }
-        let values = [latents.f32s()?, y.f32s()?].concat();
-        Tensor::new(values, [c + extra, t, h, w])
+        Ok((velocities, pullback))
     }
 }
 
@@ -218,33 +197,27 @@ fn chain(pass: &Arc<Pass>) -> Chain {
 }
 
 /// The shared tensors of the chain, in the order of [`block::shared`].
-fn embed_all(
-    pass: &Pass,
-    tape: &Tape,
-    timesteps: &[Timestep],
-    conditioning: &Conditioning,
-    device: &Device,
-) -> Result<Vec<NdTensor>> {
-    let sinusoid = embed::sinusoid(timesteps, pass.config.freq_dim, device);
+fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
+    let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
     let (time, modulation) = pass.scoped("time_", tape, |scope| embed::time(scope, sinusoid))?;
-    let context = to_device::<2>(&conditioning.context, device)?;
-    if context.dims()[1] != pass.config.text_dim {
-        let expected = format!("[L, {}]", pass.config.text_dim);
-        return Err(Error::shape("text embedding", expected, conditioning.context.shape()));
-    }
+    let context = to_device::<2>(&batch.context, device)?;
     let mut context = pass.scoped("text_embedding.", tape, |scope| embed::text(scope, context))?;
-    if let (Some(tokens), Some(_)) = (&conditioning.image_tokens, pass.config.image_dim) {
+    if let Some(tokens) = &batch.image_tokens {
         let tokens = to_device::<2>(tokens, device)?;
         let image = pass.scoped("img_emb.", tape, |scope| embed::image(scope, tokens))?;
-        context = burn::tensor::Tensor::cat(vec![image, context], 0);
+        context = pass.interleaved(image, context);
     }
     Ok(vec![time.into(), modulation.into(), context.into()])
 }
 
-fn first_channels(latents: &Tensor, channels: usize) -> Result<Tensor> {
-    let shape = latents.shape();
-    let keep = channels * shape[1..].iter().product::<usize>();
-    Tensor::new(latents.f32s()?[..keep].to_vec(), [channels, shape[1], shape[2], shape[3]])
+/// The first channels of each latent of a stack.
+fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
+    let [count, all, t, h, w] = *stack.shape() else {
+        return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
+    };
+    let volume = t * h * w;
+    let kept = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
+    Tensor::new(kept.collect::<Vec<f32>>(), [count, channels, t, h, w])
 }
 
 /// The adapters of a transformer of this shape: see [`crate::trainable::lora_parameters`].

@@ -1,0 +1,195 @@
+/* The plugin interface of roll, version 1.0, for rewards that are not written in Rust.
+ *
+ * A plugin is a shared library that exports
+ *
+ *     const roll_abi roll_plugin_abi = ROLL_ABI_CURRENT;
+ *     uint32_t roll_plugin_init(const roll_host *host, roll_plugin *out, roll_error *error);
+ *
+ * The first is compared before the second is called, once. See plugins/contrast_reward_c for a whole one.
+ *
+ * Every function that returns uint32_t returns ROLL_OK after it filled in `out`, or ROLL_FAILED after it filled in
+ * `error`. Arguments are lent for the call. Results belong to the caller, who calls their `release` once with their
+ * `owner`; a null `release` means that there is nothing to free. Texts are UTF-8 with a length, without a final zero.
+ * An object is called by one thread at a time, not always the same one. Nothing may be thrown, and no longjmp taken,
+ * across the boundary.
+ */
+#ifndef ROLL_PLUGIN_H
+#define ROLL_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ROLL_OK 0u
+#define ROLL_FAILED 1u
+
+/* Who can put an error right. */
+enum { ROLL_FAULT_USER = 1, ROLL_FAULT_FAILURE = 2, ROLL_FAULT_INTERRUPT = 3 };
+enum { ROLL_F32, ROLL_BF16, ROLL_F16, ROLL_I64, ROLL_I32, ROLL_U8, ROLL_BOOL };
+enum { ROLL_LOG_ERROR = 1, ROLL_LOG_WARN, ROLL_LOG_INFO, ROLL_LOG_DEBUG, ROLL_LOG_TRACE };
+enum { ROLL_KIND_REWARD = 1 };
+enum { ROLL_ANYTHING, ROLL_FLAG, ROLL_WHOLE_NUMBER, ROLL_NUMBER, ROLL_TEXT, ROLL_LIST, ROLL_MAP };
+enum { ROLL_MISSING_SKIP, ROLL_MISSING_ERROR, ROLL_MISSING_VALUE };
+
+typedef struct {
+    uint8_t magic[8];
+    uint32_t major, minor;
+} roll_abi;
+
+#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, 0}
+
+typedef void (*roll_release)(void *owner);
+
+typedef struct {
+    const char *data;
+    size_t len;
+} roll_str;
+
+/* A roll_str of a string literal. */
+#define ROLL_STR(literal) {literal, sizeof(literal) - 1}
+
+/* A dense, row-major array. A null `retain` means that whoever wants to keep the bytes copies them. */
+typedef struct {
+    const void *data;
+    size_t bytes;
+    const size_t *shape;
+    size_t rank;
+    uint32_t dtype;
+    void *owner;
+    roll_release retain, release;
+} roll_tensor;
+
+typedef struct {
+    roll_str name;
+    roll_tensor tensor;
+} roll_named_tensor;
+
+typedef struct {
+    roll_str name;
+    double value;
+} roll_named_number;
+
+/* Lists that their receiver releases. */
+typedef struct {
+    const char *items;
+    size_t len;
+    void *owner;
+    roll_release release;
+} roll_text;
+
+typedef struct {
+    const roll_named_tensor *items;
+    size_t len;
+    void *owner;
+    roll_release release;
+} roll_tensors;
+
+typedef struct {
+    const roll_named_number *items;
+    size_t len;
+    void *owner;
+    roll_release release;
+} roll_numbers;
+
+typedef struct {
+    uint32_t fault;
+    roll_text text;
+} roll_error;
+
+/* What a component made: its state, and a static table of its kind's functions. */
+typedef struct {
+    void *state;
+    const void *table;
+    roll_release release;
+} roll_object;
+
+/* From the cotangent of the score (f32, rank 0) to that of the frames (f32, their shape). Called at most once, then
+ * released. A null `pull` means that there is no pullback. */
+typedef struct {
+    void *state;
+    uint32_t (*pull)(void *state, const roll_tensor *cotangent, roll_tensor *out, roll_error *error);
+    roll_release release;
+} roll_pullback;
+
+typedef struct {
+    roll_str backend;  /* "flex", "cuda:1" */
+    roll_str base_dir; /* where relative paths of the options start */
+    uint64_t seed;
+} roll_context;
+
+typedef struct {
+    roll_str name;
+    uint32_t kind;
+    roll_str default_json;
+    roll_str about;
+} roll_option;
+
+/* All of it lives as long as the library. */
+typedef struct {
+    uint32_t kind;
+    roll_str name;
+    roll_str summary;
+    const roll_option *options;
+    size_t option_count;
+    const void *data; /* given to `make` */
+    /* `options` is a JSON object that holds every option; kinds and unknown keys were checked. */
+    uint32_t (*make)(const void *data, roll_str options, const roll_context *context, roll_object *out,
+                     roll_error *error);
+} roll_component;
+
+typedef struct {
+    roll_str name, version, authors, about;
+    const roll_component *components;
+    size_t component_count;
+} roll_plugin;
+
+typedef struct {
+    const void *state; /* given to `log` */
+    void (*log)(const void *state, uint32_t level, roll_str target, roll_str message);
+    uint32_t (*log_level)(const void *state); /* messages above it go nowhere now */
+} roll_host;
+
+/* Rewards */
+
+typedef struct {
+    roll_text name;
+    uint32_t differentiable;
+    uint32_t on_missing;
+    double missing_value;
+} roll_reward_facts;
+
+/* Frames: f32 [T, 3, H, W], RGB, values in [-1, 1]. */
+typedef struct {
+    const roll_tensor *frames;
+    double fps;
+} roll_video;
+
+typedef struct {
+    roll_video video;
+    roll_str prompt;
+    const roll_named_tensor *target; /* what `prepare` gave */
+    size_t target_count;
+    uint32_t record; /* 1: a pullback is wanted */
+} roll_score_input;
+
+typedef struct {
+    uint32_t missing; /* 1: there was nothing to score, and `reason` says why */
+    double value;     /* higher is better */
+    roll_numbers details;
+    roll_text reason;
+    roll_pullback pullback;
+} roll_score;
+
+typedef struct {
+    uint32_t (*facts)(void *state, roll_reward_facts *out, roll_error *error);
+    uint32_t (*prepare)(void *state, const roll_video *reference, roll_tensors *out, roll_error *error);
+    uint32_t (*score)(void *state, const roll_score_input *input, roll_score *out, roll_error *error);
+} roll_reward_table;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

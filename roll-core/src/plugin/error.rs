@@ -1,0 +1,134 @@
+//! What can go wrong with a plugin.
+
+use std::path::PathBuf;
+
+use crate::{Error, Fault};
+
+/// An error of loading or calling a plugin; every message names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PluginError {
+    // Before the system's loader sees the file
+    /// The file is no library that this program could load.
+    #[error("the plugin {} cannot be loaded: {problem}", path.display())]
+    NotLoadable {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
+        problem: String,
+    },
+
+    // Before any code of the plugin is called
+    /// The system's loader refused it.
+    #[error("the plugin {} cannot be loaded", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The loader's reason.
+        #[source]
+        source: libloading::Error,
+    },
+    /// A library, but no plugin.
+    #[error(
+        "{} is a library but no plugin of roll: it has no symbol `{symbol}` (a Rust plugin needs \
+         `crate-type = [\"cdylib\"]` and a line such as `roll_core::export_reward!(...)`)",
+        path.display()
+    )]
+    NotAPlugin {
+        /// The file.
+        path: PathBuf,
+        /// The symbol that is missing.
+        symbol: &'static str,
+    },
+    /// Built against another version of the interface.
+    #[error(
+        "the plugin {} was built for plugin ABI {}.{}, this roll has {}.{}: rebuild it with the roll-core of this roll",
+        path.display(), found[0], found[1], expected[0], expected[1]
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Major and minor version of this program.
+        expected: [u32; 2],
+        /// Those of the plugin.
+        found: [u32; 2],
+    },
+    /// Its types are laid out in another way although its version says otherwise.
+    #[error("the plugin {} was built with other types at the boundary: {difference}; rebuild it", path.display())]
+    Layout {
+        /// The file.
+        path: PathBuf,
+        /// The first difference.
+        difference: String,
+    },
+
+    // Calls
+    /// What it says of itself makes no sense.
+    #[error("the plugin {} describes itself wrongly: {problem}", path.display())]
+    Description {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
+        problem: String,
+    },
+    /// A call failed.
+    #[error("the plugin `{plugin}` ({}) failed in `{call}`", path.display())]
+    Call {
+        /// Its name.
+        plugin: String,
+        /// Its file.
+        path: PathBuf,
+        /// The method.
+        call: &'static str,
+        /// What it said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl From<PluginError> for Error {
+    fn from(error: PluginError) -> Self {
+        Error::component(Fault::User, error)
+    }
+}
+
+/// The messages of an error of the other side, outermost first.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Chain {
+    message: String,
+    #[source]
+    source: Option<Box<Chain>>,
+}
+
+impl Chain {
+    /// From messages joined with [`super::abi::CHAIN`].
+    pub(super) fn parse(text: &str) -> Self {
+        let mut messages = text.split(super::abi::CHAIN).filter(|m| !m.is_empty()).rev();
+        let last = messages.next().unwrap_or("it gave no reason");
+        let innermost = Self { message: last.into(), source: None };
+        messages.fold(innermost, |source, message| Self { message: message.into(), source: Some(Box::new(source)) })
+    }
+
+    /// `error` and its causes in one line.
+    pub fn line(error: &dyn std::error::Error) -> String {
+        Self::write(error).replace(super::abi::CHAIN, ": ")
+    }
+
+    /// The messages of `error` and its causes, each once.
+    pub(super) fn write(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut last = text.clone();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let message = error.to_string();
+            if message != last {
+                text.push(super::abi::CHAIN);
+                text.push_str(&message);
+                last = message;
+            }
+            cause = error.source();
+        }
+        text
+    }
+}

@@ -1,0 +1,302 @@
+//! From a file to components that have names.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::abi::{
+    ABI_VERSION, InitFn, MAGIC, RollAbi, RollComponent, RollContext, RollError, RollObject, RollPlugin, RollStr,
+};
+use super::algorithm::ForeignAlgorithm;
+use super::call::{Origin, Source};
+use super::environment::ForeignEnvironment;
+use super::error::PluginError;
+use super::export::KINDS;
+use super::layout::LayoutTag;
+use super::model::ForeignModel;
+use super::options::{OptionKind, OptionSpec, complete};
+use super::reward::ForeignReward;
+use super::strategy::ForeignStrategy;
+use super::{data, log, object_file};
+use crate::{
+    Algorithm, BuildContext, Environment, Error, Factory, Model, Options, Registration, Result, RewardScorer, Strategy,
+};
+
+/// Most components of one plugin, and most options of one component: beyond it the numbers are garbage.
+const MAX_ENTRIES: usize = 1024;
+
+/// A plugin in this process.
+#[derive(Clone, Debug)]
+pub struct Plugin {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Who wrote it; may be empty.
+    pub authors: String,
+    /// What it is; may be empty.
+    pub about: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Major and minor version of the interface.
+    pub abi: [u32; 2],
+    /// Whether it described its types, and they were compared; plugins in C do not.
+    pub layout_checked: bool,
+    /// What it offers.
+    pub components: Vec<&'static LoadedComponent>,
+}
+
+/// A component of a loaded plugin.
+pub struct LoadedComponent {
+    kind: &'static str,
+    registration_name: &'static str,
+    options: Vec<OptionSpec>,
+    raw: RawComponent,
+    source: Source,
+    registration: std::sync::OnceLock<Registration>,
+}
+
+#[derive(Clone, Copy)]
+struct RawComponent(RollComponent);
+
+// SAFETY: the interface asks that components may be made on any thread.
+unsafe impl Send for RawComponent {}
+// SAFETY: as above.
+unsafe impl Sync for RawComponent {}
+
+impl std::fmt::Debug for LoadedComponent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LoadedComponent({} {})", self.kind, self.registration_name)
+    }
+}
+
+/// Loads a plugin. Loading a file again gives the same plugin: libraries are never unloaded.
+pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
+    static LOADED: Mutex<BTreeMap<PathBuf, Plugin>> = Mutex::new(BTreeMap::new());
+    let path = path.as_ref();
+    let path = path.canonicalize().map_err(Error::file("open the plugin", path))?;
+    // Held while loading: a library is initialised once.
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(plugin) = loaded.get(&path) {
+        return Ok(plugin.clone());
+    }
+    let plugin = open(&path)?;
+    loaded.insert(path, plugin.clone());
+    Ok(plugin)
+}
+
+fn open(path: &Path) -> Result<Plugin> {
+    object_file::check(path)?;
+    let library = library(path)?;
+    let abi = version(path, library)?;
+    let layout_checked = layout(path, library)?;
+    let init = symbol::<InitFn>(library, "roll_plugin_init\0");
+    let init = *init.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_init" })?;
+
+    let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
+    let unnamed = Source::Plugin(Arc::new(Origin { plugin: label.clone(), path: path.into() }));
+    let (mut plugin, mut error) = (RollPlugin::default(), RollError::default());
+    // SAFETY: version and layout were compared; the host lives for ever.
+    let status = unsafe { init(log::host(label), &mut plugin, &mut error) };
+    let plugin = unnamed.outcome("init", status, plugin, error)?;
+    let description = |e: Error| PluginError::Description { path: path.into(), problem: e.to_string() };
+    // SAFETY: as the interface says, the description lives as long as the library.
+    let described = unsafe { describe(&plugin, path, abi, layout_checked) };
+    Ok(described.map_err(description)?)
+}
+
+#[cfg(unix)]
+fn library(path: &Path) -> Result<&'static libloading::Library> {
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    // Now, so that a missing symbol is an error here and not the end of the process later.
+    // SAFETY: the library's initialisers run; the user chose to run this code.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|source| PluginError::Open { path: path.into(), source })?;
+    Ok(Box::leak(Box::new(library.into())))
+}
+
+#[cfg(not(unix))]
+fn library(path: &Path) -> Result<&'static libloading::Library> {
+    // SAFETY: the library's initialisers run; the user chose to run this code.
+    let library = unsafe { libloading::Library::new(path) };
+    let library = library.map_err(|source| PluginError::Open { path: path.into(), source })?;
+    Ok(Box::leak(Box::new(library)))
+}
+
+/// A symbol of the type that the interface gives it.
+fn symbol<T>(library: &'static libloading::Library, name: &'static str) -> Option<libloading::Symbol<'static, T>> {
+    // SAFETY: the names are the interface's, and so are the types; a library that uses them otherwise lies.
+    unsafe { library.get(name.as_bytes()) }.ok()
+}
+
+fn version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2]> {
+    let not_a_plugin = || PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_abi" };
+    let abi = symbol::<*const RollAbi>(library, "roll_plugin_abi\0").ok_or_else(not_a_plugin)?;
+    // SAFETY: 16 bytes of the library's data; unaligned when it is something else.
+    let abi = unsafe { abi.read_unaligned() };
+    if abi.magic != MAGIC {
+        return Err(not_a_plugin().into());
+    }
+    let found = [abi.major, abi.minor];
+    match found == ABI_VERSION {
+        true => Ok(found),
+        false => Err(PluginError::Version { path: path.into(), expected: ABI_VERSION, found }.into()),
+    }
+}
+
+fn layout(path: &Path, library: &'static libloading::Library) -> Result<bool> {
+    let Some(tag) = symbol::<*const LayoutTag>(library, "roll_plugin_layout\0") else { return Ok(false) };
+    // SAFETY: a static of a library that is never unloaded.
+    let tag: &'static LayoutTag = unsafe { &**tag };
+    tag.check().map_err(|difference| PluginError::Layout { path: path.into(), difference })?;
+    Ok(true)
+}
+
+/// # Safety
+/// The description is as the plugin made it and lives as long as the library.
+unsafe fn describe(raw: &RollPlugin, path: &Path, abi: [u32; 2], layout_checked: bool) -> Result<Plugin> {
+    // SAFETY: as the caller promises.
+    let (name, version, authors, about, components) = unsafe {
+        if raw.component_count > MAX_ENTRIES {
+            return Err(Error::Misuse(format!("{} components, more than {MAX_ENTRIES}", raw.component_count)));
+        }
+        let components = data::slice(raw.components, raw.component_count)?;
+        (raw.name.get()?, raw.version.get()?, raw.authors.get()?, raw.about.get()?, components)
+    };
+    if name.is_empty() || components.is_empty() {
+        return Err(Error::Misuse("it has no name, or offers nothing".into()));
+    }
+    let origin = Arc::new(Origin { plugin: name.into(), path: path.into() });
+    let mut loaded: Vec<&'static LoadedComponent> = Vec::new();
+    for component in components {
+        // SAFETY: as the caller promises.
+        let component = unsafe { component_of(component, version, &origin) }?;
+        if let Some(twin) = loaded.iter().find(|c| (c.kind, c.registration_name) == (component.kind, component.name()))
+        {
+            return Err(Error::Misuse(format!("it offers the {} `{}` twice", twin.kind, twin.name())));
+        }
+        loaded.push(component);
+    }
+    let [name, version, authors, about] = [name, version, authors, about].map(String::from);
+    Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
+}
+
+/// # Safety
+/// As [`describe`].
+unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>) -> Result<&'static LoadedComponent> {
+    // SAFETY: as the caller promises.
+    let (name, summary, options) = unsafe {
+        if raw.option_count > MAX_ENTRIES {
+            return Err(Error::Misuse(format!("{} options, more than {MAX_ENTRIES}", raw.option_count)));
+        }
+        (raw.name.get()?, raw.summary.get()?, data::slice(raw.options, raw.option_count)?)
+    };
+    let kind = KINDS.iter().find(|(number, _)| *number == raw.kind).map(|(_, word)| *word);
+    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || !name.chars().all(plain) {
+        return Err(Error::Misuse(format!("{name:?} is no name for a {kind}: use letters, digits and `_`")));
+    }
+    let mut specs = Vec::new();
+    for option in options {
+        // SAFETY: as the caller promises.
+        let (key, default, about) = unsafe { (option.name.get()?, option.default_json.get()?, option.about.get()?) };
+        let default = serde_json::from_str(default)
+            .map_err(|e| Error::Misuse(format!("the default of `{name}.{key}` is no JSON: {e}")))?;
+        let kind = OptionKind::from_number(option.kind)
+            .ok_or_else(|| Error::Misuse(format!("the option `{name}.{key}` is of kind {}", option.kind)))?;
+        specs.push(OptionSpec { name: key.into(), kind, default, about: about.into() });
+    }
+    let component: &'static LoadedComponent = Box::leak(Box::new(LoadedComponent {
+        kind,
+        registration_name: String::leak(name.into()),
+        options: specs,
+        raw: RawComponent(*raw),
+        source: Source::Plugin(Arc::clone(origin)),
+        registration: std::sync::OnceLock::new(),
+    }));
+    component.registration.get_or_init(|| Registration {
+        name: component.registration_name,
+        summary: String::leak(summary.into()),
+        origin: String::leak(format!("{} ({})", origin.plugin, origin.path.display())),
+        version: String::leak(version.into()),
+        defaults: Options::new,
+        factory: Factory::Loaded(component),
+    });
+    Ok(component)
+}
+
+impl LoadedComponent {
+    /// The word for its kind.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// Its name in the configuration.
+    pub fn name(&self) -> &'static str {
+        self.registration_name
+    }
+
+    /// Its options.
+    pub fn options(&self) -> &[OptionSpec] {
+        &self.options
+    }
+
+    /// The defaults of its options.
+    pub(crate) fn defaults(&self) -> Options {
+        OptionSpec::defaults(&self.options)
+    }
+
+    /// The entry of the registry.
+    pub fn registration(&'static self) -> &'static Registration {
+        // Set when the component was loaded.
+        self.registration.get_or_init(|| unreachable!("a component is registered when it is loaded"))
+    }
+
+    fn make(&self, prefix: &str, options: &Options, context: &BuildContext) -> Result<RollObject> {
+        let options = complete(prefix, &self.options, options).map_err(|e| self.source.blame("make", e))?;
+        let options = serde_json::Value::Object(options).to_string();
+        let base_dir = context.base_dir.to_string_lossy();
+        let context = RollContext {
+            backend: RollStr::lend(&context.backend),
+            base_dir: RollStr::lend(&base_dir),
+            seed: context.seed,
+        };
+        let (mut out, mut error) = (RollObject::default(), RollError::default());
+        let raw = &self.raw.0;
+        // SAFETY: the arguments live during the call.
+        let status = unsafe { (raw.make)(raw.data, RollStr::lend(&options), &context, &mut out, &mut error) };
+        self.source.outcome("make", status, out, error)
+    }
+
+    pub(crate) fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
+        let object = self.make("reward", options, context)?;
+        // SAFETY: the plugin made it for us, of this component's kind.
+        Ok(Box::new(unsafe { ForeignReward::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
+        let object = self.make("model", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignModel::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
+        let object = self.make("strategy", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignStrategy::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
+        let object = self.make("algo", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignAlgorithm::new(object, self.source.clone()) }?))
+    }
+
+    pub(crate) fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        let object = self.make("environment", options, context)?;
+        // SAFETY: as above.
+        Ok(Box::new(unsafe { ForeignEnvironment::new(object, self.source.clone()) }?))
+    }
+}

@@ -1,0 +1,144 @@
+//! Several inputs as one: their tokens are rows of one matrix, sample after sample.
+
+use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
+
+use super::config::DitConfig;
+use super::patch::{Grid, Order};
+use super::rope::rotary_tables;
+
+/// The inputs of a pass on the host, checked.
+pub(super) struct Batch {
+    pub(super) shape: Shape,
+    /// `[B * tokens, patch]`.
+    pub(super) tokens: Tensor,
+    /// One per group of tokens.
+    pub(super) timesteps: Vec<Timestep>,
+    /// Tokens of each group.
+    pub(super) groups: Vec<usize>,
+    /// `[B * rows, text_dim]`.
+    pub(super) context: Tensor,
+    /// `[B * rows, image_dim]`, for models with that branch.
+    pub(super) image_tokens: Option<Tensor>,
+    /// Rows of the image tokens of one sample.
+    pub(super) image_rows: usize,
+}
+
+/// How many samples, and how each is cut into tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    samples: usize,
+    grid: Grid,
+}
+
+impl Batch {
+    pub(super) fn new(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Self> {
+        let Some(first) = inputs.first() else {
+            return Err(Error::Misuse("velocities of no inputs were asked for".into()));
+        };
+        let latents: Result<Vec<Tensor>> =
+            inputs.iter().map(|input| with_channels(config, input.latents, input.conditioning)).collect();
+        let latents = Tensor::stack(&latents?)?;
+        let shape = Shape { samples: inputs.len(), grid: Grid::new(&latents.shape()[1..], config.patch)? };
+
+        // Tokens whose latents are given (TI2V) come first and have timestep zero.
+        let known = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
+        if let Some(other) = inputs.iter().find(|input| known(input) != known(first)) {
+            let frames = other.conditioning.first_frame.as_ref().map_or(vec![0], |f| f.shape().to_vec());
+            return Err(Error::shape("known first frames", "one for every sample, or for none", &frames));
+        }
+        let (all, given) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
+        let (mut timesteps, mut groups) = (Vec::new(), Vec::new());
+        for input in inputs {
+            if known(input) {
+                timesteps.push(Timestep(0.0));
+                groups.push(given);
+            }
+            timesteps.push(input.timestep);
+            groups.push(all - groups.last().filter(|_| known(input)).copied().unwrap_or(0));
+        }
+
+        let contexts: Vec<Tensor> = inputs.iter().map(|input| input.conditioning.context.clone()).collect();
+        if contexts[0].shape().len() != 2 || contexts[0].shape()[1] != config.text_dim {
+            return Err(Error::shape("text embedding", format!("[L, {}]", config.text_dim), contexts[0].shape()));
+        }
+        let image_tokens = image_tokens(inputs, config)?;
+        Ok(Self {
+            shape,
+            tokens: shape.to_tokens(&latents, Order::ChannelFirst)?,
+            timesteps,
+            groups,
+            context: rows(&contexts)?,
+            image_rows: image_tokens.as_ref().map_or(0, |t| t.shape()[0] / inputs.len()),
+            image_tokens,
+        })
+    }
+
+    /// The tables of one sample, for every sample.
+    pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
+        let (cos, sin) = rotary_tables(&self.shape.grid, head_dim)?;
+        Ok((rows(&vec![cos; self.shape.samples])?, rows(&vec![sin; self.shape.samples])?))
+    }
+}
+
+impl Shape {
+    /// `[B, C, T, H, W]` to `[B * tokens, C * patch]`.
+    pub(super) fn to_tokens(self, stack: &Tensor, order: Order) -> Result<Tensor> {
+        let parts: Result<Vec<Tensor>> = stack.unstack()?.iter().map(|x| self.grid.to_tokens(x, order)).collect();
+        rows(&parts?)
+    }
+
+    /// `[B * tokens, C * patch]` to `[B, C, T, H, W]`.
+    pub(super) fn to_latents(self, tokens: &Tensor, order: Order) -> Result<Tensor> {
+        let each = [self.samples, self.grid.tokens(), tokens.shape()[1]];
+        let parts: Result<Vec<Tensor>> =
+            tokens.reshape(each)?.unstack()?.iter().map(|x| self.grid.to_latents(x, order)).collect();
+        Tensor::stack(&parts?)
+    }
+}
+
+/// Matrices of one shape below one another.
+fn rows(parts: &[Tensor]) -> Result<Tensor> {
+    let stack = Tensor::stack(parts)?;
+    let [count, rows, columns] = *stack.shape() else {
+        return Err(Error::shape("matrix", "[rows, columns]", parts[0].shape()));
+    };
+    stack.reshape([count * rows, columns])
+}
+
+fn image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Option<Tensor>> {
+    if config.image_dim.is_none() {
+        return Ok(None);
+    }
+    let tokens: Option<Vec<Tensor>> = inputs.iter().map(|input| input.conditioning.image_tokens.clone()).collect();
+    let tokens = tokens.ok_or_else(|| {
+        Error::Unsupported(
+            "this model has a CLIP image branch: it needs the CLIP encoder among `model_paths` and an image".into(),
+        )
+    })?;
+    rows(&tokens).map(Some)
+}
+
+/// The latents with the conditioning's channels behind them, checked.
+fn with_channels(config: &DitConfig, latents: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
+    let [c, t, h, w] = *latents.shape() else {
+        return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));
+    };
+    let extra = conditioning.channels.as_ref().map_or(0, |y| y.shape()[0]);
+    if c != config.out_channels || c + extra != config.in_channels {
+        return Err(Error::Shape {
+            what: "latents with their conditioning channels".into(),
+            expected: format!(
+                "{} latent and {} conditioning channels",
+                config.out_channels,
+                config.in_channels.saturating_sub(config.out_channels)
+            ),
+            found: vec![c, extra],
+        });
+    }
+    let Some(y) = &conditioning.channels else { return Ok(latents.clone()) };
+    if y.shape()[1..] != [t, h, w] {
+        return Err(Error::shape("conditioning channels", format!("[{extra}, {t}, {h}, {w}]"), y.shape()));
+    }
+    let values = [latents.f32s()?, y.f32s()?].concat();
+    Tensor::new(values, [c + extra, t, h, w])
+}
