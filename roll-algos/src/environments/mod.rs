@@ -1,0 +1,12 @@
+//! Environments built in: FrozenLake and Sokoban, with the text protocol of the reference.
+//!
+//! The agent reads a map and answers with one action in a turn, `<answer>Right</answer>`. Worlds depend on the seed
+//! alone.
+
+pub mod action;
+pub mod frozen_lake;
+pub mod sokoban;
+
+pub use action::{ActionPattern, Parsed};
+pub use frozen_lake::FrozenLake;
+pub use sokoban::Sokoban;
