@@ -118,7 +118,8 @@ fn padded(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
 
 fn short(value: f64) -> String {
     match value.abs() {
-        0.0 => "0".into(),
+        // What rounding leaves of a 0 on the axis.
+        v if v < 1e-12 => "0".into(),
         v if !(1e-3..1e5).contains(&v) => format!("{value:.1e}"),
         v if v >= 100.0 => format!("{value:.0}"),
         _ => format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').into(),
