@@ -1,4 +1,4 @@
-//! Algorithms: Reward-FL, flow matching, and agentic PPO.
+//! Algorithms: Reward-FL, flow matching, agentic PPO and supervised fine-tuning.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
 
@@ -8,9 +8,12 @@ pub mod error;
 pub mod flow_matching;
 #[cfg(test)]
 mod mock;
+#[cfg(test)]
+mod mock_language;
 mod remembered;
 pub mod reward_fl;
 pub mod sampling;
+pub mod sft;
 mod stopwatch;
 mod update;
 

@@ -21,7 +21,7 @@ pub struct Args {
 pub enum Command {
     /// Train.
     #[command(
-        after_help = "Example:\n  roll init-tiny tiny\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
+        after_help = "Examples:\n  roll run --algo reward_fl --model wan2_2\n  roll run --algo agentic_ppo --model causal_lm --env frozen_lake\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
     )]
     Run(Run),
     /// Generate a video from a prompt and an image, with or without an adapter.
@@ -68,6 +68,9 @@ pub struct ConfigArgs {
     /// Model, as `model.name`.
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
+    /// Environment that an agent acts in, as `env.name`.
+    #[arg(long, value_name = "NAME")]
+    pub env: Option<String>,
     /// Tensor backend and device, as `backend`.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,

@@ -1,4 +1,4 @@
-//! The run that is made when nothing is named: the small world in `assets/demo`.
+//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built in.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,38 @@ const VARIABLE: &str = "ROLL_DEMO";
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 
-/// Whether the configuration is of the demo's kind and names neither model nor data of its own.
-pub fn is_wanted(loaded: &Loaded) -> bool {
-    let named = ["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"];
-    loaded.config.algo.name == "reward_fl"
-        && loaded.config.model.name == "wan2_2"
-        && !named.iter().any(|key| loaded.provenance.is_set(key))
+/// The agent's configuration, and that of its environment.
+const AGENT: &str = include_str!("demo_agent.yaml");
+const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
+
+/// The lowest layer of a configuration that is of a demo's kind and names neither model nor data of its own; `None`
+/// for others.
+pub fn layers(loaded: &Loaded) -> Result<Option<ConfigLayers>> {
+    let of = |algo, model, named: &[&str]| {
+        loaded.config.algo.name == algo
+            && loaded.config.model.name == model
+            && !named.iter().any(|key| loaded.provenance.is_set(key))
+    };
+    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+        return faces().map(Some);
+    }
+    if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
+        return agent(loaded).map(Some);
+    }
+    Ok(None)
 }
 
-/// The demo's configuration as the lowest layer.
-pub fn layers() -> Result<ConfigLayers> {
+/// The agent: its environment only where no other one is named.
+fn agent(loaded: &Loaded) -> Result<ConfigLayers> {
+    tracing::info!("no model is named: this is the demo, with the small language model that is built in");
+    let layers = ConfigLayers::new().text("the demo", AGENT)?;
+    match loaded.config.env.as_ref().is_none_or(|env| env.name == "frozen_lake") {
+        true => layers.text("the demo", AGENT_ENVIRONMENT),
+        false => Ok(layers),
+    }
+}
+
+fn faces() -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
     let text = CONFIG.replace("DEMO", quoted.trim_matches('"'));

@@ -12,6 +12,7 @@ mod progress;
 mod report;
 mod statistics;
 mod trainer;
+mod trajectories;
 
 use std::process::ExitCode;
 

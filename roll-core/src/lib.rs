@@ -24,7 +24,9 @@ pub mod strategy;
 pub mod tensor;
 pub mod video;
 
-pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
+pub use algorithm::{
+    Algorithm, DataSource, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport, Validation,
+};
 pub use communicator::{Communicator, Rank, SingleRank};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Environment, Error, Factory, Grad, LanguageModel, Model, Noise, Progress, Registration, Result,
-    ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+    Adapter, Algorithm, DataSource, Environment, Error, Factory, Grad, LanguageModel, Model, Noise, Progress,
+    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Validation,
 };
 
 use super::advantages::{Estimator, estimate};
@@ -80,8 +80,12 @@ impl Algorithm for AgenticPpo {
         Ok(())
     }
 
+    fn data_source(&self) -> DataSource {
+        DataSource::Own { steps_per_epoch: None }
+    }
+
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        let needed = (self.config.num_env_groups * self.config.group_size).max(self.config.val_batch_size);
+        let needed = self.config.num_env_groups * self.config.group_size;
         self.environments = (0..needed).map(|_| make()).collect::<Result<_>>()?;
         Ok(())
     }
@@ -97,25 +101,31 @@ impl Algorithm for AgenticPpo {
 
     fn validate(
         &mut self,
+        step: u64,
         model: &mut dyn Model,
         noise: &Noise,
         progress: &dyn Progress,
-    ) -> Result<Option<(Metrics, Vec<serde_json::Value>)>> {
-        if self.config.val_batch_size == 0 {
+    ) -> Result<Option<Validation>> {
+        let wanted = self.config.val_batch_size;
+        if wanted == 0 {
             return Ok(None);
         }
-        let plan = Plan {
-            step: 0,
-            first_group: 0,
-            groups: self.config.val_batch_size,
-            group_size: 1,
-            temperature: self.config.val_temperature,
-            held_out: true,
-        };
         let model = language(model)?;
-        let episodes = play(&self.config, plan, model, &mut self.environments, noise, progress)?;
+        let mut episodes = Vec::new();
+        // As many at once as there are environments.
+        while episodes.len() < wanted {
+            let plan = Plan {
+                step: 0,
+                first_group: episodes.len(),
+                groups: self.environments.len().min(wanted - episodes.len()),
+                group_size: 1,
+                temperature: self.config.val_temperature,
+                held_out: true,
+            };
+            episodes.extend(play(&self.config, plan, model, &mut self.environments, noise, progress)?);
+        }
         let metrics = episode_metrics(&episodes).into_iter().map(|(name, value)| (format!("val/{name}"), value));
-        Ok(Some((metrics.collect(), episodes.iter().map(|e| e.record(0, "validation")).collect())))
+        Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
     }
 
     fn state(&self) -> serde_json::Value {
@@ -136,6 +146,7 @@ impl AgenticPpo {
 
         watch.begin(ROLLOUT, None)?;
         let (rank, ranks) = (ctx.strategy.communicator().rank(), ctx.strategy.communicator().world_size());
+        let rank = rank.0;
         if self.config.num_env_groups % ranks != 0 {
             let problem = format!("{} groups cannot be shared out among {ranks} ranks", self.config.num_env_groups);
             return Err(Error::config("algo.num_env_groups", problem));
@@ -152,17 +163,25 @@ impl AgenticPpo {
         let model = language(ctx.model)?;
         let played = play(&self.config, plan, model, &mut self.environments, ctx.noise, ctx.progress)?;
         let mut report = StepReport { metrics: episode_metrics(&played), ..StepReport::default() };
-        report.records = played.iter().map(|e| e.record(ctx.step, "training")).collect();
+        report.records = self.records(&played, ctx.step + 1, "training");
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
         report.skipped = failed.iter().map(skipped).collect();
+        if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
+            return Err(AlgorithmError::NoEpisode { algorithm: NAME, reason: skipped(failed).1 }.into());
+        }
 
         watch.begin(LOG_PROBS, None)?;
         let prepared = self.prepare(ctx, &episodes, &mut report.metrics)?;
 
         watch.begin(TRAIN, None)?;
         report.applied = self.train(ctx, &prepared, &mut report.metrics)?;
-        report.metrics.extend(watch.seconds());
+        report.metrics.extend(watch.seconds().into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)
+    }
+
+    /// What is kept of `episodes` for people.
+    fn records(&self, episodes: &[Episode], step: u64, kind: &str) -> Vec<serde_json::Value> {
+        episodes.iter().take(self.config.saved_trajectories).map(|e| e.record(step, kind)).collect()
     }
 
     /// Rewards, log-probabilities and advantages of all samples.
@@ -295,6 +314,9 @@ impl AgenticPpo {
             }
         }
         metrics.extend(joined.reduced());
+        if let Some(loss) = metrics.get("actor/total_loss").copied() {
+            metrics.insert("actor/loss".into(), loss);
+        }
         Ok(applied)
     }
 

@@ -5,7 +5,7 @@ use roll_core::{Error, Result, Sampling};
 use super::advantages::{Estimator, Options};
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
-use super::rewards::{GigpoWeights, RewardNormalization};
+use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
 use super::rollout::template::{SYSTEM, TURN};
 use crate::update::OnNonfinite;
 
@@ -44,6 +44,8 @@ pub struct Config {
     pub val_batch_size: usize,
     /// Temperature of its answers.
     pub val_temperature: f64,
+    /// Episodes of each step, and of each validation, that are written to `trajectories.jsonl`.
+    pub saved_trajectories: usize,
 
     // Rewards and advantages
     /// How advantages come from rewards.
@@ -116,6 +118,7 @@ impl Default for Config {
             agent_template: TURN.into(),
             val_batch_size: 100,
             val_temperature: 0.0,
+            saved_trajectories: 16,
             adv_estimator: Estimator::Grpo,
             gamma: 1.0,
             lambd: 0.95,
@@ -123,7 +126,11 @@ impl Default for Config {
             episode_reward_weight: 1.0,
             step_reward_weight: 1.0,
             states_across_groups: false,
-            reward_normalization: RewardNormalization::default(),
+            reward_normalization: RewardNormalization {
+                grouping: Grouping::TrajGroupId,
+                method: Method::MeanStd,
+                ..RewardNormalization::default()
+            },
             reward_clip: None,
             advantage_clip: None,
             whiten_advantages: false,

@@ -18,6 +18,8 @@ pub mod metrics;
 pub mod rewards;
 pub mod rollout;
 pub mod statistics;
+#[cfg(test)]
+mod tests;
 
 pub use aggregate::{Aggregation, Totals};
 pub use algorithm::AgenticPpo;

@@ -31,7 +31,7 @@ pub struct FrozenLakeOptions {
     pub action_pattern: String,
     /// Texts that are taken out of an answer before.
     pub special_token_list: Vec<String>,
-    /// First sentences of the instructions.
+    /// First sentences of the instructions; an empty text leaves the instructions out.
     pub env_instruction: Option<String>,
 }
 
@@ -191,6 +191,9 @@ impl Environment for FrozenLake {
     }
 
     fn instructions(&self) -> String {
+        if self.options.env_instruction.as_deref() == Some("") {
+            return String::new();
+        }
         let task = self.options.env_instruction.as_deref().unwrap_or(
             "You are solving the FrozenLake puzzle. Forbid the whole and go to the target. You may move to the \
              unintended direction due to the slippery ice. The answer must be one of action in a turn, format is \

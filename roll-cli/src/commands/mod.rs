@@ -42,9 +42,9 @@ fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) 
 /// As [`load`]; what names neither a model nor data becomes the demo.
 fn load_or_demo(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
     let loaded = load(args, registry, extra)?;
-    match crate::demo::is_wanted(&loaded) {
-        true => layered(crate::demo::layers()?, args, registry, extra),
-        false => Ok(loaded),
+    match crate::demo::layers(&loaded)? {
+        Some(demo) => layered(demo, args, registry, extra),
+        None => Ok(loaded),
     }
 }
 
@@ -85,6 +85,7 @@ fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
     let named = [
         ("algo.name", &args.algo, "--algo"),
         ("model.name", &args.model, "--model"),
+        ("env.name", &args.env, "--env"),
         ("backend", &args.backend, "--backend"),
     ];
     for (key, value, origin) in named {

@@ -67,6 +67,8 @@ pub enum RopeScaling {
         /// The factor.
         factor: f64,
     },
+    /// Each divided by its own factor, as GGUF files have them.
+    Factors(Vec<f64>),
     /// As Llama 3.1: low frequencies divided, high ones kept, a ramp between.
     Llama3 {
         /// What low frequencies are divided by.
@@ -197,7 +199,8 @@ impl LmConfig {
         Ok(config)
     }
 
-    fn check(&self) -> std::result::Result<(), String> {
+    /// Fails on sizes that no model has, or that contradict one another.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
         let sizes = [
             ("vocab_size", self.vocab),
             ("hidden_size", self.dim),
@@ -295,10 +298,11 @@ impl Rope {
     /// Angle per position of each pair of a head of width `head_dim`.
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
-        match self.scaling {
+        match &self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|f| f / factor).collect(),
-            RopeScaling::Llama3 { factor, low, high, original } => plain
+            RopeScaling::Factors(factors) => plain.zip(factors).map(|(f, factor)| f / factor).collect(),
+            &RopeScaling::Llama3 { factor, low, high, original } => plain
                 .map(|f| {
                     let turns = original * f / std::f64::consts::TAU;
                     // 0 where the frequency is low, 1 where it is high.

@@ -1,7 +1,7 @@
-//! From options to a model: a Hugging Face directory, what is trained, on which device.
+//! From options to a model: where it comes from, what is trained, on which device.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::Memory;
@@ -9,11 +9,9 @@ use roll_core::registry::{default_options, parse_options};
 use roll_core::{BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt};
 use serde::{Deserialize, Serialize};
 
-use super::chat::ChatTemplate;
-use super::config::LmConfig;
 use super::model::CausalLm;
 use super::network::Network;
-use super::tokenizer::Tokenizer;
+use super::source::{self, Parts};
 use crate::trainable::Trainable;
 use crate::weights::{Checkpoint, stored_dtype};
 
@@ -22,7 +20,8 @@ use crate::weights::{Checkpoint, stored_dtype};
 #[serde(default, deny_unknown_fields)]
 pub struct CausalLmOptions {
     /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
-    /// a chat template in `chat_template.jinja` or `tokenizer_config.json`.
+    /// a chat template in `chat_template.jinja` or `tokenizer_config.json`. Or a GGUF file, which holds all of it.
+    /// `null`: the small model that is built in.
     pub model_path: Option<PathBuf>,
     /// Layers that carry the LoRA, by the end of their name, comma-separated.
     pub lora_target_modules: String,
@@ -112,11 +111,10 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let Some(directory) = options.model_path.as_ref().map(|p| context.resolve(p)) else {
-        let problem = "no model is named: give the directory that holds config.json, tokenizer.json and the weights";
-        return Err(Error::config("model.model_path", problem));
+    let Parts { mut config, state, tokenizer, template, place } = match &options.model_path {
+        Some(path) => source::open(&context.resolve(path))?,
+        None => source::built_in()?,
     };
-    let mut config = LmConfig::read(&directory.join("config.json"))?;
     if let Some(length) = options.max_length {
         if length == 0 || length > config.context {
             let problem = format!("expected 1 to {}, the model's context; found {length}", config.context);
@@ -124,9 +122,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         }
         config.context = length;
     }
-    let reading = || format!("reading {}", directory.display());
-    let file = open_weights(&directory)?;
-    let state = file.all()?;
+    let reading = || format!("reading {place}");
     let dtype = match options.weights_dtype {
         WeightsDType::F32 => DType::F32,
         WeightsDType::Bf16 => DType::BF16,
@@ -134,9 +130,6 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     };
     let mut network = Network::new(config, &state, dtype, &device).while_doing(reading)?.with_memory(options.memory());
     network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
-    let tokenizer = directory.join("tokenizer.json");
-    let tokenizer = tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?;
-    let template = ChatTemplate::load(&directory)?;
     let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);
@@ -144,19 +137,4 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         model.import_adapter(&files).while_doing(|| format!("reading {}", path.display()))?;
     }
     Ok(model)
-}
-
-/// The weights of a directory: an index of shards, else one file, else all safetensors that are there.
-fn open_weights(directory: &Path) -> Result<Checkpoint> {
-    for name in ["model.safetensors.index.json", "model.safetensors"] {
-        let path = directory.join(name);
-        if path.exists() {
-            return Ok(Checkpoint::open(path)?);
-        }
-    }
-    let pattern = glob::Pattern::escape(&directory.to_string_lossy());
-    Checkpoint::open_glob(&format!("{pattern}/*.safetensors")).map_err(|_| {
-        let problem = "expected model.safetensors, or shards with model.safetensors.index.json; found none";
-        Error::bad_file(directory, problem)
-    })
 }

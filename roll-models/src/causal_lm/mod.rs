@@ -8,12 +8,14 @@ pub mod block;
 pub mod chat;
 pub mod config;
 mod generate;
+mod gguf;
 pub mod head;
 mod loading;
 mod model;
 mod network;
 pub mod packed;
 mod sampling;
+mod source;
 mod tokenizer;
 
 pub use chat::ChatTemplate;

@@ -8,7 +8,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use rand::RngCore;
-use roll_core::{Environment, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
+use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
 
 use super::config::Config;
 use conversation::Conversation;
@@ -153,19 +153,17 @@ pub fn play(
             }
         })
         .collect();
-    for play in &mut plays {
-        match play.environment.reset(play.episode.1) {
-            Ok(observation) => play.observation = observation.text,
-            Err(e) => play.fail(&e),
-        }
-    }
+    in_parallel(&mut plays.iter_mut().collect::<Vec<_>>(), |play| match play.environment.reset(play.episode.1) {
+        Ok(observation) => play.observation = observation.text,
+        Err(e) => play.fail(&e),
+    });
     for turn in 0..config.max_actions_per_traj {
         if plays.iter().all(|p| p.ending.is_some()) {
             break;
         }
         progress.phase(&format!("rollout, turn {}", turn + 1));
         if progress.interrupted() {
-            return Err(roll_core::Error::Interrupted);
+            return Err(Error::Interrupted);
         }
         let facts = |observation| Turn {
             observation,
@@ -181,11 +179,35 @@ pub fn play(
             }
         }
         let answers = answers(config, plan, turn, budget, model, &plays, noise)?;
-        for (i, generation) in answers {
-            plays[i].act(model, &generation)?;
+        let mut acting = Vec::new();
+        for (i, play) in plays.iter_mut().enumerate() {
+            if let Some(generation) = answers.get(&i)
+                && let Some(answer) = play.answer(model, generation)?
+            {
+                acting.push((play, answer));
+            }
         }
+        in_parallel(&mut acting, |(play, answer)| play.act(answer));
     }
     Ok(plays.into_iter().map(Play::finish).collect())
+}
+
+/// Environments that work at the same time: they may be processes that are waited for.
+const AT_ONCE: usize = 16;
+
+fn in_parallel<T: Send>(items: &mut [T], f: impl Fn(&mut T) + Sync) {
+    let share = items.len().div_ceil(AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        for items in items.chunks_mut(share) {
+            scope.spawn(|| items.iter_mut().for_each(&f));
+        }
+    });
+}
+
+/// What the agent wrote, and which tokens of the episode it is.
+struct Answer {
+    text: String,
+    tokens: std::ops::Range<usize>,
 }
 
 /// Answers of all episodes that go on, by their place. Those near the end of their budget get what is left of it.
@@ -233,29 +255,35 @@ impl Play<'_> {
         self.conversation.ask(model, messages)
     }
 
-    fn act(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<()> {
+    /// Takes an answer into the conversation; `None` ends the episode, which has no tokens left.
+    fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<Option<Answer>> {
         if generation.tokens.is_empty() {
             self.end(Ending::TokenLimit);
-            return Ok(());
+            return Ok(None);
         }
         let start = self.conversation.len();
-        let response = self.conversation.answer(model, generation)?;
-        let next = match self.environment.step(&response) {
+        let text = self.conversation.answer(model, generation)?;
+        Ok(Some(Answer { text, tokens: start..self.conversation.len() }))
+    }
+
+    /// Lets the environment answer.
+    fn act(&mut self, answer: &mut Answer) {
+        let Answer { text, tokens } = answer;
+        let next = match self.environment.step(text) {
             Ok(next) => next,
-            Err(e) => {
-                self.fail(&e);
-                return Ok(());
-            }
+            Err(e) => return self.fail(&e),
         };
+        if !next.reward.is_finite() {
+            return self.fail(&Error::NonFinite { what: "the reward of the environment".into(), value: next.reward });
+        }
         let observation = std::mem::replace(&mut self.observation, next.observation.text);
-        let tokens = start..self.conversation.len();
-        self.steps.push(Step { observation, response, reward: next.reward, valid: next.valid, tokens });
+        let response = std::mem::take(text);
+        self.steps.push(Step { observation, response, reward: next.reward, valid: next.valid, tokens: tokens.clone() });
         let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
         if next.terminated || next.truncated {
             let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
             self.ending = Some((ending, won));
         }
-        Ok(())
     }
 
     fn end(&mut self, ending: Ending) {
@@ -263,8 +291,8 @@ impl Play<'_> {
         self.ending = Some((ending, solved));
     }
 
-    fn fail(&mut self, error: &roll_core::Error) {
-        self.ending = Some((Ending::Failed(error.to_string()), false));
+    fn fail(&mut self, error: &Error) {
+        self.ending = Some((Ending::Failed(roll_core::plugin::Chain::line(error)), false));
     }
 
     fn finish(mut self) -> Episode {

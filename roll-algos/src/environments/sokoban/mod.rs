@@ -161,6 +161,9 @@ impl Environment for Sokoban {
     }
 
     fn instructions(&self) -> String {
+        if self.options.env_instruction.as_deref() == Some("") {
+            return String::new();
+        }
         let task = self.options.env_instruction.as_deref().unwrap_or(
             "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. When you \
              are right next to a box, you can push it by moving in the same direction. You cannot push a box through a \
