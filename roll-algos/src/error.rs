@@ -19,7 +19,9 @@ pub enum AlgorithmError {
         algorithm: &'static str,
     },
     /// The configuration names no environment.
-    #[error("the algorithm `{algorithm}` acts in an environment; name one with `--env` or `env.name` (see `roll plugins`)")]
+    #[error(
+        "the algorithm `{algorithm}` acts in an environment; name one with `--env` or `env.name` (see `roll plugins`)"
+    )]
     NoEnvironment {
         /// Name of the algorithm.
         algorithm: &'static str,

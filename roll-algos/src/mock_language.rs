@@ -161,7 +161,8 @@ impl LanguageModel for Bigram {
             (0..rows).flat_map(|b| (1..columns).map(move |t| b * columns + t)).map(|i| [ids[i - 1], ids[i]]).collect();
         let rows_of: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
         let log_probs = pairs.iter().zip(&rows_of).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
-        let entropy = rows_of.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
+        let entropy =
+            rows_of.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
         let shape = [rows, columns - 1];
         let stats =
             TokenStats { log_probs: Tensor::new(log_probs, shape)?, entropy: Tensor::new(entropy.clone(), shape)? };
@@ -173,8 +174,8 @@ impl LanguageModel for Bigram {
                 for v in 0..V {
                     let (log_p, p) = (rows_of[i][v], rows_of[i][v].exp());
                     let own = if v == *next { 1.0 } else { 0.0 };
-                    let d = f64::from(d_log[i]) * (own - p)
-                        - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
+                    let d =
+                        f64::from(d_log[i]) * (own - p) - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
                     gradients[last * V + v] += d as f32;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::config::{ConfigLayers, Loaded};
+use roll_core::config::ConfigLayers;
 use roll_core::{Error, Result};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
@@ -18,26 +18,28 @@ const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
 
 /// The lowest layer of a configuration that is of a demo's kind and names neither model nor data of its own; `None`
 /// for others.
-pub fn layers(loaded: &Loaded) -> Result<Option<ConfigLayers>> {
-    let of = |algo, model, named: &[&str]| {
-        loaded.config.algo.name == algo
-            && loaded.config.model.name == model
-            && !named.iter().any(|key| loaded.provenance.is_set(key))
+pub fn layers(own: &ConfigLayers) -> Result<Option<ConfigLayers>> {
+    let of = |algo: &str, model: &str, named: &[&str]| -> Result<bool> {
+        let mut unnamed = own.peek("algo.name")? == Some(algo.into()) && own.peek("model.name")? == Some(model.into());
+        for key in named {
+            unnamed &= own.peek(key)?.is_none();
+        }
+        Ok(unnamed)
     };
-    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"])? {
         return faces().map(Some);
     }
-    if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
-        return agent(loaded).map(Some);
+    if of("agentic_ppo", "causal_lm", &["model.model_path"])? {
+        return agent(own).map(Some);
     }
     Ok(None)
 }
 
 /// The agent: its environment only where no other one is named.
-fn agent(loaded: &Loaded) -> Result<ConfigLayers> {
+fn agent(own: &ConfigLayers) -> Result<ConfigLayers> {
     tracing::info!("no model is named: this is the demo, with the small language model that is built in");
     let layers = ConfigLayers::new().text("the demo", AGENT)?;
-    match loaded.config.env.as_ref().is_none_or(|env| env.name == "frozen_lake") {
+    match own.peek("env.name")?.is_none_or(|name| name == "frozen_lake") {
         true => layers.text("the demo", AGENT_ENVIRONMENT),
         false => Ok(layers),
     }

@@ -11,8 +11,8 @@ use roll_core::config::Loaded;
 use roll_core::metrics::MetricsWriter;
 use roll_core::run_dir::RunDir;
 use roll_core::{
-    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StepContext, StepReport,
-    Strategy, Validation,
+    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StepContext,
+    StepReport, Strategy, Validation,
 };
 use roll_data::{Batch, Batches, Dataset, encode_gif, write_mp4};
 use roll_models::weights::save_safetensors;

@@ -216,7 +216,10 @@ impl Context {
             for (mean_name, mean) in over {
                 for (std_name, std) in over {
                     let found = rewards::normalize_grouped(&scores, &keys, Normalize { mean, std });
-                    self.see_vector(&format!("agentic_reward_norm.{grouping}.mean_{mean_name}.std_{std_name}"), &found)?;
+                    self.see_vector(
+                        &format!("agentic_reward_norm.{grouping}.mean_{mean_name}.std_{std_name}"),
+                        &found,
+                    )?;
                 }
             }
         }
@@ -305,9 +308,7 @@ impl Context {
         self.see_vector("discounted_step_returns", &returns)?;
         // Weights and clip are not in the configuration; they follow from the numbers.
         let (weights, bound) = (GigpoWeights { episode: 0.7, step: 1.3 }, 1.0);
-        for (name, method) in
-            [("identity", Method::Identity), ("mean_std", Method::MeanStd), ("mean", Method::Mean)]
-        {
+        for (name, method) in [("identity", Method::Identity), ("mean_std", Method::MeanStd), ("mean", Method::Mean)] {
             let normalization =
                 RewardNormalization { grouping: Grouping::TrajGroupId, method, ..RewardNormalization::default() };
             let key = format!("reward_normalization.{name}.traj_group_id");
@@ -335,9 +336,5 @@ impl Context {
     }
 }
 
-const ESTIMATES: [(&str, KlEstimate); 4] = [
-    ("kl", KlEstimate::Kl),
-    ("abs", KlEstimate::Abs),
-    ("mse", KlEstimate::Mse),
-    ("k3", KlEstimate::K3),
-];
+const ESTIMATES: [(&str, KlEstimate); 4] =
+    [("kl", KlEstimate::Kl), ("abs", KlEstimate::Abs), ("mse", KlEstimate::Mse), ("k3", KlEstimate::K3)];

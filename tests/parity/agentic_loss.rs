@@ -70,7 +70,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
         let allowed = (METRIC_FACTOR * entry.metrics_rel_f32_err).max(METRIC_FLOOR);
         for (name, expected) in &entry.metrics {
             let value = found.metrics.get(name).copied();
-            let close = value.is_some_and(|v| (v - expected).abs() <= allowed * expected.abs().max(METRIC_FLOOR.sqrt()));
+            let close =
+                value.is_some_and(|v| (v - expected).abs() <= allowed * expected.abs().max(METRIC_FLOOR.sqrt()));
             report.check(close, || format!("case {}: {name} is {value:?}, expected {expected}", entry.index));
         }
     }

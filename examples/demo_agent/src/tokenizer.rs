@@ -11,8 +11,33 @@ const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 
 /// Words of the game.
 const WORDS: [&str; 27] = [
-    "<think>", "</think>", "<answer>", "</answer>", "Left", "Down", "Right", "Up", "at", " goal", " holes", " none",
-    " left", " down", " right", " up", " 0", " 1", " 2", " 3", " 4", " 5", " 6", " 7", " 8", " 9", "\n",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "Left",
+    "Down",
+    "Right",
+    "Up",
+    "at",
+    " goal",
+    " holes",
+    " none",
+    " left",
+    " down",
+    " right",
+    " up",
+    " 0",
+    " 1",
+    " 2",
+    " 3",
+    " 4",
+    " 5",
+    " 6",
+    " 7",
+    " 8",
+    " 9",
+    "\n",
 ];
 
 /// Number of tokens.

@@ -270,13 +270,7 @@ impl AgenticPpo {
     }
 
     /// Log-probabilities of all samples under the model as it is, or without its adapter.
-    fn log_probs(
-        &self,
-        ctx: &mut StepContext<'_>,
-        samples: &[Sample],
-        width: usize,
-        adapter: Adapter,
-    ) -> Result<Grid> {
+    fn log_probs(&self, ctx: &mut StepContext<'_>, samples: &[Sample], width: usize, adapter: Adapter) -> Result<Grid> {
         let mut values = Vec::new();
         for chunk in samples.chunks(self.config.micro_batch_size) {
             let batch = Batch::new(&chunk.iter().collect::<Vec<_>>(), width)?;
@@ -302,12 +296,15 @@ impl AgenticPpo {
         for epoch in 0..self.config.ppo_epochs {
             let order = match epoch {
                 0 => (0..prepared.samples.len()).collect(),
-                _ => ctx.noise.permutation(ctx.step * self.config.ppo_epochs as u64 + epoch as u64, prepared.samples.len()),
+                _ => ctx
+                    .noise
+                    .permutation(ctx.step * self.config.ppo_epochs as u64 + epoch as u64, prepared.samples.len()),
             };
             for rows in order.chunks(self.mini_batch(prepared.samples.len())) {
                 let mut parts = Joined::default();
                 applied |= self.one_update(ctx, prepared, rows, &mut parts)?;
-                joined.add(&parts.reduced().into_iter().map(|(name, value)| (name.replace("@sum", ""), value)).collect());
+                joined
+                    .add(&parts.reduced().into_iter().map(|(name, value)| (name.replace("@sum", ""), value)).collect());
             }
             if order.is_empty() {
                 applied |= self.one_update(ctx, prepared, &[], &mut Joined::default())?;
@@ -405,12 +402,7 @@ impl AgenticPpo {
     }
 
     /// Updates the parameters by what was accumulated, unless a rank met a value that is not finite.
-    fn apply(
-        &self,
-        ctx: &mut StepContext<'_>,
-        nonfinite: Option<(String, f64)>,
-        metrics: &mut Joined,
-    ) -> Result<bool> {
+    fn apply(&self, ctx: &mut StepContext<'_>, nonfinite: Option<(String, f64)>, metrics: &mut Joined) -> Result<bool> {
         // Every rank takes the same branch: each of them must enter the collectives of the update.
         let mut anywhere = [f32::from(u8::from(nonfinite.is_some()))];
         ctx.strategy.communicator().all_reduce(&mut anywhere)?;

@@ -168,7 +168,8 @@ impl Config {
                 return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
             }
         }
-        for (name, value) in [("gamma", self.gamma), ("lambd", self.lambd), ("step_reward_gamma", self.step_reward_gamma)]
+        for (name, value) in
+            [("gamma", self.gamma), ("lambd", self.lambd), ("step_reward_gamma", self.step_reward_gamma)]
         {
             if !(0.0..=1.0).contains(&value) {
                 return Err(Error::config(format!("algo.{name}"), format!("expected 0 to 1, found {value}")));
@@ -176,7 +177,10 @@ impl Config {
         }
         for (name, value) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
             if let Some(value) = value.filter(|v| v.is_nan() || *v <= 0.0) {
-                return Err(Error::config(format!("algo.{name}"), format!("expected a positive number, found {value}")));
+                return Err(Error::config(
+                    format!("algo.{name}"),
+                    format!("expected a positive number, found {value}"),
+                ));
             }
         }
         if self.adv_estimator == Estimator::Gae {

@@ -53,8 +53,7 @@ pub fn normalize_rows(values: &Grid, mask: &Mask) -> Grid {
     let mut values = values.masked(mask);
     for b in 0..values.rows() {
         let centre = mean(values.row(b), mask.row(b));
-        let variance =
-            mean(&values.row(b).iter().map(|v| (v - centre).powi(2)).collect::<Vec<_>>(), mask.row(b));
+        let variance = mean(&values.row(b).iter().map(|v| (v - centre).powi(2)).collect::<Vec<_>>(), mask.row(b));
         let scale = variance.max(VARIANCE_FLOOR).sqrt().recip();
         values.row_mut(b).iter_mut().for_each(|v| *v = (*v - centre) * scale);
     }

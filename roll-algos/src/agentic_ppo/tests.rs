@@ -1,7 +1,9 @@
 //! The whole algorithm on a model that can be differentiated by hand.
 
 #![allow(clippy::unwrap_used)]
-use roll_core::{Algorithm, Environment, Model, Noise, Observation, Result, Silent, StepContext, StepReport, Transition};
+use roll_core::{
+    Algorithm, Environment, Model, Noise, Observation, Result, Silent, StepContext, StepReport, Transition,
+};
 
 use super::advantages::Estimator;
 use super::loss::RatioType;

@@ -42,7 +42,8 @@ impl ActionPattern {
         let groups = self.pattern.captures(text.trim());
         let found = groups.and_then(|groups| Some(groups.iter().flatten().last()?.as_str().trim().to_string()));
         let found = found.unwrap_or_default();
-        let action = names.iter().find(|(name, _)| name.to_lowercase() == found.to_lowercase()).map(|(_, action)| *action);
+        let action =
+            names.iter().find(|(name, _)| name.to_lowercase() == found.to_lowercase()).map(|(_, action)| *action);
         Parsed { action, text: found }
     }
 }

@@ -9,13 +9,8 @@ use crate::registry::Registry;
 use crate::{Error, Result};
 
 /// Sections that name a component, with the word of the registry for its kind.
-const COMPONENTS: [(&str, &str); 5] = [
-    ("algo", "algorithm"),
-    ("model", "model"),
-    ("reward", "reward"),
-    ("env", "environment"),
-    ("strategy", "strategy"),
-];
+const COMPONENTS: [(&str, &str); 5] =
+    [("algo", "algorithm"), ("model", "model"), ("reward", "reward"), ("env", "environment"), ("strategy", "strategy")];
 
 fn defaults() -> Json {
     serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null)

@@ -8,9 +8,7 @@ use super::data::{Lent, slice};
 use super::layout::boundary;
 use super::model::{ForeignModel, Target};
 use super::pullback;
-use crate::{
-    Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats,
-};
+use crate::{Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats};
 
 boundary! {
     /// A list of tokens.
@@ -136,7 +134,8 @@ boundary! {
     }
 }
 
-pub(super) const TABLE: RollLanguageTable = RollLanguageTable { tokenize, detokenize, generate, evaluate, render_chat, facts };
+pub(super) const TABLE: RollLanguageTable =
+    RollLanguageTable { tokenize, detokenize, generate, evaluate, render_chat, facts };
 
 fn of(model: &mut Target) -> Result<&mut dyn LanguageModel> {
     model.as_language().ok_or_else(|| Error::Misuse("this is no language model".into()))

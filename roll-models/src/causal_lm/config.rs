@@ -233,7 +233,8 @@ impl LmConfig {
         let mut weights = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab, self.dim])];
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         for i in 0..self.layers {
-            let mut add = |name: &str, shape: &[usize]| weights.push((format!("model.layers.{i}.{name}"), shape.to_vec()));
+            let mut add =
+                |name: &str, shape: &[usize]| weights.push((format!("model.layers.{i}.{name}"), shape.to_vec()));
             let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
                 add(&format!("{name}.weight"), &[out, input]);
                 if bias {
@@ -267,11 +268,7 @@ impl LmConfig {
     }
 }
 
-fn rope(
-    theta: Option<f64>,
-    scaling: Option<serde_json::Value>,
-    context: usize,
-) -> std::result::Result<Rope, String> {
+fn rope(theta: Option<f64>, scaling: Option<serde_json::Value>, context: usize) -> std::result::Result<Rope, String> {
     let scaling = scaling.unwrap_or_default();
     let number = |key: &str| scaling.get(key).and_then(serde_json::Value::as_f64);
     let needed = |key: &str| match number(key) {

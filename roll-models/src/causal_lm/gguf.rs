@@ -116,7 +116,11 @@ fn state(file: &GgufFile, config: &LmConfig) -> Result<StateDict> {
         let stored = stored_name(&name);
         let tensor = file.tensor(&stored)?;
         if tensor.shape() != shape {
-            return Err(Error::shape(format!("{stored} of {}", file.path().display()), format!("{shape:?}"), tensor.shape()));
+            return Err(Error::shape(
+                format!("{stored} of {}", file.path().display()),
+                format!("{shape:?}"),
+                tensor.shape(),
+            ));
         }
         let heads = match interleaved {
             true if name.contains(".q_proj.") => Some(config.heads),
@@ -249,7 +253,8 @@ fn before_merges(kind: &str) -> std::result::Result<(Json, bool), String> {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         );
-        let split = json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
         json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
     }
     Ok(match kind {

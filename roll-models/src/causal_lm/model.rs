@@ -53,7 +53,8 @@ impl CausalLm {
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer> {
-        let missing = || Error::Unsupported("this model has no tokenizer: put its tokenizer.json beside the weights".into());
+        let missing =
+            || Error::Unsupported("this model has no tokenizer: put its tokenizer.json beside the weights".into());
         self.tokenizer.as_ref().ok_or_else(missing)
     }
 }

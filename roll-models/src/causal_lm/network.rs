@@ -69,7 +69,8 @@ impl Network {
                 let (mut specs, mut values) = (Vec::new(), Vec::new());
                 for (name, shape) in self.config.weights() {
                     let value = base.get(&name);
-                    let value = value.ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
+                    let value =
+                        value.ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
                     values.push(value.to_f32_vec());
                     specs.push(ParameterSpec { name, shape });
                 }

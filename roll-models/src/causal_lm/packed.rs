@@ -151,16 +151,12 @@ mod tests {
     #[test]
     fn padding_on_either_side_gives_the_same_tokens() {
         let mask = |m: [u8; 8]| Tensor::new(m.to_vec(), [2, 4]).unwrap();
-        let left = Batch::new(
-            &Tensor::new(vec![0i64, 7, 8, 9, 1, 2, 3, 4], [2, 4]).unwrap(),
-            &mask([0, 1, 1, 1, 1, 1, 1, 1]),
-        )
-        .unwrap();
-        let right = Batch::new(
-            &Tensor::new(vec![7i64, 8, 9, 0, 1, 2, 3, 4], [2, 4]).unwrap(),
-            &mask([1, 1, 1, 0, 1, 1, 1, 1]),
-        )
-        .unwrap();
+        let left =
+            Batch::new(&Tensor::new(vec![0i64, 7, 8, 9, 1, 2, 3, 4], [2, 4]).unwrap(), &mask([0, 1, 1, 1, 1, 1, 1, 1]))
+                .unwrap();
+        let right =
+            Batch::new(&Tensor::new(vec![7i64, 8, 9, 0, 1, 2, 3, 4], [2, 4]).unwrap(), &mask([1, 1, 1, 0, 1, 1, 1, 1]))
+                .unwrap();
         assert_eq!(left.packed, right.packed);
         assert_eq!(left.packed.positions, [0, 1, 2, 0, 1, 2, 3]);
         let (l, r) = (left.predictions(), right.predictions());

@@ -30,7 +30,8 @@ pub fn open(path: &Path) -> Result<Parts> {
     match (path.is_file(), gguf) {
         (_, true) => gguf::open(path),
         (true, false) => {
-            let problem = "expected the directory of a model (config.json, tokenizer.json, safetensors) or a .gguf file";
+            let problem =
+                "expected the directory of a model (config.json, tokenizer.json, safetensors) or a .gguf file";
             Err(Error::bad_file(path, problem))
         }
         (false, false) => directory(path),

@@ -57,7 +57,13 @@ impl Batch {
 
 /// Everything at once, for a variant whose only path to the log-probabilities is the ratio.
 fn full() -> LossConfig {
-    LossConfig { use_kl_loss: true, kl_loss_coef: 0.3, entropy_loss_coef: 0.1, dual_clip_loss: true, ..Default::default() }
+    LossConfig {
+        use_kl_loss: true,
+        kl_loss_coef: 0.3,
+        entropy_loss_coef: 0.1,
+        dual_clip_loss: true,
+        ..Default::default()
+    }
 }
 
 #[test]

@@ -43,11 +43,8 @@ pub(super) fn losses(view: &View<'_>) -> Variant {
     let (low, high) = config.clip_range();
     let dual = config.dual_bound();
     let per_token = |f: &dyn Fn(usize, f64, f64, f64, f64) -> Token| view.each(f);
-    let constant_ratio = |weight: f64, a: f64, log_p: f64| Token {
-        value: -weight * a * log_p,
-        d_log_prob: -weight * a,
-        d_ratio: 0.0,
-    };
+    let constant_ratio =
+        |weight: f64, a: f64, log_p: f64| Token { value: -weight * a * log_p, d_log_prob: -weight * a, d_ratio: 0.0 };
     let mut variant = match config.pg_variant {
         PgVariant::Vanilla => per_token(&|_, _, a, log_p, _| constant_ratio(1.0, a, log_p)),
         PgVariant::Ppo => per_token(&|_, ratio, a, _, _| clipped_surrogate(ratio, a, low, high, dual)),
@@ -145,7 +142,8 @@ fn metrics(view: &View<'_>, low: f64, high: f64) -> Metrics {
             put("ppo_ratio_low_clipfrac@sum", view.fraction(&below));
             put("ppo_ratio_high_clipfrac@sum", view.fraction(&above));
             put("ppo_ratio_clipfrac@sum", view.fraction(&below.zip(&above, |b, a| b + a)));
-            let clipped = view.ratio.zip(view.inputs.advantages, |r, a| f64::from(u8::from(r.clamp(low, high) * a < r * a)));
+            let clipped =
+                view.ratio.zip(view.inputs.advantages, |r, a| f64::from(u8::from(r.clamp(low, high) * a < r * a)));
             put("clipfrac@sum", config.loss_agg_mode.of(&clipped, view.mask, view.totals));
         }
         PgVariant::Tis => {

@@ -27,7 +27,8 @@ impl Conversation {
                 model.render_chat(&self.messages, true)?
             }
             false => {
-                let with_mark = [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
+                let with_mark =
+                    [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
                 let asked = model.render_chat(&[with_mark, messages.clone()].concat(), true)?;
                 self.messages.extend(messages);
                 self.after_answer(model, &asked)?
@@ -43,7 +44,8 @@ impl Conversation {
     /// The part of `rendered` that follows the assistant's words, without the end of turn that the model wrote itself.
     fn after_answer(&self, model: &dyn LanguageModel, rendered: &str) -> Result<String> {
         let Some(at) = rendered.rfind(MARK) else {
-            let problem = "the chat template leaves out what the assistant said: several turns are not possible with it";
+            let problem =
+                "the chat template leaves out what the assistant said: several turns are not possible with it";
             return Err(Error::Unsupported(problem.into()));
         };
         let rest = &rendered[at + MARK.len()..];

@@ -66,7 +66,12 @@ fn plan(step: u64, held_out: bool) -> Plan {
     Plan { step, first_group: 0, groups: 2, group_size: 3, temperature: 1.0, held_out }
 }
 
-fn rollout(config: &Config, plan: Plan, worlds: &mut [Box<dyn Environment>], model: &mut Bigram) -> Result<Vec<Episode>> {
+fn rollout(
+    config: &Config,
+    plan: Plan,
+    worlds: &mut [Box<dyn Environment>],
+    model: &mut Bigram,
+) -> Result<Vec<Episode>> {
     play(config, plan, model, worlds, &Noise::new(3), &Silent)
 }
 

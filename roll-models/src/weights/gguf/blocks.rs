@@ -20,8 +20,8 @@ pub enum BlockType {
 pub fn name_of(kind: u32) -> String {
     let known = [
         "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-        "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64",
-        "F64", "IQ1_M", "BF16",
+        "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32",
+        "I64", "F64", "IQ1_M", "BF16",
     ];
     known.get(kind as usize).map_or_else(|| format!("type {kind}"), |name| name.to_string())
 }

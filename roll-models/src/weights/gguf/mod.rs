@@ -64,9 +64,10 @@ impl GgufFile {
         // SAFETY: the map is read-only; like every mapped weight file it must not be truncated meanwhile.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let mut reader = Reader { bytes: &map, at: 0 };
-        let (metadata, tensors) = reader
-            .header()
-            .map_err(|problem| WeightsError::Header { path: path.into(), problem: format!("not a GGUF file that can be read: {problem}") })?;
+        let (metadata, tensors) = reader.header().map_err(|problem| WeightsError::Header {
+            path: path.into(),
+            problem: format!("not a GGUF file that can be read: {problem}"),
+        })?;
         Ok(Self { path: path.into(), metadata, tensors, map })
     }
 
@@ -119,11 +120,8 @@ impl GgufFile {
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
         let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
         let place = self.tensors.get(name).ok_or_else(missing)?;
-        let unsupported = || WeightsError::DType {
-            path: self.path.clone(),
-            tensor: name.into(),
-            found: blocks::name_of(place.kind),
-        };
+        let unsupported =
+            || WeightsError::DType { path: self.path.clone(), tensor: name.into(), found: blocks::name_of(place.kind) };
         let kind = BlockType::of(place.kind).ok_or_else(unsupported)?;
         let values = kind.decode(&self.map[place.bytes.clone()]);
         let problem = |e| WeightsError::Header { path: self.path.clone(), problem: format!("tensor `{name}`: {e}") };
@@ -172,7 +170,8 @@ impl Reader<'_> {
         let start = (self.at as u64).next_multiple_of(alignment);
         let mut places = BTreeMap::new();
         for (name, (kind, shape, offset)) in found {
-            let bytes = self.place(start, kind, &shape, offset).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
+            let bytes =
+                self.place(start, kind, &shape, offset).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
             if places.insert(name.clone(), Place { kind, shape, bytes }).is_some() {
                 return Err(format!("the tensor `{name}` stands twice"));
             }

@@ -139,3 +139,26 @@ fn every_type_fills_its_blocks() {
         assert_eq!(kind.decode(&vec![0; 3 * kind.bytes()]), vec![0.0; 3 * kind.values()]);
     }
 }
+
+/// Values of blocks as the Python package `gguf` 0.19 decodes them: four of them, and all weighted by their place.
+#[test]
+fn blocks_decode_as_they_do_elsewhere() {
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
+    for (kind, halves, some, sum) in [
+        (BlockType::Q4_0, vec![(0, 0.125)], [-0.375, 0.25, -0.375, 0.0], -64.75),
+        (BlockType::Q4_1, vec![(0, 0.125), (2, -0.75)], [1.125, -0.25, 0.375, 0.75], 101.875),
+        (BlockType::Q8_0, vec![(0, 0.125)], [10.625, 15.25, -11.375, -6.0], -1010.0),
+        (BlockType::Q4K, vec![(0, 0.125), (2, -0.75)], [80.875, 38.25, 62.625, 34.5], 1_719_637.0),
+        (BlockType::Q6K, vec![(208, 0.125)], [-178.875, 212.0, -43.875, -7.5], 98_052.5),
+    ] {
+        let mut bytes: Vec<u8> = (0..kind.bytes()).map(|i| (i * 37 + 11) as u8).collect();
+        for (at, value) in halves {
+            bytes[at..at + 2].copy_from_slice(&half(value));
+        }
+        let values = kind.decode(&bytes);
+        let n = values.len();
+        assert_eq!([values[0], values[1], values[n / 2], values[n - 1]], some, "{kind:?}");
+        let weighted = values.iter().enumerate().map(|(i, v)| (i + 1) as f64 * f64::from(*v)).sum::<f64>();
+        assert_eq!(weighted, sum, "{kind:?}");
+    }
+}
