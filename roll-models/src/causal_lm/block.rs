@@ -4,12 +4,16 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use rayon::prelude::*;
 use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
 use super::config::LmConfig;
 use super::packed::Packed;
+
+/// Sequences that one thread takes at a time when all of them add to the cache.
+const SEQUENCES_PER_TASK: usize = 8;
 
 /// What all segments of one forward pass have in common.
 pub struct Pass {
@@ -71,22 +75,18 @@ fn rotary_tables(config: &LmConfig, positions: &[usize], device: &Device) -> (Te
     (table(f64::cos), table(f64::sin))
 }
 
-/// Keys and values of one layer, one tensor `[tokens, kv_heads * head_dim]` per sequence.
-#[derive(Default)]
-struct Layer {
-    keys: Vec<Option<Tensor<2>>>,
-    values: Vec<Option<Tensor<2>>>,
-}
+/// Keys and values of one sequence in one layer, `[tokens, kv_heads * head_dim]` each.
+type Slot = Mutex<Option<(Tensor<2>, Tensor<2>)>>;
 
-/// Keys and values of the tokens that sequences have so far.
+/// Keys and values of the tokens that sequences have so far, layer by layer and sequence by sequence.
 pub struct Cache {
-    layers: Vec<Mutex<Layer>>,
+    layers: Vec<Mutex<Vec<Arc<Slot>>>>,
 }
 
 impl Cache {
     /// An empty one for `sequences` sequences.
     pub fn new(layers: usize, sequences: usize) -> Self {
-        let empty = || Layer { keys: vec![None; sequences], values: vec![None; sequences] };
+        let empty = || (0..sequences).map(|_| Arc::new(Mutex::new(None))).collect();
         Self { layers: (0..layers).map(|_| Mutex::new(empty())).collect() }
     }
 
@@ -94,23 +94,19 @@ impl Cache {
     pub fn retain(&self, kept: &[usize]) {
         for layer in &self.layers {
             let mut layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
-            layer.keys = kept.iter().map(|i| layer.keys[*i].take()).collect();
-            layer.values = kept.iter().map(|i| layer.values[*i].take()).collect();
+            *layer = kept.iter().map(|i| layer[*i].clone()).collect();
         }
     }
 
     /// Adds new keys and values of `sequence`, and returns all it has.
     fn extend(&self, layer: usize, sequence: usize, k: Tensor<2>, v: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        let mut layer = self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner);
-        let join = |slot: &mut Option<Tensor<2>>, new: Tensor<2>| {
-            let all = match slot.take() {
-                Some(old) => Tensor::cat(vec![old, new], 0),
-                None => new,
-            };
-            *slot = Some(all.clone());
-            all
+        let slot = self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = match slot.take() {
+            Some((old_k, old_v)) => (Tensor::cat(vec![old_k, k], 0), Tensor::cat(vec![old_v, v], 0)),
+            None => (k, v),
         };
-        (join(&mut layer.keys[sequence], k), join(&mut layer.values[sequence], v))
+        slot.insert(all).clone()
     }
 }
 
@@ -161,23 +157,33 @@ impl Block {
         let k = self.positioned(scope, h.clone(), name, "k", config.kv_heads)?;
         let v = scope.linear(h, &format!("{name}.v_proj"))?;
         let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
-        let spans = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty());
-        let attended = spans.map(|(i, span)| {
-            let (q, mut k, mut v) = (part(&q, span), part(&k, span), part(&v, span));
-            if let Some(cache) = &self.pass.cache {
-                (k, v) = cache.extend(self.index, i, k, v);
+        let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
+        let attended: Vec<Tensor<2>> = match &self.pass.cache {
+            // Many sequences of a token or two: each is less work than waking a thread for it.
+            Some(cache) => {
+                let attend = |(i, span): &(usize, &Range<usize>)| {
+                    let (k, v) = cache.extend(self.index, *i, part(&k, span), part(&v, span));
+                    self.attend(part(&q, span), k, v)
+                };
+                spans.par_iter().with_min_len(SEQUENCES_PER_TASK).map(attend).collect()
             }
-            match span.len() {
-                // One query sees every key: the heads that share a key head become rows of one call, no key is copied.
-                1 => self.attend_last(q, k, v),
-                _ => {
-                    let options = AttentionOptions { scale: None, causal: true };
-                    ops::attention_with(q, self.shared_out(k), self.shared_out(v), config.heads, options)
-                }
-            }
-        });
-        let attended = Tensor::cat(attended.collect(), 0);
+            None => spans.iter().map(|(_, span)| self.attend(part(&q, span), part(&k, span), part(&v, span))).collect(),
+        };
+        let attended = Tensor::cat(attended, 0);
         scope.linear(attended, &format!("{name}.o_proj"))
+    }
+
+    /// Attention of the last tokens of one sequence over all of it.
+    fn attend(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+        let config = &self.pass.config;
+        match q.dims()[0] {
+            // One query sees every key: the heads that share a key head become rows of one call, no key is copied.
+            1 => self.attend_last(q, k, v),
+            _ => {
+                let options = AttentionOptions { scale: None, causal: true };
+                ops::attention_with(q, self.shared_out(k), self.shared_out(v), config.heads, options)
+            }
+        }
     }
 
     /// A projection with its norm and its rotary positions. The channels of each head come out in the order of pairs:
@@ -213,6 +219,9 @@ impl Block {
     fn attend_last(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         let (kv, group, d) = (config.kv_heads, config.heads / config.kv_heads, config.head_dim);
+        if group == 1 {
+            return ops::attention(q, k, v, kv);
+        }
         let q = q.reshape([kv, group, d]).swap_dims(0, 1).reshape([group, kv * d]);
         let out = ops::attention(q, k, v, kv);
         out.reshape([group, kv, d]).swap_dims(0, 1).reshape([1, config.heads * d])
