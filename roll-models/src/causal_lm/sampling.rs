@@ -54,10 +54,13 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
     if sampling.top_p < 1.0 {
         candidates.sort_unstable_by(descending);
         let wanted = sampling.top_p * candidates.iter().map(|(_, w)| w).sum::<f64>();
-        let mut mass = 0.0;
         // The token that reaches the mass belongs to it.
-        let kept = candidates.iter().take_while(|(_, w)| std::mem::replace(&mut mass, mass + w) < wanted).count();
-        candidates.truncate(kept.max(1));
+        let reached = candidates.iter().scan(0.0, |mass, (_, w)| {
+            *mass += w;
+            Some(*mass)
+        });
+        let short = reached.take_while(|mass| *mass < wanted).count();
+        candidates.truncate(short + 1);
     }
     let total: f64 = candidates.iter().map(|(_, w)| w).sum();
     // 53 bits of a uniform number in [0, 1).

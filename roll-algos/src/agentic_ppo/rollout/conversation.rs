@@ -76,14 +76,4 @@ impl Conversation {
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
-    /// What was said.
-    pub fn messages(&self) -> &[Message] {
-        &self.messages
-    }
 }

@@ -165,14 +165,13 @@ pub fn play(
         if progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        let facts = |observation| Turn {
-            observation,
-            index: turn + 1,
-            actions_left: config.max_actions_per_traj - turn,
-            max_response_length: config.max_tokens_per_step,
-        };
         for play in plays.iter_mut().filter(|p| p.ending.is_none()) {
-            let message = template.render(facts(&play.observation));
+            let message = template.render(Turn {
+                observation: &play.observation,
+                index: turn + 1,
+                actions_left: config.max_actions_per_traj - turn,
+                max_response_length: config.max_tokens_per_step,
+            });
             play.ask(model, &config.agent_system_template, message, turn == 0)?;
             if play.conversation.len() >= budget {
                 play.end(Ending::TokenLimit);
