@@ -13,6 +13,9 @@ const WAITING_LINES: usize = 4;
 /// What is kept of the end of its errors.
 const KEPT_ERRORS: usize = 2048;
 
+/// Times 5 ms that are waited for the end of a child whose output is closed.
+const MOMENTS: usize = 100;
+
 /// How a child is started and spoken to.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -39,6 +42,8 @@ pub struct Child {
     requests: Sender<Vec<u8>>,
     answers: Receiver<Heard>,
     errors: Arc<Mutex<Vec<u8>>>,
+    /// Ends when its errors do.
+    hearing: thread::JoinHandle<()>,
     start: Start,
 }
 
@@ -72,8 +77,8 @@ impl Child {
         thread::spawn(move || listen(stdout, line_bytes, &heard));
         let errors = Arc::new(Mutex::new(Vec::new()));
         let kept = errors.clone();
-        thread::spawn(move || keep_errors(stderr, &kept));
-        Ok(Self { running, requests, answers, errors, start: start.clone() })
+        let hearing = thread::spawn(move || keep_errors(stderr, &kept));
+        Ok(Self { running, requests, answers, errors, hearing, start: start.clone() })
     }
 
     /// Sends a line and waits for the answer. After an error the child is of no use any more.
@@ -107,14 +112,18 @@ impl Child {
 
     /// How it ended.
     fn gone(&mut self) -> String {
-        // Its output is closed; a moment later it has usually ended.
-        for _ in 0..20 {
-            if let Ok(Some(status)) = self.running.try_wait() {
-                return format!("it ended ({status}){}", self.last_errors());
+        // Its output is closed; a moment later it has usually ended, and its last words are heard. Not always: children
+        // of its own may hold the pipe.
+        for _ in 0..MOMENTS {
+            if self.hearing.is_finished() && matches!(self.running.try_wait(), Ok(Some(_))) {
+                break;
             }
             thread::sleep(Duration::from_millis(5));
         }
-        format!("it closed its output{}", self.last_errors())
+        match self.running.try_wait() {
+            Ok(Some(status)) => format!("it ended ({status}){}", self.last_errors()),
+            _ => format!("it closed its output{}", self.last_errors()),
+        }
     }
 
     fn last_errors(&self) -> String {
