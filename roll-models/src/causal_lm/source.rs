@@ -65,7 +65,7 @@ fn open_weights(directory: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// The small model that plays FrozenLake, made by `examples/demo_agent` with the algorithm `sft`.
+/// The small model for FrozenLake; `examples/demo_agent` makes it.
 pub fn built_in() -> Result<Parts> {
     const CONFIG: &[u8] = include_bytes!("../../../assets/demo_agent/config.json");
     const TOKENIZER: &[u8] = include_bytes!("../../../assets/demo_agent/tokenizer.json");
