@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor as Burn};
-use roll_backends::{
-    Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, WeightStore, to_host, weights,
-};
+use roll_backends::{Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, WeightStore, to_host, weights};
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
 use super::block::{Block, Cache, Embedding, FinalNorm, Pass, integers};
