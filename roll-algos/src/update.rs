@@ -1,6 +1,8 @@
 //! What every algorithm does at the end of a step, and with values that are not finite.
 
-use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport};
+use std::collections::BTreeMap;
+
+use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport, communicator};
 
 use crate::AlgorithmError;
 
@@ -52,6 +54,20 @@ pub(crate) fn finish(
         None => {}
     }
     Ok(update)
+}
+
+/// The seconds that each phase took on the rank that took longest: the others wait for it.
+pub(crate) fn slowest(
+    ranks: &dyn Communicator,
+    seconds: BTreeMap<&'static str, f64>,
+) -> Result<BTreeMap<&'static str, f64>> {
+    if ranks.world_size() == 1 {
+        return Ok(seconds);
+    }
+    let own: BTreeMap<String, f64> = seconds.iter().map(|(name, value)| (name.to_string(), *value)).collect();
+    let all = communicator::join(ranks, &own)?;
+    let longest = |name: &str| all.iter().filter_map(|s| s.get(name)).copied().fold(0.0, f64::max);
+    Ok(seconds.into_keys().map(|name| (name, longest(name))).collect())
 }
 
 /// Clears every gradient accumulator.

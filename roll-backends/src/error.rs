@@ -30,10 +30,47 @@ pub enum BackendError {
         /// The shape that was given.
         found: Vec<usize>,
     },
+
+    // Ranks
+    /// The ranks have different models.
+    #[error(
+        "rank {rank} trains {found} tensors that are not the {expected} of rank 0: do all ranks run the same version, \
+         configuration and files?"
+    )]
+    OtherParameters {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// Tensors it trains.
+        found: u64,
+        /// Tensors that rank 0 trains.
+        expected: u64,
+    },
+    /// Parameters that must be equal are not.
+    #[error(
+        "the ranks have drifted apart: after {updates} updates `{name}` of rank {rank} is not that of rank 0 ({count} of \
+         {of} tensors differ); after 0 updates the ranks started from different files or seeds, later a machine \
+         computes wrongly: resume from the newest checkpoint"
+    )]
+    Drift {
+        /// Updates so far.
+        updates: u64,
+        /// The first rank that differs.
+        rank: usize,
+        /// The first tensor that differs.
+        name: String,
+        /// Tensors that differ.
+        count: usize,
+        /// Tensors in all.
+        of: usize,
+    },
 }
 
 impl From<BackendError> for Error {
     fn from(e: BackendError) -> Self {
-        Error::component(Fault::User, e)
+        let fault = match e {
+            BackendError::Drift { .. } => Fault::Failure,
+            _ => Fault::User,
+        };
+        Error::component(fault, e)
     }
 }

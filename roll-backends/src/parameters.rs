@@ -1,6 +1,7 @@
 //! The trainable tensors of a model, and the gradients that pullbacks add up.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -68,9 +69,14 @@ impl Parameters {
 
     /// Copies the values to the flat layout.
     pub fn read(&self, out: &mut [f32]) -> Result<()> {
-        self.check_len(out.len())?;
+        self.read_part(0..self.specs().len(), out)
+    }
+
+    /// Copies the values of some parameters, by position, to their part of the flat layout.
+    pub fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.check_len(&which, out.len())?;
         let values = lock(&self.shared.values).clone();
-        for (value, out) in values.iter().zip(self.split_mut(out)) {
+        for (value, out) in values[which.clone()].iter().zip(self.split_mut(which, out)) {
             out.copy_from_slice(&download(value.clone())?);
         }
         Ok(())
@@ -78,27 +84,34 @@ impl Parameters {
 
     /// Replaces the values from the flat layout.
     pub fn write(&self, values: &[f32]) -> Result<()> {
-        self.check_len(values.len())?;
+        self.write_part(0..self.specs().len(), values)
+    }
+
+    /// Replaces the values of some parameters, by position, from their part of the flat layout.
+    pub fn write_part(&self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        self.check_len(&which, values.len())?;
         let mut rest = values;
-        let fresh = self
-            .shared
-            .specs
-            .iter()
-            .map(|spec| {
-                let (head, tail) = rest.split_at(spec.len());
-                rest = tail;
-                upload(head.to_vec(), &self.shared.device)
-            })
-            .collect();
-        *lock(&self.shared.values) = Arc::new(fresh);
+        let mut shared = lock(&self.shared.values);
+        // A snapshot keeps the old list; it holds handles, not values.
+        let list = Arc::make_mut(&mut shared);
+        for (value, spec) in list[which.clone()].iter_mut().zip(&self.specs()[which]) {
+            let (head, tail) = rest.split_at(spec.len());
+            rest = tail;
+            *value = upload(head.to_vec(), &self.shared.device);
+        }
         Ok(())
     }
 
     /// Adds the gradients to `add_into` and clears them.
     pub fn take_gradients(&self, add_into: &mut [f32]) -> Result<()> {
-        self.check_len(add_into.len())?;
-        let gradients: Vec<_> = lock(&self.shared.gradients).iter_mut().map(Option::take).collect();
-        for (gradient, out) in gradients.into_iter().zip(self.split_mut(add_into)) {
+        self.take_gradients_part(0..self.specs().len(), add_into)
+    }
+
+    /// Adds the gradients of some parameters, by position, to their part of the flat layout, and clears them.
+    pub fn take_gradients_part(&self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        self.check_len(&which, add_into.len())?;
+        for (index, out) in which.clone().zip(self.split_mut(which, add_into)) {
+            let gradient = lock(&self.shared.gradients)[index].take();
             if let Some(gradient) = gradient {
                 out.iter_mut().zip(download(gradient)?).for_each(|(o, g)| *o += g);
             }
@@ -111,16 +124,19 @@ impl Parameters {
         lock(&self.shared.gradients).fill(None);
     }
 
-    fn split_mut<'a>(&'a self, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {
-        self.shared.specs.iter().map(move |spec| {
+    fn split_mut<'a>(&'a self, which: Range<usize>, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {
+        self.shared.specs[which].iter().map(move |spec| {
             let (head, tail) = std::mem::take(&mut flat).split_at_mut(spec.len());
             flat = tail;
             head
         })
     }
 
-    fn check_len(&self, found: usize) -> Result<()> {
-        let expected: usize = self.shared.specs.iter().map(ParameterSpec::len).sum();
+    fn check_len(&self, which: &Range<usize>, found: usize) -> Result<()> {
+        let specs = self.specs().get(which.clone()).ok_or_else(|| {
+            Error::shape("parameters", format!("[{}]", self.specs().len()), &[which.start, which.end])
+        })?;
+        let expected: usize = specs.iter().map(ParameterSpec::len).sum();
         match found == expected {
             true => Ok(()),
             false => Err(Error::shape("flat parameters", format!("[{expected}]"), &[found])),

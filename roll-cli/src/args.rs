@@ -54,6 +54,11 @@ pub enum Command {
     /// List what can be named in the configuration; look at a plugin, and try it.
     #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
     Plugins(Plugins),
+    /// Say what a Reward-FL run will need: memory by item and time by phase.
+    #[command(
+        after_help = "Example:\n  roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero --set strategy.stage=3"
+    )]
+    Plan(Plan),
     /// Print the resolved configuration, and where each value came from.
     Config(ConfigArgs),
 }
@@ -85,6 +90,31 @@ pub struct ConfigArgs {
     /// Components of plugins take the place of linked-in ones of the same name, as `plugins_replace`.
     #[arg(long)]
     pub plugins_replace: bool,
+}
+
+/// Arguments of `roll plan`.
+#[derive(Debug, ClapArgs)]
+pub struct Plan {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// Devices: 1x24, 1x80, 1x141, 8x80 (number and GB of memory); this machine unless given.
+    #[arg(long, value_name = "CLUSTER")]
+    pub on: Option<String>,
+    /// Devices, instead of those of `--on`.
+    #[arg(long, value_name = "N")]
+    pub devices: Option<usize>,
+    /// Memory of a device in GB, instead of that of `--on`.
+    #[arg(long, value_name = "GB")]
+    pub memory: Option<f64>,
+    /// TFLOP/s that a device sustains, instead of those of `--on`, or of a product measured here.
+    #[arg(long, value_name = "N")]
+    pub tflops: Option<f64>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `roll plugins`.
@@ -135,6 +165,10 @@ pub struct Run {
     /// Optimizer steps, as `steps`.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
+    /// Go on with the run in this directory from its newest whole checkpoint, with its configuration under the files
+    /// and values given here; on any number of ranks.
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    pub resume: Option<PathBuf>,
 }
 
 /// Arguments of `roll generate`.

@@ -7,8 +7,10 @@ mod demo;
 mod evaluation;
 mod logging;
 mod outcome;
+mod placement;
 mod plot;
 mod progress;
+mod ranks;
 mod report;
 mod statistics;
 mod trainer;
@@ -28,31 +30,40 @@ use roll_rewards as _;
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 130 interrupted.
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    logging::init(args.quiet);
-    match commands::dispatch(args.command) {
-        Ok(()) => ExitCode::SUCCESS,
+    let job = ranks::Job::join();
+    let rank = job.as_ref().ok().and_then(ranks::Job::rank);
+    logging::init(args.quiet, rank);
+    let (job, result) = match job {
+        Ok(job) => {
+            let result = job.run(|| commands::dispatch(args.command));
+            (Some(job), result)
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let code = match &result {
+        Ok(()) => 0,
         Err(error) => {
-            report(&error);
-            ExitCode::from(match error.fault() {
+            report(error, rank);
+            match error.fault() {
                 Fault::User => 2,
                 Fault::Failure => 1,
                 Fault::Interrupt => 130,
-            })
+            }
         }
+    };
+    if let Some(job) = job {
+        job.leave(code);
     }
+    ExitCode::from(code)
 }
 
 /// Prints an error and what caused it, each message once.
-fn report(error: &roll_core::Error) {
-    let mut last = error.to_string();
-    eprintln!("error: {last}");
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let message = cause.to_string();
-        if message != last {
-            eprintln!("  because: {message}");
-            last = message;
-        }
-        source = cause.source();
-    }
+fn report(error: &roll_core::Error, rank: Option<usize>) {
+    let prefix = logging::prefix(rank);
+    let messages = error.messages();
+    let (first, causes) = messages.split_at(1);
+    let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
+    let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
+    // At once, so that the lines of several ranks do not mix.
+    eprint!("{}", lines.collect::<String>());
 }

@@ -10,15 +10,20 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar of `steps`; indicatif hides it by itself when standard error is no terminal.
-    pub fn new(steps: u64, unit: &str) -> Self {
-        let bar = ProgressBar::new(steps);
+    /// A bar of `steps`; indicatif hides it by itself when standard error is no terminal. One rank shows it.
+    pub fn new(steps: u64, unit: &str, shown: bool) -> Self {
+        let bar = if shown { ProgressBar::new(steps) } else { ProgressBar::hidden() };
         let template = format!("{{bar:30}} {{pos}}/{{len}} {unit}, {{eta}} left  {{msg}}");
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(500));
         Self { bar }
+    }
+
+    /// So many were done before.
+    pub fn skip(&self, steps: u64) {
+        self.bar.set_position(steps);
     }
 
     /// One more is done.

@@ -6,25 +6,28 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
-use roll_core::checkpoint::{self, CheckpointWriter};
+use roll_core::checkpoint::{self, Checkpoint, CheckpointWriter};
 use roll_core::config::Loaded;
 use roll_core::metrics::MetricsWriter;
 use roll_core::run_dir::RunDir;
 use roll_core::{
-    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StepContext,
-    StepReport, Strategy, Validation,
+    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StateDict,
+    StepContext, StepReport, Strategy, Validation, communicator,
 };
 use roll_data::{Batch, Batches, Dataset, encode_gif, write_mp4};
-use roll_models::weights::save_safetensors;
+use roll_models::weights::{self, save_safetensors};
 use roll_rewards::WeightedSum;
 
 use crate::evaluation::{Evaluator, Results};
 use crate::outcome::Outcome;
 use crate::progress::Bar;
 use crate::trajectories::Trajectories;
+use crate::{placement, ranks};
 
 /// Longer side of the pictures in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
+/// The optimizer's state in a checkpoint.
+const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
 /// Everything a run consists of, checked before anything is written.
 pub struct Trainer {
@@ -39,6 +42,8 @@ pub struct Trainer {
     schedule: LrSchedule,
     noise: Noise,
     steps: u64,
+    /// Steps that were done before this process.
+    done: u64,
 }
 
 /// How a run ended; written to `summary.json`.
@@ -87,7 +92,9 @@ impl Trainer {
             algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
         }
         let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
-        let mut model = registry.model(&config.model.name, &config.model.options, context)?;
+        ranks::check_strategy(&config.strategy.name, strategy.as_ref())?;
+        let options = placement::model_options(config, registry)?;
+        let mut model = registry.model(&config.model.name, &options, context)?;
         algorithm.check(model.as_mut(), reward.as_deref())?;
         strategy.attach(model.as_mut(), &config.training.optimizer())?;
 
@@ -115,15 +122,48 @@ impl Trainer {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
         let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
-        Ok(Self { loaded, model, reward, algorithm, strategy, data, evaluator, schedule, noise, steps })
+        Ok(Self { loaded, model, reward, algorithm, strategy, data, evaluator, schedule, noise, steps, done: 0 })
     }
 
-    /// Trains, writing to `dir`. Nothing is written before the first step is done.
-    pub fn run(mut self, dir: &RunDir) -> Result<Summary> {
+    /// Goes on from a checkpoint: of this configuration, on any number of ranks.
+    pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
+        let read = |name: &str| -> Result<StateDict> { Ok(weights::Checkpoint::open(from.file(name)?)?.all()?) };
+        let mut adapters = BTreeMap::new();
+        for name in from.manifest().files.keys().filter(|name| !name.contains('/')) {
+            if let Some(stem) = name.strip_suffix(".safetensors") {
+                adapters.insert(stem.to_string(), read(name)?);
+            }
+        }
+        self.model.import_adapter(&adapters)?;
+        self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
+        self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
+        self.done = from.step();
+        let before = from.manifest().info["global_batch"].as_u64();
+        let now = self.data.as_ref().map(|data| data.global_batch() as u64);
+        if let (Some(before), Some(now)) = (before, now)
+            && before != now
+        {
+            tracing::warn!(
+                "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
+                 `training.gradient_accumulation_steps` keeps the number"
+            );
+        }
+        match self.done < self.steps {
+            true => Ok(()),
+            false => {
+                let problem = format!("the run has done {} steps already; ask for more than that", self.done);
+                Err(Error::config("steps", problem))
+            }
+        }
+    }
+
+    /// Trains, writing to `dir`, which only rank 0 has. Nothing is written before the first step is done.
+    pub fn run(mut self, dir: Option<&RunDir>) -> Result<Summary> {
         let config = self.loaded.config.clone();
         let mut metrics = None;
         let mut trajectories = Trajectories::new(dir);
-        let bar = Bar::new(self.steps, "steps");
+        let bar = Bar::new(self.steps, "steps", dir.is_some());
+        bar.skip(self.done);
         let start = Instant::now();
         let mut summary = Summary {
             steps: 0,
@@ -140,33 +180,43 @@ impl Trainer {
         };
         let mut outcome = Outcome::default();
         let identity = config.reward.iter().any(|r| r.name == "insightface");
-        tracing::info!(
-            "{} trainable parameters, {} steps, writing to {}",
-            summary.parameters,
-            self.steps,
-            dir.path().display()
-        );
-        let mut before = self.evaluate("before training")?;
-        let mut validated = self.validate(0, &bar)?;
-        for step in 0..self.steps {
+        if let Some(dir) = dir {
+            tracing::info!(
+                "{} trainable parameters, {} steps, writing to {}",
+                summary.parameters,
+                self.steps - self.done,
+                dir.path().display()
+            );
+        }
+        let mut before = if self.done == 0 { self.evaluate("before training")? } else { None };
+        let mut validated = if self.done == 0 { self.validate(0, &bar)? } else { None };
+        for step in self.done..self.steps {
             let last = step + 1 == self.steps;
             let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
-            let want_videos = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
+            let sampling = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
+            let want_videos = sampling && dir.is_some();
             let begun = Instant::now();
-            let (mut report, learning_rate) = self.step(step, want_videos, &bar)?;
-            let metrics = match &mut metrics {
-                Some(metrics) => metrics,
-                none => {
-                    dir.write_config(&self.loaded.resolved_yaml()?)?;
-                    none.insert(MetricsWriter::create(dir.path(), 0)?)
-                }
-            };
+            let stepped = self.step(step, want_videos, &bar);
+            let saved = step == self.done || (config.save_steps > 0 && step.is_multiple_of(config.save_steps));
+            if stepped.is_err() && !saved {
+                self.rescue(dir, step);
+            }
+            let (mut report, learning_rate) = stepped?;
+            if let (Some(dir), None) = (dir, &metrics) {
+                dir.write_config(&self.loaded.resolved_yaml()?)?;
+                let first = if step == 0 { 0 } else { step + 1 };
+                metrics = Some(MetricsWriter::create(dir.path(), first)?);
+            }
             if let Some(results) = before.take() {
-                metrics.log(0, &Outcome::metrics(&results, identity))?;
+                if let Some(metrics) = &mut metrics {
+                    metrics.log(0, &Outcome::metrics(&results, identity))?;
+                }
                 outcome.evaluated(0, results);
             }
             if let Some(validation) = validated.take() {
-                metrics.log(0, &validation.metrics)?;
+                if let Some(metrics) = &mut metrics {
+                    metrics.log(0, &validation.metrics)?;
+                }
                 trajectories.write(&validation.records)?;
                 outcome.validated(0, validation.metrics);
             }
@@ -188,23 +238,25 @@ impl Trainer {
             }
             outcome.step(step + 1, &report.metrics);
 
-            for (sample, reason) in &report.skipped {
-                tracing::warn!("step {}: {sample} was left out: {reason}", step + 1);
-            }
             summary.skipped_samples += report.skipped.len() as u64;
-            if !report.applied {
-                summary.skipped_updates += 1;
-                tracing::warn!("step {}: nothing was updated", step + 1);
-            }
-            if due(config.logging_steps) || last {
-                metrics.log(step + 1, &report.metrics)?;
-                tracing::info!("{}", line(step + 1, self.steps, &report.metrics));
-            }
-            for (name, video) in &report.videos {
-                write_mp4(dir.samples(step + 1)?.join(format!("{name}.mp4")), video)?;
-                let gif = encode_gif(video, GIF_SIDE)?;
-                let [_, height, width] = video.dims();
-                metrics.image(step + 1, &format!("samples/{name}"), &gif, [height, width])?;
+            summary.skipped_updates += u64::from(!report.applied);
+            if let (Some(dir), Some(metrics)) = (dir, &mut metrics) {
+                for (sample, reason) in &report.skipped {
+                    tracing::warn!("step {}: {sample} was left out: {reason}", step + 1);
+                }
+                if !report.applied {
+                    tracing::warn!("step {}: nothing was updated", step + 1);
+                }
+                if due(config.logging_steps) || last {
+                    metrics.log(step + 1, &report.metrics)?;
+                    tracing::info!("{}", line(step + 1, self.steps, &report.metrics));
+                }
+                for (name, video) in &report.videos {
+                    write_mp4(dir.samples(step + 1)?.join(format!("{name}.mp4")), video)?;
+                    let gif = encode_gif(video, GIF_SIDE)?;
+                    let [_, height, width] = video.dims();
+                    metrics.image(step + 1, &format!("samples/{name}"), &gif, [height, width])?;
+                }
             }
             if due(config.save_steps) || last {
                 summary.adapter = self.save(dir, step + 1)?;
@@ -218,6 +270,7 @@ impl Trainer {
         }
         bar.finish();
         summary.seconds = start.elapsed().as_secs_f64();
+        let Some(dir) = dir else { return Ok(summary) };
         let yaml = self.loaded.resolved_yaml()?;
         summary.written = outcome.write(dir, config.experiment(), &yaml, self.evaluator.as_ref(), identity)?;
         summary.written.extend(trajectories.path().map(|path| ("trajectories", path)));
@@ -232,7 +285,7 @@ impl Trainer {
     fn evaluate(&mut self, when: &str) -> Result<Option<Results>> {
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
         tracing::info!("evaluating {} clips {when}", evaluator.clips());
-        let bar = Bar::new(evaluator.clips() as u64, "clips");
+        let bar = Bar::new(evaluator.clips() as u64, "clips", self.strategy.communicator().rank().0 == 0);
         let reward = self.reward.as_deref_mut();
         let results = evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar)?;
         bar.finish();
@@ -265,14 +318,26 @@ impl Trainer {
             want_videos,
         };
         let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
-        report.skipped.extend(batch.skipped);
+        let skipped = communicator::join(self.strategy.communicator(), &batch.skipped)?;
+        report.skipped.extend(skipped.into_iter().flatten());
         Ok((report, learning_rate))
     }
 
-    /// Writes a checkpoint; returns the adapter files in it.
-    fn save(&mut self, dir: &RunDir, step: u64) -> Result<Vec<PathBuf>> {
-        let adapters = self.model.export_adapter()?;
+    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
+    /// cost what was trained until then. Several ranks cannot: where one fails, the others are gone.
+    fn rescue(&mut self, dir: Option<&RunDir>, steps: u64) {
+        let Some(dir) = dir.filter(|_| self.strategy.communicator().world_size() == 1) else { return };
+        match self.save(Some(dir), steps) {
+            Ok(_) => tracing::warn!("what was trained in {steps} steps is in {}", dir.checkpoints().display()),
+            Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {error}"),
+        }
+    }
+
+    /// Writes a checkpoint; returns the adapter files in it. All ranks take part: each has some of the state.
+    fn save(&mut self, dir: Option<&RunDir>, step: u64) -> Result<Vec<PathBuf>> {
         let optimizer = self.strategy.state()?;
+        let Some(dir) = dir else { return Ok(Vec::new()) };
+        let adapters = self.model.export_adapter()?;
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), step)?;
         let mut names = Vec::new();
         for (name, tensors) in &adapters {
@@ -280,9 +345,13 @@ impl Trainer {
             writer.with(&file, |path| Ok(save_safetensors(path, tensors, &BTreeMap::new())?))?;
             names.push(file);
         }
-        writer
-            .with("trainer/optimizer.safetensors", |path| Ok(save_safetensors(path, &optimizer, &BTreeMap::new())?))?;
-        let checkpoint = writer.finish(serde_json::json!({ "algorithm": self.algorithm.state() }))?;
+        writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, &optimizer, &BTreeMap::new())?))?;
+        let info = serde_json::json!({
+            "algorithm": self.algorithm.state(),
+            "world_size": self.strategy.communicator().world_size(),
+            "global_batch": self.data.as_ref().map(Batches::global_batch),
+        });
+        let checkpoint = writer.finish(info)?;
         if let Some(keep) = self.loaded.config.max_ckpt_to_keep {
             checkpoint::prune(&dir.checkpoints(), keep)?;
         }

@@ -9,34 +9,33 @@ use roll_core::{Error, Result};
 
 /// Appends episodes; the file is made with the first one.
 pub struct Trajectories {
-    path: PathBuf,
+    /// Only rank 0 writes.
+    path: Option<PathBuf>,
     file: Option<File>,
 }
 
 impl Trajectories {
     /// Those of the run in `dir`.
-    pub fn new(dir: &RunDir) -> Self {
-        Self { path: dir.path().join("trajectories.jsonl"), file: None }
+    pub fn new(dir: Option<&RunDir>) -> Self {
+        Self { path: dir.map(|dir| dir.path().join("trajectories.jsonl")), file: None }
     }
 
     /// Adds one line per record; they are in the file when this returns.
     pub fn write(&mut self, records: &[serde_json::Value]) -> Result<()> {
-        if records.is_empty() {
-            return Ok(());
-        }
+        let Some(path) = self.path.as_ref().filter(|_| !records.is_empty()) else { return Ok(()) };
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                let opened = OpenOptions::new().create(true).append(true).open(&self.path);
-                none.insert(opened.map_err(Error::file("open", &self.path))?)
+                let opened = OpenOptions::new().create(true).append(true).open(path);
+                none.insert(opened.map_err(Error::file("open", path))?)
             }
         };
         let lines: String = records.iter().map(|r| format!("{r}\n")).collect();
-        file.write_all(lines.as_bytes()).map_err(Error::file("write", &self.path))
+        file.write_all(lines.as_bytes()).map_err(Error::file("write", path))
     }
 
     /// The file, when there is one.
     pub fn path(&self) -> Option<PathBuf> {
-        self.file.is_some().then(|| self.path.clone())
+        self.path.clone().filter(|_| self.file.is_some())
     }
 }

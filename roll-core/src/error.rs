@@ -153,6 +153,25 @@ impl Error {
         Self::Shape { what: what.into(), expected: expected.into(), found: found.to_vec() }
     }
 
+    /// The messages of this error and of what caused it, each once.
+    pub fn messages(&self) -> Vec<String> {
+        let mut messages = vec![self.to_string()];
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            let message = cause.to_string();
+            if messages.last() != Some(&message) {
+                messages.push(message);
+            }
+            source = cause.source();
+        }
+        messages
+    }
+
+    /// The same as one line.
+    pub fn chain(&self) -> String {
+        self.messages().join(": ")
+    }
+
     /// Who can put this right.
     pub fn fault(&self) -> Fault {
         match self {

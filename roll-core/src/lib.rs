@@ -27,14 +27,14 @@ pub mod video;
 pub use algorithm::{
     Algorithm, DataSource, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport, Validation,
 };
-pub use communicator::{Communicator, Rank, SingleRank};
+pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
-pub use model::{Adapter, Model, ParameterSpec, StateDict};
+pub use model::{Adapter, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};

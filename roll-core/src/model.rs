@@ -1,6 +1,7 @@
 //! A trainable model, whatever it generates.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::{DiffusionModel, LanguageModel, Result, Tensor};
 
@@ -59,6 +60,11 @@ pub trait Model: Send {
     /// Adds the accumulated gradients to `add_into` and clears the accumulators.
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()>;
 
+    /// Access to some of the parameters at a time, if the model has it: strategies then need no copy of all of them.
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        None
+    }
+
     /// The diffusion interface, if this is a diffusion model.
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         None
@@ -76,6 +82,17 @@ pub trait Model: Send {
     /// Loads what [`Model::export_adapter`] gave. Fails when a tensor is missing, unexpected or misshapen, and then
     /// changes nothing.
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()>;
+}
+
+/// Parameters of a model, some at a time. `which` are positions in [`Model::parameters`]; values are those of the flat
+/// layout, cut out.
+pub trait ParameterParts {
+    /// As [`Model::read_parameters`].
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()>;
+    /// As [`Model::write_parameters`].
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()>;
+    /// As [`Model::take_gradients`].
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
 }
 
 /// Copies a flat vector into named tensors, and back, by the layout of `specs`.

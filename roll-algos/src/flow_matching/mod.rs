@@ -135,7 +135,9 @@ impl FlowMatching {
             watch.begin(SAMPLE, None)?;
             tally.videos.push((format!("sample-{:06}", sample.index), self.generate(ctx, sample)?));
         }
-        Ok(tally.report(update, ctx.learning_rate, watch.seconds()))
+        let ranks = ctx.strategy.communicator();
+        let seconds = update::slowest(ranks, watch.seconds())?;
+        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
     }
 
     /// The noised copies of one sample; `None` when the model is given all of it.

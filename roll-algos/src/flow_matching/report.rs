@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video};
+use roll_core::{Communicator, Result, Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video, communicator};
+use serde::{Deserialize, Serialize};
 
 /// Parts of the noise range whose losses are shown apart: the loss at one level says little about another.
 const PARTS: usize = 4;
@@ -50,7 +51,33 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
-    /// Means over this rank's samples: `actor/loss`, and `loss/0.225-0.450` for the noise levels between.
+    /// With what all ranks have. The videos stay where they are.
+    pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
+        if ranks.world_size() == 1 {
+            return Ok(self);
+        }
+        let own = Share {
+            samples: self.samples,
+            loss: self.loss,
+            parts: self.parts,
+            skipped: self.skipped,
+            nonfinite: self.nonfinite.map(|(what, value)| (what, value.to_bits())),
+        };
+        let mut all = Self { videos: self.videos, ..Self::new(self.range) };
+        for share in communicator::join(ranks, &own)? {
+            all.samples += share.samples;
+            all.loss += share.loss;
+            for ((sum, count), (more, further)) in all.parts.iter_mut().zip(share.parts) {
+                *sum += more;
+                *count += further;
+            }
+            all.skipped.extend(share.skipped);
+            all.nonfinite = all.nonfinite.or(share.nonfinite.map(|(what, bits)| (what, f64::from_bits(bits))));
+        }
+        Ok(all)
+    }
+
+    /// Means over the samples: `actor/loss`, and `loss/0.225-0.450` for the noise levels between.
     pub(super) fn report(
         self,
         update: Option<StrategyReport>,
@@ -79,4 +106,14 @@ impl Tally {
         let applied = update.is_some_and(|u| u.applied);
         StepReport { metrics, skipped: self.skipped, videos: self.videos, records: Vec::new(), applied }
     }
+}
+
+/// What ranks tell each other of a step.
+#[derive(Serialize, Deserialize)]
+struct Share {
+    samples: usize,
+    loss: f64,
+    parts: [(f64, u32); PARTS],
+    skipped: Vec<(String, String)>,
+    nonfinite: Option<(String, u64)>,
 }

@@ -11,6 +11,8 @@ pub mod trajectory;
 
 mod evaluation;
 mod prepared;
+#[cfg(test)]
+mod ranks_tests;
 mod report;
 mod split;
 #[cfg(test)]
@@ -105,7 +107,9 @@ impl RewardFl {
             Ok(())
         })?;
         (tally.nonfinite, tally.split) = (nonfinite, norms);
-        Ok(tally.report(update, ctx.learning_rate, watch.seconds()))
+        let ranks = ctx.strategy.communicator();
+        let seconds = update::slowest(ranks, watch.seconds())?;
+        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
     }
 
     /// Adds the gradient of one sample's loss to the strategy.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Sample, StepReport, StrategyReport, Video};
+use roll_core::{Communicator, Result, Sample, StepReport, StrategyReport, Video, communicator};
+use serde::{Deserialize, Serialize};
 
 /// What became of a sample.
 pub(super) enum Outcome {
@@ -52,12 +53,36 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
+    /// With what all ranks have, in the order of the ranks, which is that of the samples: metrics are those that one
+    /// rank with all samples would give. The videos stay where they are.
+    pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
+        if ranks.world_size() == 1 {
+            return Ok(self);
+        }
+        let own = Share {
+            scored: self.scored.iter().map(SharedScore::from).collect(),
+            skipped: self.skipped,
+            pixels: self.pixels,
+            clamped: self.clamped,
+            nonfinite: self.nonfinite.map(|(what, value)| (what, value.to_bits())),
+        };
+        let mut all = Self { videos: self.videos, split: self.split, ..Self::default() };
+        for share in communicator::join(ranks, &own)? {
+            all.scored.extend(share.scored.into_iter().map(Scored::from));
+            all.skipped.extend(share.skipped);
+            all.pixels += share.pixels;
+            all.clamped += share.clamped;
+            all.nonfinite = all.nonfinite.or(share.nonfinite.map(|(what, bits)| (what, f64::from_bits(bits))));
+        }
+        Ok(all)
+    }
+
     /// Samples with a score.
     pub(super) fn scored(&self) -> usize {
         self.scored.len()
     }
 
-    /// Means over this rank's samples that had a score.
+    /// Means over the samples that had a score.
     pub(super) fn report(
         self,
         update: Option<StrategyReport>,
@@ -98,5 +123,38 @@ impl Tally {
         }
         let applied = update.is_some_and(|u| u.applied);
         StepReport { metrics, skipped: self.skipped, videos: self.videos, records: Vec::new(), applied }
+    }
+}
+
+/// What ranks tell each other of a step. Numbers are bits: a detail need not be finite.
+#[derive(Serialize, Deserialize)]
+struct Share {
+    scored: Vec<SharedScore>,
+    skipped: Vec<(String, String)>,
+    pixels: u64,
+    clamped: u64,
+    nonfinite: Option<(String, u64)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SharedScore {
+    loss: u64,
+    score: u64,
+    kl: u64,
+    details: BTreeMap<String, u64>,
+}
+
+impl From<&Scored> for SharedScore {
+    fn from(s: &Scored) -> Self {
+        let details = s.details.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect();
+        Self { loss: s.loss.to_bits(), score: s.score.to_bits(), kl: s.kl.to_bits(), details }
+    }
+}
+
+impl From<SharedScore> for Scored {
+    fn from(s: SharedScore) -> Self {
+        let details = s.details.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+        let [loss, score, kl] = [s.loss, s.score, s.kl].map(f64::from_bits);
+        Self { loss, score, kl, details }
     }
 }

@@ -55,18 +55,35 @@ impl AdamW {
     /// # Panics
     /// When the lengths differ.
     pub fn update(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments, learning_rate: f64) {
-        let n = parameters.len();
-        assert!(gradients.len() == n && moments.exp_avg.len() == n && moments.exp_avg_sq.len() == n);
         moments.step += 1;
-        let coefficients = self.coefficients(moments.step, learning_rate);
+        let Moments { exp_avg, exp_avg_sq, step } = moments;
+        self.update_part(*step, learning_rate, parameters, gradients, exp_avg, exp_avg_sq);
+    }
+
+    /// Update number `step`, from 1, of a part of the parameters. A part is updated as it would be within the whole.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn update_part(
+        &self,
+        step: u64,
+        learning_rate: f64,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        exp_avg: &mut [f32],
+        exp_avg_sq: &mut [f32],
+    ) {
+        let n = parameters.len();
+        assert!(gradients.len() == n && exp_avg.len() == n && exp_avg_sq.len() == n);
+        let coefficients = self.coefficients(step, learning_rate);
         let update = match self.rule {
-            AdamRule::Torch => update_block::<false>,
-            AdamRule::DeepSpeed => update_block::<true>,
+            AdamRule::Torch => update_torch,
+            AdamRule::DeepSpeed => update_deepspeed,
         };
         parameters
             .par_chunks_mut(BLOCK)
             .zip(gradients.par_chunks(BLOCK))
-            .zip(moments.exp_avg.par_chunks_mut(BLOCK).zip(moments.exp_avg_sq.par_chunks_mut(BLOCK)))
+            .zip(exp_avg.par_chunks_mut(BLOCK).zip(exp_avg_sq.par_chunks_mut(BLOCK)))
             .for_each(|((p, g), (m, v))| update(&coefficients, p, g, m, v));
     }
 
@@ -99,7 +116,33 @@ struct Coefficients {
     keep: f32,
 }
 
+fn update_torch(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+    widest::<false>(c, p, g, m, v);
+}
+
+fn update_deepspeed(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+    widest::<true>(c, p, g, m, v);
+}
+
+/// The loop, compiled for the widest registers that the processor has. Every width gives the same bits: the compiler
+/// fuses no product with a sum.
+fn widest<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn avx2<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+            update_block::<DEEPSPEED>(c, p, g, m, v);
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature was detected just now.
+            return unsafe { avx2::<DEEPSPEED>(c, p, g, m, v) };
+        }
+    }
+    update_block::<DEEPSPEED>(c, p, g, m, v);
+}
+
 /// Branch-free over slices of one length, so that the compiler vectorises it.
+#[inline(always)]
 fn update_block<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let decayed = if DEEPSPEED { *p - c.decay * *p } else { *p * c.keep };

@@ -2,11 +2,15 @@
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, DType, Error, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank,
-    StateDict, Strategy, StrategyReport, Tensor, model::flat,
+    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank, StateDict,
+    Strategy, StrategyReport,
 };
 
+use super::saved::{self, Saved};
+use super::{check, check_step, not_attached};
 use crate::optimizer::{AdamRule, AdamW, Moments, clip_coefficient, norm, scale};
+
+const NAME: &str = "single";
 
 /// Options of the strategy `single`.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -41,20 +45,14 @@ impl Single {
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
-        self.attached.as_mut().ok_or_else(not_attached)
+        self.attached.as_mut().ok_or_else(|| not_attached(NAME))
     }
 }
 
 impl Strategy for Single {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
-        check(optimizer)?;
+        check(model, optimizer)?;
         let n = model.parameter_count();
-        if n == 0 {
-            return Err(Error::Unsupported(
-                "the model has no trainable parameters; choose some with `trainable_models` or `lora_base_model`"
-                    .into(),
-            ));
-        }
         let mut parameters = vec![0.0; n];
         model.read_parameters(&mut parameters)?;
         self.attached = Some(Attached {
@@ -80,9 +78,7 @@ impl Strategy for Single {
 
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale_by: f64) -> Result<StrategyReport> {
         let a = self.attached()?;
-        if !(learning_rate.is_finite() && scale_by.is_finite()) {
-            return Err(Error::Misuse(format!("learning rate {learning_rate} and scale {scale_by} must be finite")));
-        }
+        check_step(learning_rate, scale_by)?;
         scale(&mut a.gradients, scale_by);
         let grad_norm = norm(&a.gradients);
         if !grad_norm.is_finite() {
@@ -103,89 +99,30 @@ impl Strategy for Single {
         &SingleRank
     }
 
-    /// `step` (i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape.
     fn state(&self) -> Result<StateDict> {
-        let a = self.attached.as_ref().ok_or_else(not_attached)?;
-        let mut state = StateDict::new();
-        for (kind, values) in [(EXP_AVG, &a.moments.exp_avg), (EXP_AVG_SQ, &a.moments.exp_avg_sq)] {
-            let named = flat::to_state(&a.specs, values)?;
-            state.extend(named.into_iter().map(|(name, tensor)| (format!("{kind}{name}"), tensor)));
-        }
-        let step = i64::try_from(a.moments.step).unwrap_or(i64::MAX);
-        state.insert(STEP.into(), Tensor::new(vec![step], [])?);
-        Ok(state)
+        let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
+        saved::save(&a.specs, a.moments.step, &a.moments.exp_avg, &a.moments.exp_avg_sq)
     }
 
     /// Fails, changing nothing, when a tensor is missing, unexpected, misshapen or holds what no moment can be.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         let a = self.attached()?;
-        let step = state.get(STEP).ok_or_else(|| bad_state(format!("`{STEP}` is missing")))?;
-        let step = match step.as_slice::<i64>() {
-            Ok([step]) if *step >= 0 => *step as u64,
-            _ => return Err(bad_state(format!("`{STEP}` must be one i64, at least 0, found {step:?}"))),
-        };
-        let part = |kind: &str| -> Result<Vec<f32>> {
-            let named =
-                state.iter().filter_map(|(k, t)| Some((k.strip_prefix(kind)?.to_string(), t.clone()))).collect();
-            let values = flat::from_state(&a.specs, &named).map_err(|e| bad_state(format!("{kind}*: {e}")))?;
-            match values.iter().position(|v| !v.is_finite()) {
-                Some(at) => Err(bad_state(format!("{kind}*: value {at} of the flat layout is {}", values[at]))),
-                None => Ok(values),
-            }
-        };
-        let known = |k: &str| k == STEP || k.starts_with(EXP_AVG) || k.starts_with(EXP_AVG_SQ);
-        if let Some(name) = state.keys().find(|k| !known(k)) {
-            return Err(bad_state(format!("the tensor `{name}` does not belong to it")));
+        let saved = Saved::check(&a.specs, state)?;
+        let mut at = 0;
+        for spec in &a.specs {
+            let [exp_avg, exp_avg_sq] = saved.moments(spec)?;
+            a.moments.exp_avg[at..at + spec.len()].copy_from_slice(exp_avg);
+            a.moments.exp_avg_sq[at..at + spec.len()].copy_from_slice(exp_avg_sq);
+            at += spec.len();
         }
-        for (name, tensor) in state.iter().filter(|(k, _)| *k != STEP) {
-            if tensor.dtype() != DType::F32 {
-                return Err(bad_state(format!("`{name}` must be f32, found {}", tensor.dtype())));
-            }
-        }
-        let moments = Moments { exp_avg: part(EXP_AVG)?, exp_avg_sq: part(EXP_AVG_SQ)?, step };
-        if moments.exp_avg_sq.iter().any(|v| *v < 0.0) {
-            return Err(bad_state(format!("{EXP_AVG_SQ}*: a mean of squares is negative")));
-        }
-        a.moments = moments;
+        a.moments.step = saved.step;
         Ok(())
     }
 }
 
-const STEP: &str = "step";
-const EXP_AVG: &str = "exp_avg.";
-const EXP_AVG_SQ: &str = "exp_avg_sq.";
-
-fn not_attached() -> Error {
-    Error::Misuse("the strategy `single` has no model yet: call `attach` first".into())
-}
-
-fn bad_state(problem: String) -> Error {
-    Error::Unsupported(format!("this optimizer state does not fit the model under training: {problem}"))
-}
-
-/// Fails on settings that can only be mistakes.
-fn check(config: &OptimizerConfig) -> Result<()> {
-    for (i, beta) in config.betas.iter().enumerate() {
-        if !(0.0..1.0).contains(beta) {
-            return Err(Error::config(format!("optimizer.betas[{i}]"), format!("must lie in [0, 1), found {beta}")));
-        }
-    }
-    for (key, value) in
-        [("eps", config.eps), ("weight_decay", config.weight_decay), ("max_grad_norm", config.max_grad_norm)]
-    {
-        if !(value.is_finite() && value >= 0.0) {
-            return Err(Error::config(
-                format!("optimizer.{key}"),
-                format!("must be finite and at least 0, found {value}"),
-            ));
-        }
-    }
-    Ok(())
-}
-
 roll_core::inventory::submit! {
     Registration {
-        name: "single",
+        name: NAME,
         summary: "One process, AdamW in host memory",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
@@ -198,6 +135,8 @@ roll_core::inventory::submit! {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::collections::BTreeMap;
+
+    use roll_core::Tensor;
 
     use super::*;
 

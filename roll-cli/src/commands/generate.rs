@@ -31,7 +31,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift)?;
     let noise = loaded.config.noise().latents(0, args.noise, &conditioning.latent_shape)?;
     let adapter = if args.adapter.is_some() { Adapter::On } else { Adapter::Off };
-    let bar = Bar::new(args.steps as u64, "steps");
+    let bar = Bar::new(args.steps as u64, "steps", true);
     let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
     bar.finish();
     let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;

@@ -6,6 +6,7 @@ mod export_expert;
 mod generate;
 mod init_experts;
 mod init_tiny;
+mod plan;
 mod plot;
 mod plugins;
 mod run;
@@ -24,6 +25,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Ask(args) => ask::ask(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Plan(args) => plan::plan(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
@@ -114,5 +116,9 @@ fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
 
 /// What implementations are made with. Relative paths start from the working directory.
 fn build_context(loaded: &Loaded) -> BuildContext {
-    BuildContext { backend: loaded.config.backend.clone(), seed: loaded.config.seed, base_dir: ".".into() }
+    BuildContext {
+        backend: crate::ranks::device(&loaded.config.backend),
+        seed: loaded.config.seed,
+        base_dir: ".".into(),
+    }
 }

@@ -2,26 +2,44 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::Result;
 use roll_core::run_dir::{Existing, RunDir};
+use roll_core::{Error, Result, ResultExt, checkpoint, communicator};
 
 use crate::args::Run;
 use crate::trainer::Trainer;
 
-/// Opens everything before the run directory is made.
+/// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
 pub fn run(args: Run) -> Result<()> {
+    let mut args = args;
+    let resumed = args.resume.take().map(RunDir::open).transpose()?;
+    if let Some(dir) = &resumed {
+        args.config.config.insert(0, dir.config_path());
+    }
     let registry = super::registry(&args.config)?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let loaded = super::load_or_demo(&args.config, &registry, steps.as_slice())?;
     let context = super::build_context(&loaded);
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
-    let trainer = Trainer::new(loaded, &registry, &context)?;
-    let dir = RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?;
-    let summary = trainer.run(&dir).inspect_err(|_| {
+    let mut trainer = Trainer::new(loaded, &registry, &context)?;
+    if let Some(dir) = &resumed {
+        let newest = checkpoint::newest_whole(&dir.checkpoints())?
+            .ok_or_else(|| Error::bad_file(dir.path(), "holds no whole checkpoint to go on from"))?;
+        trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display()))?;
+    }
+    let dir = match (communicator::current().rank().0, resumed) {
+        (0, Some(dir)) => {
+            checkpoint::remove_leftovers(&dir.checkpoints())?;
+            Some(dir)
+        }
+        (0, None) => Some(RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?),
+        _ => None,
+    };
+    let summary = trainer.run(dir.as_ref()).inspect_err(|_| {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
-        let _ = std::fs::remove_dir(dir.path());
+        dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
     })?;
+    let Some(dir) = dir else { return Ok(()) };
 
     println!("{} steps in {:.0} s", summary.steps, summary.seconds);
     for (name, what) in

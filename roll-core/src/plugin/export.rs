@@ -6,7 +6,7 @@ use super::abi::{RollComponent, RollContext, RollError, RollHost, RollObject, Ro
 use super::call::{answer, remember_panics};
 use super::options::OptionSpec;
 use super::{algorithm, environment, log, model, reward, strategy};
-use crate::{BuildContext, Error, Factory, Options, Registration, Result};
+use crate::{BuildContext, Error, Factory, Options, Registration, Registry, Result};
 
 /// What a plugin says of itself, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub(super) const KINDS: [(u32, &str); 5] =
 /// As the interface says: `host` lives as long as the process, `out` and `error` may be written.
 pub unsafe fn init(
     metadata: Metadata,
-    components: &'static [&'static Registration],
+    components: fn() -> Result<Vec<&'static Registration>>,
     host: *const RollHost,
     out: *mut RollPlugin,
     error: *mut RollError,
@@ -37,7 +37,7 @@ pub unsafe fn init(
     let body = || {
         // SAFETY: as the caller promises.
         log::forward_to(unsafe { *host });
-        let components: Vec<RollComponent> = components.iter().map(|r| describe(r)).collect();
+        let components: Vec<RollComponent> = components()?.into_iter().map(describe).collect();
         let components = Vec::leak(components);
         Ok(RollPlugin {
             name: RollStr::lend(metadata.name),
@@ -115,12 +115,43 @@ fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> 
     })
 }
 
+/// The linked-in components of these kinds and names.
+pub fn linked(names: &[(&'static str, &str)]) -> Result<Vec<&'static Registration>> {
+    let registry = Registry::linked()?;
+    names.iter().map(|(kind, name)| registry.find(kind, name)).collect()
+}
+
 /// Makes a crate of type `cdylib` a plugin that offers the given [`Registration`](crate::Registration)s.
 ///
 /// Once per crate. For a single component the shorter macros, such as [`export_reward!`](crate::export_reward), do.
 #[macro_export]
 macro_rules! export_plugin {
     ($($registration:expr),+ $(,)?) => {
+        $crate::__export!(|| {
+            static COMPONENTS: &[&$crate::Registration] = &[$(&$registration),+];
+            $crate::Result::Ok(COMPONENTS.to_vec())
+        });
+    };
+}
+
+/// Makes a crate of type `cdylib` a plugin that offers what other crates registered with `inventory`:
+///
+/// ```ignore
+/// use roll_models as _; // or its registrations are not linked
+/// roll_core::export_linked!("model" "wan2_2");
+/// ```
+#[macro_export]
+macro_rules! export_linked {
+    ($($kind:literal $name:literal),+ $(,)?) => {
+        $crate::__export!(|| $crate::plugin::interface::linked(&[$(($kind, $name)),+]));
+    };
+}
+
+/// The three symbols.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export {
+    ($components:expr) => {
         const _: () = {
             use $crate::plugin::interface as abi;
 
@@ -143,9 +174,8 @@ macro_rules! export_plugin {
                     authors: env!("CARGO_PKG_AUTHORS"),
                     about: env!("CARGO_PKG_DESCRIPTION"),
                 };
-                static COMPONENTS: &[&$crate::Registration] = &[$(&$registration),+];
                 // SAFETY: the loader's arguments, handed on.
-                unsafe { abi::init(metadata, COMPONENTS, host, out, error) }
+                unsafe { abi::init(metadata, $components, host, out, error) }
             }
         };
     };
@@ -209,12 +239,22 @@ macro_rules! export_environment {
     };
 }
 
-/// One component of any kind.
+/// A plugin with one component of any kind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_one {
-    ($kind:ident, $trait:ident, $prefix:literal, $name:literal, $summary:literal, $options:ty, $make:expr) => {
-        $crate::export_plugin!($crate::Registration {
+    ($($component:tt)*) => {
+        $crate::export_plugin!($crate::component!($($component)*));
+    };
+}
+
+/// A [`Registration`](crate::Registration), for [`export_plugin!`](crate::export_plugin): variant of
+/// [`Factory`](crate::Factory), trait, section of the configuration, name, summary, type of the options, and a function
+/// of the options and the [`BuildContext`](crate::BuildContext).
+#[macro_export]
+macro_rules! component {
+    ($kind:ident, $trait:ident, $prefix:literal, $name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+        $crate::Registration {
             name: $name,
             summary: $summary,
             origin: env!("CARGO_PKG_NAME"),
@@ -225,7 +265,7 @@ macro_rules! __export_one {
                 let made = $crate::plugin::interface::made(options, context, $make)?;
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)
             }),
-        });
+        }
     };
 }
 

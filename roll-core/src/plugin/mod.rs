@@ -46,6 +46,6 @@ pub use options::{OptionKind, OptionSpec};
 #[doc(hidden)]
 pub mod interface {
     pub use super::abi::{RollAbi, RollError, RollHost, RollPlugin};
-    pub use super::export::{Metadata, init, made};
+    pub use super::export::{Metadata, init, linked, made};
     pub use super::layout::{LayoutTag, Structure, structures};
 }

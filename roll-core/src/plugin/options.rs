@@ -31,18 +31,14 @@ impl OptionKind {
         KINDS.iter().position(|k| *k == self).unwrap_or_default() as u32
     }
 
-    /// What a default tells of the values beside it. A whole number may stand for a fraction (`1` for `1.0`) only
-    /// when the default is a fraction itself.
+    /// What a default tells of the values beside it: only numbers and flags say enough. A word may be one of several
+    /// variants, some of which hold more than a word, and a list may also be given as its one item.
     fn of(default: &Json) -> Self {
         match default {
-            Json::Null => Anything,
             Json::Bool(_) => Flag,
             Json::Number(n) if n.is_f64() => Number,
             Json::Number(_) => WholeNumber,
-            // A word may be one of several variants, some of which hold more than a word.
-            Json::String(_) => Anything,
-            Json::Array(_) => List,
-            Json::Object(_) => Map,
+            _ => Anything,
         }
     }
 

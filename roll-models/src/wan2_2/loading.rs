@@ -2,20 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_backends::Memory;
+use roll_backends::{Memory, Sharded};
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt};
+use roll_core::{
+    BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt, StateDict, communicator,
+};
 
-use crate::weights::{Checkpoint, stored_dtype};
+use crate::weights::{Checkpoint, Streamed};
 
 use super::clip::Clip;
 use super::components;
-use super::dit::Dit;
+use super::dit::{Dit, DitConfig, Trainable};
 use super::hub::Hub;
 use super::model::{Parts, Settings, TextEncoder, Wan, trainable};
-use super::options::{WanOptions, WeightsDType};
+use super::options::{Placement, WanOptions, WeightsDType};
 use super::paths::ComponentFiles;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
@@ -95,11 +98,13 @@ fn open_dit(
     seed: u64,
     device: &Device,
 ) -> Result<Dit> {
-    let state = file.all()?;
     let dtype = match options.weights_dtype {
         WeightsDType::F32 => DType::F32,
         WeightsDType::Bf16 => DType::BF16,
-        WeightsDType::Auto => state.get("head.head.weight").map_or(DType::F32, stored_dtype),
+        WeightsDType::Auto => match file.info("head.head.weight").and_then(|info| info.dtype) {
+            Some(roll_core::DType::Bf16) => DType::BF16,
+            _ => DType::F32,
+        },
     };
     let heads = options.num_heads.or_else(|| components::heads(file));
     let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
@@ -108,10 +113,25 @@ fn open_dit(
         (false, false) => Memory::Hold,
     };
     let opened = || -> Result<Dit> {
-        let mut dit = Dit::new(&state, heads, dtype, device)?.with_memory(memory);
+        let mut dit = match options.weight_store {
+            Placement::Auto | Placement::Resident => Dit::new(&file.all()?, heads, dtype, device)?,
+            Placement::Streamed => {
+                let store = Streamed::new(file.clone(), device).with_dtype(dtype).reading_ahead();
+                Dit::with_store(DitConfig::from_shapes(&file.shapes(), heads)?, Arc::new(store))
+            }
+            Placement::Sharded => {
+                let config = DitConfig::from_shapes(&file.shapes(), heads)?;
+                let store = Sharded::new(&file.all()?, dtype, device, communicator::current())?;
+                file.keys().for_each(|key| file.release(key));
+                Dit::with_store(config, Arc::new(store))
+            }
+        }
+        .with_memory(memory);
         // The two experts start from different adapters: their names are part of the draws' key.
         let noise = Noise::new(seed ^ u64::from(name == "dit2"));
-        dit.train(&trainable(options, trained, name), &noise, &state)?;
+        let trainable = trainable(options, trained, name);
+        let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
+        dit.train(&trainable, &noise, &base)?;
         Ok(dit)
     };
     opened().while_doing(|| format!("reading {}", file.path().display()))

@@ -14,11 +14,12 @@ mod model;
 pub mod names;
 mod options;
 pub mod paths;
+pub mod plan;
 mod resize;
 mod text;
 pub mod tokenizer;
 pub mod umt5;
 pub mod vae;
 
-pub use model::{Parts, Settings, TextEncoder, Wan};
-pub use options::{WanOptions, WeightsDType};
+pub use model::{Parts, Settings, TextEncoder, Wan, trainable};
+pub use options::{Placement, WanOptions, WeightsDType};

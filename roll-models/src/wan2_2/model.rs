@@ -1,10 +1,12 @@
 //! The Wan model as the algorithms see it: experts, VAE and encoders behind the traits of roll-core.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
-    ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterParts, ParameterSpec, Pullback,
+    Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
 };
 
 use super::adapter;
@@ -156,6 +158,36 @@ impl Wan {
         Ok(())
     }
 
+    /// Calls `f` with the parameters of each expert that `which` touches, the positions among them, and their part of
+    /// the flat vector.
+    fn each_of<T>(
+        &self,
+        which: Range<usize>,
+        mut flat: T,
+        split: impl Fn(T, usize) -> (T, T),
+        f: impl Fn(&Parameters, Range<usize>, T) -> Result<()>,
+    ) -> Result<()>
+    where
+        T: AsRef<[f32]>,
+    {
+        let expected: usize = self.specs.get(which.clone()).unwrap_or_default().iter().map(ParameterSpec::len).sum();
+        if flat.as_ref().len() != expected {
+            return Err(Error::shape("part of the parameters", format!("[{expected}]"), &[flat.as_ref().len()]));
+        }
+        let mut first = 0;
+        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+            let specs = parameters.specs();
+            let own = which.start.max(first) - first..which.end.min(first + specs.len()).max(first) - first;
+            first += specs.len();
+            if own.start < own.end {
+                let (head, tail) = split(flat, specs[own.clone()].iter().map(ParameterSpec::len).sum());
+                f(parameters, own, head)?;
+                flat = tail;
+            }
+        }
+        Ok(())
+    }
+
     fn check_len(&self, found: usize) -> Result<()> {
         let expected = self.parameter_count();
         match found == expected {
@@ -230,6 +262,10 @@ impl Model for Wan {
         )
     }
 
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        Some(self)
+    }
+
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
     }
@@ -273,6 +309,20 @@ impl Model for Wan {
             parameters.write(&values)?;
         }
         Ok(())
+    }
+}
+
+impl ParameterParts for Wan {
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.each_of(which, out, |flat, n| flat.split_at_mut(n), Parameters::read_part)
+    }
+
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        self.each_of(which, values, |flat, n| flat.split_at(n), Parameters::write_part)
+    }
+
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        self.each_of(which, add_into, |flat, n| flat.split_at_mut(n), Parameters::take_gradients_part)
     }
 }
 

@@ -36,6 +36,10 @@ pub struct WanOptions {
     pub extra_inputs: String,
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
     pub weights_dtype: WeightsDType,
+    /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
+    /// block, `sharded` over the ranks. `auto` is resident, unless the strategy says otherwise (`strategy.stage: 3`,
+    /// `strategy.offload_param`).
+    pub weight_store: Placement,
     /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
     pub num_heads: Option<usize>,
     /// Timesteps at or above `boundary * 1000` use `dit`; 0.9 for I2V and 0.875 for T2V unless given.
@@ -63,6 +67,21 @@ pub enum WeightsDType {
     Bf16,
 }
 
+/// Where frozen weights live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// As the strategy wants it; resident when it does not care.
+    #[default]
+    Auto,
+    /// On the device, all the time.
+    Resident,
+    /// In their memory-mapped files; read block by block, one ahead.
+    Streamed,
+    /// Divided among the ranks; gathered block by block.
+    Sharded,
+}
+
 impl Default for WanOptions {
     fn default() -> Self {
         Self {
@@ -79,6 +98,7 @@ impl Default for WanOptions {
             use_gradient_checkpointing_offload: false,
             extra_inputs: "input_image".into(),
             weights_dtype: WeightsDType::Auto,
+            weight_store: Placement::Auto,
             num_heads: None,
             boundary: None,
             shift: 5.0,

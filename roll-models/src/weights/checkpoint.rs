@@ -143,6 +143,13 @@ impl Checkpoint {
         self.files[*file].tensor(stored)
     }
 
+    /// Gives back the memory of a mapped tensor, which stays readable: it is for those who have copied it.
+    pub fn release(&self, key: &str) {
+        if let Some((file, stored)) = self.index.get(key) {
+            self.files[*file].release(stored);
+        }
+    }
+
     /// The tensors whose name `wanted` accepts. Mapped files are paged in as they are used; torch checkpoints are
     /// read here.
     pub fn state(&self, wanted: impl Fn(&str) -> bool) -> Result<StateDict, WeightsError> {

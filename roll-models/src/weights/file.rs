@@ -116,6 +116,13 @@ impl WeightFile {
         }
     }
 
+    /// Gives back the memory of a mapped tensor, which stays readable.
+    pub fn release(&self, key: &str) {
+        if let Contents::Safetensors(file) = &self.contents {
+            file.release(key);
+        }
+    }
+
     /// The `__metadata__` of a safetensors file; empty for others.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         match &self.contents {

@@ -132,6 +132,21 @@ pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsE
     Ok(state)
 }
 
+impl SafetensorsFile {
+    /// Tells the system that the memory of a tensor is not needed for now: it is read from the file when it is used
+    /// again.
+    pub fn release(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some((_, range)) = self.tensors.get(name).filter(|(_, range)| !range.is_empty()) {
+            // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file does
+            // not change is the caveat of the type. A refusal costs memory, nothing else.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+        }
+    }
+}
+
 /// Part of a mapped file; keeps the map alive.
 struct MapSlice {
     map: Arc<Mmap>,

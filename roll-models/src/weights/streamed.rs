@@ -1,44 +1,107 @@
 //! Weights that are read from their files segment by segment.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Device};
 use roll_backends::{Weight, WeightStore, Weights};
-use roll_core::Result;
+use roll_core::{Error, Result};
 
 use super::checkpoint::Checkpoint;
 
 /// A store that uploads a segment when it is asked for it and keeps nothing: at any time the device holds the
 /// segments that are in use. bf16 weights stay bf16 and are widened at use; everything else becomes f32.
 ///
-/// For networks that run once per sample and would not fit: the UMT5-XXL encoder has 11 GB in bf16.
+/// For networks that would not fit: the UMT5-XXL encoder has 11 GB in bf16, an A14B expert 28 GB. Pages of a mapped
+/// file are given back when their segment is read, so that only the system's cache holds them, as long as it has room.
 pub struct Streamed {
+    source: Arc<Source>,
+    ahead: Option<Mutex<Ahead>>,
+}
+
+struct Source {
     checkpoint: Checkpoint,
     device: Device,
+    dtype: Option<DType>,
+}
+
+/// Reading the next segment while the network computes with this one. Which one is next is learnt: what came last time
+/// after the same two segments. A wrong guess costs a reading.
+#[derive(Default)]
+struct Ahead {
+    followers: HashMap<[String; 2], String>,
+    last: [String; 2],
+    reading: Option<(String, JoinHandle<Result<Weights>>)>,
 }
 
 impl Streamed {
     /// Reads from `checkpoint`, whose keys are those the network asks for.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
-        Self { checkpoint, device: device.clone() }
+        let source = Source { checkpoint, device: device.clone(), dtype: None };
+        Self { source: Arc::new(source), ahead: None }
+    }
+
+    /// Keeps the weights as `dtype` (f32 or bf16) instead of their own.
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
+        let Source { checkpoint, device, .. } = self.source.as_ref();
+        self.source = Arc::new(Source { checkpoint: checkpoint.clone(), device: device.clone(), dtype: Some(dtype) });
+        self
+    }
+
+    /// Reads one segment ahead on a thread of its own: the memory of one segment more, for no waiting where a network
+    /// runs again and again through the same segments.
+    pub fn reading_ahead(mut self) -> Self {
+        self.ahead = Some(Mutex::default());
+        self
     }
 }
 
 impl WeightStore for Streamed {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let state = self.checkpoint.state(|key| key.starts_with(prefix))?;
-        let upload = |tensor: &roll_core::Tensor| Weight::new(tensor, stored_dtype(tensor), &self.device);
-        let weights: HashMap<_, _> = state.iter().map(|(key, tensor)| (key.clone(), upload(tensor))).collect();
-        Ok(Arc::new(weights))
+        let Some(ahead) = &self.ahead else { return self.source.read(prefix) };
+        let mut ahead = lock(ahead);
+        let weights = match ahead.reading.take() {
+            Some((guess, thread)) if guess == prefix => {
+                thread.join().unwrap_or_else(|_| Err(Error::Misuse(format!("reading `{prefix}*` panicked"))))?
+            }
+            wrong => {
+                // At most two segments exist at once: a wrong one is gone before the right one is read.
+                drop(wrong.map(|(_, thread)| thread.join()));
+                self.source.read(prefix)?
+            }
+        };
+        let Ahead { followers, last, reading } = &mut *ahead;
+        followers.insert(last.clone(), prefix.into());
+        last.rotate_left(1);
+        last[1] = prefix.into();
+        if let Some(next) = followers.get(last).cloned() {
+            let (source, name) = (self.source.clone(), next.clone());
+            *reading = Some((next, std::thread::spawn(move || source.read(&name))));
+        }
+        Ok(weights)
     }
 
     fn device(&self) -> &Device {
-        &self.device
+        &self.source.device
     }
 
     fn shape(&self, key: &str) -> Option<Vec<usize>> {
-        self.checkpoint.info(key).map(|info| info.shape.clone())
+        self.source.checkpoint.info(key).map(|info| info.shape.clone())
+    }
+}
+
+impl Source {
+    fn read(&self, prefix: &str) -> Result<Weights> {
+        let mut weights = HashMap::new();
+        for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
+            let tensor = self.checkpoint.tensor(key)?;
+            let dtype = self.dtype.unwrap_or_else(|| stored_dtype(&tensor));
+            weights.insert(key.to_string(), Weight::new(&tensor, dtype, &self.device));
+            drop(tensor);
+            self.checkpoint.release(key);
+        }
+        Ok(Arc::new(weights))
     }
 }
 
@@ -47,5 +110,40 @@ pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
     match tensor.dtype() {
         roll_core::DType::Bf16 => DType::BF16,
         _ => DType::F32,
+    }
+}
+
+/// A guess that was lost with a panic is only a guess.
+fn lock(ahead: &Mutex<Ahead>) -> MutexGuard<'_, Ahead> {
+    ahead.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use roll_core::{StateDict, Tensor};
+
+    use super::*;
+    use crate::weights::save_safetensors;
+
+    #[test]
+    fn reading_ahead_gives_the_weights_that_were_asked_for_in_any_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.safetensors");
+        let state: StateDict =
+            (0..4).map(|i| (format!("blocks.{i}.w"), Tensor::new(vec![i as f32; 3000], [3000]).unwrap())).collect();
+        save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+        let device = roll_backends::device("flex").unwrap();
+        let store = Streamed::new(Checkpoint::open(&path).unwrap(), &device).reading_ahead();
+        for i in [0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 3, 2, 1, 0, 2, 0, 1, 3, 0, 1, 2] {
+            let prefix = format!("blocks.{i}.");
+            let weights = store.segment(&prefix).unwrap();
+            assert_eq!(weights.len(), 1);
+            let values = weights[&format!("blocks.{i}.w")].f32::<1>().unwrap().into_data();
+            assert_eq!(values.try_into_vec::<f32>().unwrap(), vec![i as f32; 3000]);
+        }
+        assert!(store.segment("none").unwrap().is_empty());
     }
 }

@@ -1,5 +1,7 @@
 //! A reward that misbehaves where and how its options say.
 
+pub mod toy;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use roll_core::serde::{Deserialize, Serialize};
@@ -14,6 +16,11 @@ pub struct Misbehaviour {
     /// `panic`, `panic_value`, `panic_thread`, `error`, `user_error`, `interrupt`, `nan`, `shape`, `dtype`,
     /// `no_pullback`, `missing`, `log`.
     pub how: String,
+    /// Misbehaves only after so many calls of `score`.
+    pub after: u64,
+    /// Calls of `score` so far.
+    #[serde(skip)]
+    calls: u64,
 }
 
 /// The reward.
@@ -40,7 +47,7 @@ impl Misbehaviour {
     }
 
     fn misbehave(&self, at: &str) -> Result<()> {
-        if self.at != at {
+        if self.at != at || self.calls < self.after {
             return Ok(());
         }
         match self.how.as_str() {
@@ -87,6 +94,7 @@ impl RewardScorer for Hostile {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         self.0.misbehave("score")?;
+        self.0.calls += 1;
         if self.0.is("score", "missing") {
             return Ok((Score::Missing { reason: format!("nothing in {prompt}") }, None));
         }
@@ -143,4 +151,19 @@ impl Drop for Hostile {
     }
 }
 
-roll_core::export_reward!("hostile", "Misbehaves where and how it is told", Misbehaviour, |options, _| make(options));
+roll_core::export_plugin!(
+    roll_core::component!(
+        Reward,
+        RewardScorer,
+        "reward",
+        "hostile",
+        "Misbehaves where and how it is told",
+        Misbehaviour,
+        |options: Misbehaviour, _: &roll_core::BuildContext| make(options)
+    ),
+    roll_core::component!(Reward, RewardScorer, "reward", "toy", "Toy", toy::Options, toy::reward),
+    roll_core::component!(Model, Model, "model", "toy", "Toy", toy::Options, toy::model),
+    roll_core::component!(Strategy, Strategy, "strategy", "toy", "Toy", toy::Options, toy::strategy),
+    roll_core::component!(Algorithm, Algorithm, "algo", "toy", "Toy", toy::Options, toy::algorithm),
+    roll_core::component!(Environment, Environment, "environment", "toy", "Toy", toy::Options, toy::environment),
+);

@@ -78,6 +78,7 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
         learning_rate: 3e-3,
         warmup: 100,
         weight_decay: 1e-4,
+        muon: None,
         report_every: 100,
     };
     let Plan { steps, parts, batch, .. } = plan;

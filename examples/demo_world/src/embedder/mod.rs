@@ -80,6 +80,7 @@ pub fn train(seed: u64, steps: Option<u64>, out: &Path) -> Result<()> {
         learning_rate: 2e-3,
         warmup: 100,
         weight_decay: 5e-4,
+        muon: None,
         report_every: 100,
     };
     let mut specs = network.parameters.clone();

@@ -84,6 +84,7 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
         learning_rate: 2e-3,
         warmup: 20,
         weight_decay: 1e-2,
+        muon: None,
         report_every: 50,
     };
     let Plan { steps, parts, batch, .. } = plan;

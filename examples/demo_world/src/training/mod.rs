@@ -2,6 +2,7 @@
 //! pictures.
 
 pub mod batches;
+mod muon;
 pub mod pictures;
 
 use std::collections::HashMap;
@@ -12,6 +13,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::optimizer::{AdamRule, AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
 use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights, vjp};
 use roll_core::{Error, Noise, OptimizerConfig, ParameterSpec, Purpose, Result};
+
+use muon::Muon;
 
 /// How a network is trained.
 #[derive(Clone, Debug)]
@@ -30,11 +33,13 @@ pub struct Plan {
     pub warmup: u64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
+    /// Convolutions are trained by Muon, with so many times the learning rate.
+    pub muon: Option<f64>,
     /// Updates between progress lines.
     pub report_every: u64,
 }
 
-/// Parameters under training by AdamW.
+/// Parameters under training, by AdamW but for what [`Plan::muon`] says.
 pub struct Trainer {
     plan: Plan,
     specs: Vec<ParameterSpec>,
@@ -48,6 +53,7 @@ pub struct Trainer {
     losses: f64,
     started: Instant,
     pools: Vec<rayon::ThreadPool>,
+    muon: Option<Muon>,
 }
 
 /// Largest global norm of a gradient.
@@ -60,6 +66,7 @@ impl Trainer {
         if expected != values.len() {
             return Err(Error::shape("initial values", format!("[{expected}]"), &[values.len()]));
         }
+        let muon = plan.muon.map(|_| Muon::new(values.len()));
         let config = OptimizerConfig { weight_decay: plan.weight_decay, ..Default::default() };
         Ok(Self {
             schedule: LrSchedule::new(LrSchedulerType::Cosine, plan.learning_rate, plan.warmup, plan.steps),
@@ -74,6 +81,7 @@ impl Trainer {
             losses: 0.0,
             started: Instant::now(),
             pools: Vec::new(),
+            muon,
         })
     }
 
@@ -131,6 +139,10 @@ impl Trainer {
         }
         scale(&mut self.gradients, clip_coefficient(size, MAX_NORM));
         let rate = self.schedule.at(self.step);
+        if let Some((muon, scale)) = self.muon.as_mut().zip(self.plan.muon) {
+            let rate = (rate * scale) as f32;
+            muon.update(&self.specs, &mut self.values, &mut self.gradients, rate, &self.device)?;
+        }
         self.optimizer.update(&mut self.values, &self.gradients, &mut self.moments, rate);
         self.step += 1;
         self.report(value);
@@ -218,6 +230,7 @@ mod tests {
             learning_rate: 0.1,
             warmup: 5,
             weight_decay: 0.0,
+            muon: None,
             report_every: 300,
         };
         let spec = |name: &str| ParameterSpec { name: name.into(), shape: vec![1] };
@@ -253,6 +266,7 @@ mod tests {
             learning_rate: 1.0,
             warmup: 0,
             weight_decay: 0.0,
+            muon: None,
             report_every: 1,
         };
         let specs = vec![ParameterSpec { name: "a".into(), shape: vec![1] }];

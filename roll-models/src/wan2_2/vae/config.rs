@@ -66,6 +66,11 @@ impl VaeConfig {
         self.patch() << (self.dim_mult.len() - 1)
     }
 
+    /// Side of the square of pixels that one position of the decoder's last stage stands for.
+    pub fn pixel_patch(&self) -> usize {
+        self.patch()
+    }
+
     /// Frames that one latent frame stands for; the first stands for one.
     pub fn temporal_stride(&self) -> usize {
         1 << self.temporal_downsample.iter().filter(|&&down| down).count()

@@ -1,10 +1,14 @@
 //! Where the weights of a network live: on the device, streamed, or sharded. One interface.
 
+mod sharded;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
+
+pub use sharded::Sharded;
 
 use crate::{BackendError, NdTensor, Snapshot, Tape};
 

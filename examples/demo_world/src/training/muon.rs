@@ -1,0 +1,97 @@
+//! Muon: momentum whose update of every matrix is made orthogonal (Jordan et al. 2024, "Muon: an optimizer for hidden
+//! layers in neural networks"). Directions that gradients rarely take move as fast as the common ones, which is what
+//! the fine detail of a small autoencoder waits for.
+
+use burn::tensor::{Device, Tensor};
+use roll_core::{ParameterSpec, Result};
+
+use super::upload;
+
+/// Share of the momentum that an update keeps.
+const MOMENTUM: f32 = 0.95;
+/// Coefficients of the quintic iteration that brings singular values near 1, and how often it runs.
+const QUINTIC: [f32; 3] = [3.4445, -4.7750, 2.0315];
+const ITERATIONS: usize = 5;
+/// Rows that a tensor needs to count as a matrix.
+const LEAST_ROWS: usize = 8;
+
+/// Momentum of all parameters, one after the other.
+#[derive(Debug)]
+pub struct Muon {
+    momentum: Vec<f32>,
+}
+
+impl Muon {
+    /// At rest.
+    pub fn new(count: usize) -> Self {
+        Self { momentum: vec![0.0; count] }
+    }
+
+    /// Updates the kernels among `specs` and sets their gradients to zero: what is left is for another optimizer.
+    pub fn update(
+        &mut self,
+        specs: &[ParameterSpec],
+        values: &mut [f32],
+        gradients: &mut [f32],
+        rate: f32,
+        device: &Device,
+    ) -> Result<()> {
+        let mut start = 0;
+        for spec in specs {
+            let range = start..start + spec.len();
+            start = range.end;
+            let rows = spec.shape[0];
+            if spec.shape.len() < 4 || rows < LEAST_ROWS || !spec.name.ends_with("weight") {
+                continue;
+            }
+            let columns = spec.len() / rows;
+            let (gradient, momentum) = (&mut gradients[range.clone()], &mut self.momentum[range.clone()]);
+            // Nesterov's.
+            let ahead = momentum.iter_mut().zip(gradient.iter()).map(|(m, g)| {
+                *m = MOMENTUM * *m + g;
+                g + MOMENTUM * *m
+            });
+            let step = orthogonal(ahead.collect(), [rows, columns], device)?;
+            gradient.fill(0.0);
+            // Wide matrices of all sizes move their outputs alike.
+            let scale = rate * (rows as f32 / columns as f32).max(1.0).sqrt();
+            values[range].iter_mut().zip(step).for_each(|(value, d)| *value -= scale * d);
+        }
+        Ok(())
+    }
+}
+
+/// The matrix with its singular values brought near 1.
+fn orthogonal(mut values: Vec<f32>, [rows, columns]: [usize; 2], device: &Device) -> Result<Vec<f32>> {
+    let size = values.iter().map(|v| v * v).sum::<f32>().sqrt();
+    if size == 0.0 {
+        return Ok(values);
+    }
+    values.iter_mut().for_each(|v| *v /= size);
+    let turn = |x: Tensor<2>| if rows > columns { x.transpose() } else { x };
+    let mut x: Tensor<2> = turn(upload(values, [rows, columns], device));
+    let [a, b, c] = QUINTIC;
+    for _ in 0..ITERATIONS {
+        let square = x.clone().matmul(x.clone().transpose());
+        let inner = square.clone() * b + square.clone().matmul(square) * c;
+        x = x.clone() * a + inner.matmul(x);
+    }
+    Ok(roll_backends::to_host(turn(x))?.to_f32_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_become_nearly_orthonormal() -> Result<()> {
+        let values: Vec<f32> = (0..96).map(|i| (i as f32 * 1.7).sin() * (1.0 + i as f32)).collect();
+        for shape in [[8, 12], [12, 8]] {
+            let q = orthogonal(values.clone(), shape, &Device::flex())?;
+            let energy: f32 = q.iter().map(|v| v * v).sum();
+            // Eight singular values, each between 0.7 and 1.2.
+            assert!((8.0 * 0.49..8.0 * 1.44).contains(&energy), "{energy}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! Reward-FL on several ranks.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use roll_backends::strategy::{Zero, ZeroOptions};
+use roll_core::{OptimizerConfig, ThreadRanks};
+
+use super::*;
+use crate::mock::{Mock, Sines, sample};
+use roll_core::*;
+
+const LONG: Duration = Duration::from_secs(60);
+const STEPS: u64 = 10;
+const BATCH: u64 = 4;
+
+/// Parameters at the end, and the metrics of each step without times.
+type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
+
+/// Trains on the same samples with any number of ranks: rank r has the r-th part of those of each step.
+fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result<Run>> {
+    ThreadRanks::run(ranks, LONG, |ranks| {
+        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
+        let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
+        let (mut model, mut reward) = (Mock::new(), Sines::new());
+        let mut algorithm = RewardFl::new(Config { mid_timestep: 2, ..Config::default() });
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        let mut metrics = Vec::new();
+        for step in 0..STEPS {
+            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(|i| sample(i, prompt(i))).collect();
+            let own = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
+            let report = algorithm.step(&mut StepContext {
+                step,
+                samples: &all[own],
+                model: &mut model,
+                reward: Some(&mut reward),
+                strategy: &mut strategy,
+                learning_rate: 1e-2,
+                noise: &Noise::new(11),
+                progress: &Silent,
+                want_videos: false,
+            })?;
+            metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
+        }
+        Ok((model.adapter, metrics))
+    })
+}
+
+/// What all ranks agree on.
+fn agreed(results: Vec<Result<Run>>) -> Run {
+    let mut results = results.into_iter().map(Result::unwrap);
+    let first = results.next().unwrap();
+    assert!(results.all(|other| other == first));
+    first
+}
+
+fn plain(_: u64) -> &'static str {
+    "a person"
+}
+
+/// Of the four samples of a step some have no face: the first, the second, all of the last two, or all.
+fn some_missing(index: u64) -> &'static str {
+    match index {
+        0 | 5 | 10 | 11 | 16..=19 => "missing",
+        _ => "a person",
+    }
+}
+
+fn assert_near(a: &[f32], b: &[f32]) {
+    let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
+    assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * scale), "{a:?}\n{b:?}");
+}
+
+#[test]
+fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped_samples() {
+    for prompt in [plain, some_missing] {
+        let (parameters, metrics) = agreed(train(1, 2, prompt));
+        for ranks in [2, 4] {
+            let (theirs, their_metrics) = agreed(train(ranks, 2, prompt));
+            assert_near(&theirs, &parameters);
+            for (ours, theirs) in metrics.iter().zip(&their_metrics) {
+                assert!(ours.keys().eq(theirs.keys()));
+                for (name, value) in ours {
+                    let same = (value - theirs[name]).abs() <= 1e-5 * value.abs().max(1.0);
+                    assert!(same || value.is_nan(), "{name}: {value} or {}", theirs[name]);
+                }
+            }
+            // Before the first update not even rounding differs.
+            let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/face_score", "actor/kl_loss"];
+            for name in counted {
+                assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_stage_gives_the_same_bits() {
+    let expected = agreed(train(4, 0, some_missing));
+    for stage in 1..=3 {
+        assert_eq!(agreed(train(4, stage, some_missing)), expected);
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_on_one_rank_leaves_out_the_update_of_all() {
+    let nan = |index: u64| if index == 6 { "nan" } else { "a person" };
+    let (_, metrics) = agreed(train(4, 2, nan));
+    assert_eq!(metrics[1]["actor/nonfinite"], 1.0);
+    assert!(!metrics[1].contains_key("actor/grad_norm") && metrics[2].contains_key("actor/grad_norm"));
+}
+
+#[test]
+fn an_error_of_one_rank_ends_all() {
+    let results = ThreadRanks::run(2, LONG, |ranks| -> Result<()> {
+        let rank = ranks.rank().0;
+        let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
+        let (mut model, mut reward) = (Mock::new(), Sines::new());
+        reward.on_missing = OnMissing::Error;
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        let samples = [sample(0, if rank == 1 { "missing" } else { "a person" })];
+        let mut context = StepContext {
+            step: 0,
+            samples: &samples,
+            model: &mut model,
+            reward: Some(&mut reward),
+            strategy: &mut strategy,
+            learning_rate: 1e-2,
+            noise: &Noise::new(11),
+            progress: &Silent,
+            want_videos: false,
+        };
+        RewardFl::new(Config::default()).step(&mut context).map(drop)
+    });
+    let said = |rank: usize| {
+        let error: &dyn std::error::Error = results[rank].as_ref().unwrap_err();
+        std::iter::successors(Some(error), |e| e.source()).map(|e| e.to_string()).collect::<Vec<_>>().join(": ")
+    };
+    assert!(said(0).contains("rank 1 failed") && said(0).contains("training on row 0"), "{}", said(0));
+    assert!(said(1).contains("found nothing to score"), "{}", said(1));
+}

@@ -1,0 +1,221 @@
+//! Collectives that ranks come to at different times, or not at all.
+//!
+//! Gradients are reduced bucket by bucket while a pull goes on, and sharded weights are gathered block by block while a
+//! network runs. Ranks do not do this in lockstep: on one the sample had no face and there is no pull; on another the
+//! batch has a sample less. A bare collective would then wait for ever. So each is preceded by a round in which every
+//! rank says what it wants next, and all do what the lowest rank with a wish wants; a rank that wants something else,
+//! or nothing, takes part with zeros or with the shard it keeps for the others. A rank that reaches a collective of the
+//! algorithm serves the others until all have reached it.
+//!
+//! Ranks that do want the same thing, which is the rule, pay one gathering of twelve bytes for it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use roll_core::{Communicator, Error, Rank, Result};
+
+/// One kind of work that all ranks do together when one of them wants it.
+pub trait Service: Send + Sync {
+    /// Does the work that `what` names, with every rank. `offer` is this rank's contribution, if it is one of those
+    /// that wanted it; the result is for those. Called on all ranks with the same `what`.
+    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>>;
+}
+
+/// The ranks of a job, and what they do for one another.
+///
+/// As a [`Communicator`] it first waits for every rank to come to the same collective, serving those that are not there
+/// yet.
+pub struct Rounds {
+    ranks: Arc<dyn Communicator>,
+    services: Mutex<Vec<Arc<dyn Service>>>,
+    /// One thread of a rank asks at a time.
+    turn: Mutex<()>,
+}
+
+/// What a rank wants next: a service, from 1, and what of it; 0 is nothing.
+type Wish = [u32; 3];
+
+const NOTHING: Wish = [0; 3];
+
+impl Rounds {
+    /// The rounds of these ranks: on one rank, the same for everybody who asks with the same communicator, because all
+    /// of a rank's collectives must stand in one order.
+    pub fn of(ranks: Arc<dyn Communicator>) -> Arc<Self> {
+        static KNOWN: Mutex<Vec<Weak<Rounds>>> = Mutex::new(Vec::new());
+        let mut known = lock(&KNOWN);
+        known.retain(|rounds| rounds.strong_count() > 0);
+        let same = |rounds: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&rounds.ranks), Arc::as_ptr(&ranks));
+        // One rank alone waits for nobody; sharing would only mix up jobs that have nothing to do with each other.
+        if ranks.world_size() > 1
+            && let Some(rounds) = known.iter().filter_map(Weak::upgrade).find(same)
+        {
+            return rounds;
+        }
+        let rounds = Arc::new(Self { ranks, services: Mutex::default(), turn: Mutex::default() });
+        known.push(Arc::downgrade(&rounds));
+        rounds
+    }
+
+    /// Adds a service, in the same order on every rank, and gives its number.
+    pub fn offer(&self, service: Arc<dyn Service>) -> u32 {
+        let mut services = lock(&self.services);
+        services.push(service);
+        services.len() as u32
+    }
+
+    /// Does `what` of the service `number` together with the other ranks, and what they want before it.
+    pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
+        let _turn = lock(&self.turn);
+        let wish = [number, what[0], what[1]];
+        if self.ranks.world_size() == 1 {
+            return self.perform(wish, Some(offer));
+        }
+        loop {
+            let next = self.next(wish)?;
+            let mine = next == wish;
+            let done = self.perform(next, mine.then_some(offer))?;
+            if mine {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Serves the other ranks until none wants anything.
+    pub fn settle(&self) -> Result<()> {
+        self.settled(|_| Ok(()))
+    }
+
+    /// Runs a collective when all ranks have come to it.
+    fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
+        let _turn = lock(&self.turn);
+        if self.ranks.world_size() > 1 {
+            loop {
+                match self.next(NOTHING)? {
+                    NOTHING => break,
+                    wish => drop(self.perform(wish, None)?),
+                }
+            }
+        }
+        collective(self.ranks.as_ref())
+    }
+
+    /// What all ranks do next, given what this one wants.
+    fn next(&self, wish: Wish) -> Result<Wish> {
+        let mut all = vec![0f32; wish.len() * self.ranks.world_size()];
+        self.ranks.all_gather(&wish.map(f32::from_bits), &mut all)?;
+        let wishes = all.as_chunks::<3>().0.iter().map(|wish| wish.map(f32::to_bits));
+        Ok(wishes.into_iter().find(|wish| *wish != NOTHING).unwrap_or(NOTHING))
+    }
+
+    fn perform(&self, [number, a, b]: Wish, offer: Option<&[f32]>) -> Result<Vec<f32>> {
+        let service = lock(&self.services).get((number as usize).wrapping_sub(1)).cloned();
+        let service = service.ok_or_else(|| {
+            Error::Misuse(format!(
+                "another rank asks for service {number}, which this rank does not have: do all ranks run the same \
+                 version and configuration?"
+            ))
+        })?;
+        service.serve(self.ranks.as_ref(), [a, b], offer)
+    }
+}
+
+impl Communicator for Rounds {
+    fn rank(&self) -> Rank {
+        self.ranks.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.ranks.world_size()
+    }
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        self.settled(|ranks| ranks.all_reduce(values))
+    }
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled(|ranks| ranks.reduce_scatter(values, out))
+    }
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled(|ranks| ranks.all_gather(part, out))
+    }
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        self.settled(|ranks| ranks.broadcast(values, root))
+    }
+    fn barrier(&self) -> Result<()> {
+        self.settled(|ranks| ranks.barrier())
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        self.ranks.set_timeout(timeout);
+    }
+    fn fail(&self, reason: &str) {
+        self.ranks.fail(reason);
+    }
+}
+
+/// What is behind these locks is whole at every moment: a panic elsewhere does not spoil it.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::{SingleRank, ThreadRanks};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Adds up what is offered under each name.
+    #[derive(Default)]
+    struct Sums(Mutex<[f32; 4]>);
+
+    impl Service for Sums {
+        fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
+            let mut value = [offer.map_or(0.0, |offer| offer[0])];
+            ranks.all_reduce(&mut value)?;
+            self.0.lock().unwrap()[what[0] as usize] += value[0];
+            Ok(value.to_vec())
+        }
+    }
+
+    #[test]
+    fn ranks_may_ask_for_different_things_any_number_of_times() {
+        let asked: [&[u32]; 4] = [&[0, 1, 2], &[], &[2, 2, 2, 0], &[1]];
+        let results = ThreadRanks::run(4, LONG, |ranks| {
+            let rank = ranks.rank().0;
+            let (rounds, sums) = (Rounds::of(ranks.clone()), Arc::new(Sums::default()));
+            let number = rounds.offer(sums.clone());
+            for name in asked[rank] {
+                rounds.ask(number, [*name, 0], &[1.0])?;
+            }
+            let mut done = [1.0];
+            rounds.all_reduce(&mut done)?;
+            assert_eq!(done, [4.0]);
+            let sums = *sums.0.lock().unwrap();
+            Ok(sums)
+        });
+        for result in results {
+            assert_eq!(result.unwrap(), [2.0, 2.0, 4.0, 0.0]);
+        }
+    }
+
+    #[test]
+    fn ranks_that_want_the_same_get_it_at_once() {
+        for result in ThreadRanks::run(3, LONG, |ranks| {
+            let (rounds, sums) = (Rounds::of(ranks), Arc::new(Sums::default()));
+            let number = rounds.offer(sums);
+            rounds.ask(number, [1, 0], &[2.0])
+        }) {
+            assert_eq!(result.unwrap(), [6.0]);
+        }
+    }
+
+    #[test]
+    fn a_communicator_has_one_order_of_rounds_and_one_rank_alone_its_own() {
+        for ranks in ThreadRanks::group(2, LONG) {
+            let ranks: Arc<dyn Communicator> = Arc::new(ranks);
+            let rounds = Rounds::of(ranks.clone());
+            assert!(Arc::ptr_eq(&rounds, &Rounds::of(ranks)));
+        }
+        let alone: Arc<dyn Communicator> = Arc::new(SingleRank);
+        assert!(!Arc::ptr_eq(&Rounds::of(alone.clone()), &Rounds::of(alone)));
+    }
+}

@@ -1,0 +1,97 @@
+//! The optimizer's state in a checkpoint, the same for every strategy and number of ranks.
+//!
+//! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape.
+
+use roll_core::model::flat;
+use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor};
+
+const STEP: &str = "step";
+const EXP_AVG: &str = "exp_avg.";
+const EXP_AVG_SQ: &str = "exp_avg_sq.";
+
+/// The state as tensors: moments in the flat layout of `specs`.
+pub(super) fn save(specs: &[ParameterSpec], step: u64, exp_avg: &[f32], exp_avg_sq: &[f32]) -> Result<StateDict> {
+    let mut state = StateDict::new();
+    save_part(&mut state, specs, exp_avg, exp_avg_sq)?;
+    save_step(&mut state, step)?;
+    Ok(state)
+}
+
+/// Adds the moments of some parameters.
+pub(super) fn save_part(
+    state: &mut StateDict,
+    specs: &[ParameterSpec],
+    exp_avg: &[f32],
+    exp_avg_sq: &[f32],
+) -> Result<()> {
+    for (kind, values) in [(EXP_AVG, exp_avg), (EXP_AVG_SQ, exp_avg_sq)] {
+        let named = flat::to_state(specs, values)?;
+        state.extend(named.into_iter().map(|(name, tensor)| (format!("{kind}{name}"), tensor)));
+    }
+    Ok(())
+}
+
+/// Adds the number of updates.
+pub(super) fn save_step(state: &mut StateDict, step: u64) -> Result<()> {
+    let step = i64::try_from(step).unwrap_or(i64::MAX);
+    state.insert(STEP.into(), Tensor::new(vec![step], [])?);
+    Ok(())
+}
+
+/// A state whose tensors are those of the parameters, and can be moments.
+pub(super) struct Saved<'a> {
+    state: &'a StateDict,
+    pub(super) step: u64,
+}
+
+impl<'a> Saved<'a> {
+    /// Fails when a tensor is missing, unexpected, misshapen or holds what no moment can be.
+    pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {
+        let step = state.get(STEP).ok_or_else(|| bad(format!("`{STEP}` is missing")))?;
+        let step = match step.as_slice::<i64>() {
+            Ok([step]) if *step >= 0 => *step as u64,
+            _ => return Err(bad(format!("`{STEP}` must be one i64, at least 0, found {step:?}"))),
+        };
+        for spec in specs {
+            for kind in [EXP_AVG, EXP_AVG_SQ] {
+                let name = format!("{kind}{}", spec.name);
+                let tensor = state.get(&name).ok_or_else(|| bad(format!("{kind}*: `{}` is missing", spec.name)))?;
+                if tensor.dtype() != DType::F32 {
+                    return Err(bad(format!("`{name}` must be f32, found {}", tensor.dtype())));
+                }
+                if tensor.shape() != spec.shape {
+                    let (expected, found) = (&spec.shape, tensor.shape());
+                    return Err(bad(format!("`{name}`: expected shape {expected:?}, found {found:?}")));
+                }
+                let values = tensor.f32s()?;
+                if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                    return Err(bad(format!("`{name}`: value {at} is {}", values[at])));
+                }
+                if kind == EXP_AVG_SQ && values.iter().any(|v| *v < 0.0) {
+                    return Err(bad(format!("`{name}`: a mean of squares is negative")));
+                }
+            }
+        }
+        let known = |key: &str| {
+            let name = key.strip_prefix(EXP_AVG).or_else(|| key.strip_prefix(EXP_AVG_SQ));
+            key == STEP || name.is_some_and(|name| specs.iter().any(|s| s.name == name))
+        };
+        match state.keys().find(|key| !known(key)) {
+            Some(key) => Err(bad(format!("the tensor `{key}` does not belong to it"))),
+            None => Ok(Self { state, step }),
+        }
+    }
+
+    /// First and second moments of a parameter.
+    pub(super) fn moments(&self, spec: &ParameterSpec) -> Result<[&'a [f32]; 2]> {
+        let of = |kind: &str| {
+            let name = format!("{kind}{}", spec.name);
+            self.state.get(&name).ok_or_else(|| bad(format!("`{name}` is missing")))?.f32s()
+        };
+        Ok([of(EXP_AVG)?, of(EXP_AVG_SQ)?])
+    }
+}
+
+fn bad(problem: String) -> Error {
+    Error::Unsupported(format!("this optimizer state does not fit the model under training: {problem}"))
+}

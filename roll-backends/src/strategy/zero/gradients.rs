@@ -1,0 +1,123 @@
+//! The sums of gradients over samples and ranks.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use roll_core::{Communicator, Error, Model, Result};
+
+use super::partition::Partition;
+use crate::optimizer::{scale, sum_of_squares};
+use crate::rounds::{Rounds, Service};
+
+/// Sums of gradients: whole on every rank (stages 0 and 1), or each rank's parts (stages 2 and 3). Either way the sum
+/// of an element has the same bits: contributions are added bucket by bucket, over the ranks in their order.
+pub(super) struct Gradients {
+    partition: Arc<Partition>,
+    whole: bool,
+    sums: Mutex<Vec<f32>>,
+}
+
+impl Gradients {
+    pub(super) fn new(partition: Arc<Partition>, whole: bool) -> Self {
+        let length = if whole { partition.padded() } else { partition.shard() };
+        Self { partition, whole, sums: Mutex::new(vec![0.0; length]) }
+    }
+
+    /// Takes the gradients out of the model, bucket by bucket, and adds them up over the ranks.
+    pub(super) fn accumulate(&self, model: &mut dyn Model, rounds: &Rounds, service: u32) -> Result<()> {
+        let buckets = self.partition.buckets().iter().enumerate();
+        let world = self.partition.world();
+        if let Some(parts) = model.parts() {
+            let mut values = Vec::new();
+            for (i, bucket) in buckets {
+                values.clear();
+                values.resize(bucket.part * world, 0.0);
+                parts.take_gradients_part(bucket.specs.clone(), &mut values[..bucket.len])?;
+                rounds.ask(service, [i as u32, 0], &values)?;
+            }
+            return Ok(());
+        }
+        let mut whole = vec![0.0; model.parameter_count()];
+        model.take_gradients(&mut whole)?;
+        let mut rest = whole.as_slice();
+        for (i, bucket) in buckets {
+            let (head, tail) = rest.split_at(bucket.len);
+            rest = tail;
+            let mut values = head.to_vec();
+            values.resize(bucket.part * world, 0.0);
+            rounds.ask(service, [i as u32, 0], &values)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&self) {
+        self.lock().fill(0.0);
+    }
+
+    /// Multiplies all sums.
+    pub(super) fn scale(&self, factor: f64) {
+        scale(&mut self.lock(), factor);
+    }
+
+    /// Sum of the squares of all sums, over all ranks: that of each rank's parts, bucket by bucket, and these added in
+    /// the order of the ranks. The same bits whether the sums are whole or not.
+    pub(super) fn sum_of_squares(&self, ranks: &dyn Communicator) -> Result<f64> {
+        let sums = self.lock();
+        let buckets = self.partition.buckets();
+        let squares = match self.whole {
+            true => (0..self.partition.world())
+                .map(|rank| buckets.iter().map(|b| sum_of_squares(&sums[b.padded_own(rank)])).sum())
+                .collect(),
+            false => {
+                let own: f64 = buckets.iter().map(|b| sum_of_squares(&sums[b.in_shard()])).sum();
+                ranks.all_gather_f64(own)?
+            }
+        };
+        Ok(squares.iter().sum())
+    }
+
+    /// The sums of bucket `bucket`: of the whole of it, padded, when `whole`, else of the part of `rank`. Whole ones
+    /// exist only where the sums are whole.
+    pub(super) fn with<T>(&self, bucket: usize, rank: usize, whole: bool, f: impl FnOnce(&[f32]) -> T) -> T {
+        let sums = self.lock();
+        let bucket = &self.partition.buckets()[bucket];
+        f(match (self.whole, whole) {
+            (true, true) => &sums[bucket.padded_at..bucket.padded_at + bucket.part * self.partition.world()],
+            (true, false) => &sums[bucket.padded_own(rank)],
+            (false, _) => &sums[bucket.in_shard()],
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<f32>> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Service for Gradients {
+    /// Reduces bucket `what[0]`; who offers nothing adds zeros.
+    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
+        let bucket = self.partition.buckets().get(what[0] as usize).ok_or_else(|| {
+            Error::Misuse(format!("there is no bucket {} of gradients: the ranks train different models", what[0]))
+        })?;
+        let world = self.partition.world();
+        let add = |sums: &mut [f32], values: &[f32]| sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
+        let offer = match offer {
+            Some(offer) => std::borrow::Cow::Borrowed(offer),
+            None => std::borrow::Cow::Owned(vec![0.0; bucket.part * world]),
+        };
+        let mut sums = self.lock();
+        match self.whole {
+            true if world == 1 => add(&mut sums[bucket.in_shard()], &offer),
+            true => {
+                let mut values = offer.into_owned();
+                ranks.all_reduce(&mut values)?;
+                add(&mut sums[bucket.padded_at..bucket.padded_at + values.len()], &values);
+            }
+            false => {
+                let mut part = vec![0.0; bucket.part];
+                ranks.reduce_scatter(&offer, &mut part)?;
+                add(&mut sums[bucket.in_shard()], &part);
+            }
+        }
+        Ok(Vec::new())
+    }
+}

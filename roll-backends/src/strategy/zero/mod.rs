@@ -1,0 +1,231 @@
+//! ZeRO: optimizer state (stage 1), gradients (stage 2) and frozen weights (stage 3) divided among the ranks.
+//!
+//! The trainable parameters are a flat vector, cut into buckets of whole tensors, and each bucket into one part per
+//! rank. Gradients are reduced bucket by bucket to the rank that owns the part; that rank holds its moments and updates
+//! it; the parts of all ranks are gathered and written to the model. The frozen weights of stage 3 are divided by the
+//! weight store ([`crate::Sharded`]) and gathered block by block.
+//!
+//! Every stage computes the same bits: sums are taken over the ranks in their order whichever rank holds them, AdamW
+//! works element by element, and the norm of the gradient is summed part by part. Another number of ranks sums in
+//! another order and differs by rounding.
+
+mod drift;
+mod gradients;
+mod options;
+mod partition;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::sync::Arc;
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, StateDict, Strategy,
+    StrategyReport, communicator,
+};
+
+pub use options::{Offload, OffloadDevice, ZeroOptions};
+pub use partition::{Bucket, Partition};
+
+use super::saved::{self, Saved};
+use super::{check, check_step, not_attached};
+use crate::optimizer::{AdamW, Moments, clip_coefficient};
+use crate::rounds::Rounds;
+use gradients::Gradients;
+use values::Values;
+
+const NAME: &str = "zero";
+
+/// The strategy `zero`.
+pub struct Zero {
+    options: ZeroOptions,
+    rounds: Arc<Rounds>,
+    attached: Option<Attached>,
+}
+
+/// What exists once a model is attached.
+struct Attached {
+    optimizer: AdamW,
+    max_grad_norm: f64,
+    specs: Vec<ParameterSpec>,
+    partition: Arc<Partition>,
+    gradients: Arc<Gradients>,
+    /// Number of the gradients among what ranks do for one another.
+    service: u32,
+    /// Of all padded buckets (stage 0), or of this rank's parts.
+    moments: Moments,
+}
+
+impl Zero {
+    /// A strategy without a model, on the ranks of `communicator`.
+    pub fn new(options: ZeroOptions, communicator: Arc<dyn Communicator>) -> Result<Self> {
+        options.check()?;
+        communicator.set_timeout(options.timeout());
+        Ok(Self { options, rounds: Rounds::of(communicator), attached: None })
+    }
+
+    fn attached(&mut self) -> Result<&mut Attached> {
+        self.attached.as_mut().ok_or_else(|| not_attached(NAME))
+    }
+}
+
+impl Strategy for Zero {
+    /// Fails when the ranks train different parameters, or start from different values.
+    fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
+        check(model, optimizer)?;
+        let ranks = self.rounds.as_ref();
+        let specs = model.parameters().to_vec();
+        let partition = Arc::new(Partition::new(&specs, self.options.bucket_size(), ranks.world_size()));
+        drift::same_parameters(&specs, ranks)?;
+        drift::same_values(model, &specs, &partition, ranks, 0)?;
+        let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
+        let moments = Moments::zeros(if self.options.stage == 0 { partition.padded() } else { partition.shard() });
+        self.attached = Some(Attached {
+            optimizer: AdamW::new(optimizer, self.options.adam_rule),
+            max_grad_norm: optimizer.max_grad_norm,
+            specs,
+            partition,
+            service: self.rounds.offer(gradients.clone()),
+            gradients,
+            moments,
+        });
+        Ok(())
+    }
+
+    /// Ranks may call it at different times, and differently often.
+    fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
+        let rounds = self.rounds.clone();
+        let attached = self.attached()?;
+        attached.gradients.accumulate(model, &rounds, attached.service)
+    }
+
+    fn discard(&mut self) {
+        if let Some(attached) = &self.attached {
+            attached.gradients.clear();
+        }
+    }
+
+    fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport> {
+        check_step(learning_rate, scale)?;
+        let (rounds, stage, check_every) = (self.rounds.clone(), self.options.stage, self.options.check_every);
+        rounds.settle()?;
+        let a = self.attached()?;
+        a.gradients.scale(scale);
+        let grad_norm = a.gradients.sum_of_squares(rounds.as_ref())?.sqrt();
+        if !grad_norm.is_finite() {
+            a.gradients.clear();
+            return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
+        }
+        let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
+        a.gradients.scale(coefficient);
+        a.moments.step += 1;
+        a.update(model, rounds.as_ref(), stage, learning_rate)?;
+        a.gradients.clear();
+        if check_every > 0 && a.moments.step.is_multiple_of(check_every) {
+            drift::same_values(model, &a.specs, &a.partition, rounds.as_ref(), a.moments.step)?;
+        }
+        Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
+    }
+
+    fn communicator(&self) -> &dyn Communicator {
+        self.rounds.as_ref()
+    }
+
+    /// Called by all ranks. Rank 0 gets the whole state, in the layout of the strategy `single`, so that a run resumes
+    /// on any number of ranks, stage and strategy; the others get nothing.
+    fn state(&self) -> Result<StateDict> {
+        let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
+        let mut state = StateDict::new();
+        for bucket in a.partition.buckets() {
+            let specs = &a.specs[bucket.specs.clone()];
+            let whole = |moments: &[f32]| -> Result<Vec<f32>> {
+                let padded = bucket.part * a.partition.world();
+                if self.options.stage == 0 {
+                    return Ok(moments[bucket.padded_at..bucket.padded_at + bucket.len].to_vec());
+                }
+                let mut whole = vec![0.0; padded];
+                self.rounds.all_gather(&moments[bucket.in_shard()], &mut whole)?;
+                whole.truncate(bucket.len);
+                Ok(whole)
+            };
+            let (exp_avg, exp_avg_sq) = (whole(&a.moments.exp_avg)?, whole(&a.moments.exp_avg_sq)?);
+            if self.rounds.rank().0 == 0 {
+                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq)?;
+            }
+        }
+        if self.rounds.rank().0 == 0 {
+            saved::save_step(&mut state, a.moments.step)?;
+        }
+        Ok(state)
+    }
+
+    /// Takes the whole state on every rank, and keeps this rank's parts. Fails, changing nothing, when a tensor is
+    /// missing, unexpected, misshapen or holds what no moment can be.
+    fn load_state(&mut self, state: &StateDict) -> Result<()> {
+        let (rank, stage) = (self.rounds.rank().0, self.options.stage);
+        let a = self.attached()?;
+        let saved = Saved::check(&a.specs, state)?;
+        let mut moments = Moments::zeros(a.moments.exp_avg.len());
+        for bucket in a.partition.buckets() {
+            let mut whole = [Vec::new(), Vec::new()];
+            for spec in &a.specs[bucket.specs.clone()] {
+                let of = saved.moments(spec)?;
+                whole.iter_mut().zip(of).for_each(|(whole, of)| whole.extend_from_slice(of));
+            }
+            for (whole, own) in whole.iter_mut().zip([&mut moments.exp_avg, &mut moments.exp_avg_sq]) {
+                whole.resize(bucket.part * a.partition.world(), 0.0);
+                match stage {
+                    0 => own[bucket.padded_at..bucket.padded_at + whole.len()].copy_from_slice(whole),
+                    _ => own[bucket.in_shard()].copy_from_slice(&whole[bucket.own(rank)]),
+                }
+            }
+        }
+        moments.step = saved.step;
+        a.moments = moments;
+        Ok(())
+    }
+}
+
+impl Attached {
+    /// Updates the parameters bucket by bucket.
+    fn update(&mut self, model: &mut dyn Model, ranks: &dyn Communicator, stage: u8, learning_rate: f64) -> Result<()> {
+        let (rank, world) = (ranks.rank().0, ranks.world_size());
+        let Self { optimizer, partition, gradients, moments, .. } = self;
+        // Somebody else may have written the parameters: a checkpoint, an import.
+        let mut values = Values::open(model)?;
+        for (i, bucket) in partition.buckets().iter().enumerate() {
+            let mut parameters = values.read(bucket)?;
+            parameters.resize(bucket.part * world, 0.0);
+            // Without division of the state every rank updates everything; else its own part.
+            let (own, kept) = match stage {
+                0 => (0..parameters.len(), bucket.padded_at..bucket.padded_at + parameters.len()),
+                _ => (bucket.own(rank), bucket.in_shard()),
+            };
+            let (exp_avg, exp_avg_sq) = (&mut moments.exp_avg[kept.clone()], &mut moments.exp_avg_sq[kept]);
+            let updated = &mut parameters[own.clone()];
+            gradients.with(i, rank, stage == 0, |gradients| {
+                optimizer.update_part(moments.step, learning_rate, updated, gradients, exp_avg, exp_avg_sq);
+            });
+            if stage > 0 && world > 1 {
+                let part = parameters[own].to_vec();
+                ranks.all_gather(&part, &mut parameters)?;
+            }
+            values.write(bucket, &parameters[..bucket.len])?;
+        }
+        values.close()
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<ZeroOptions>,
+        factory: Factory::Strategy(|options, _| {
+            Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
+        }),
+    }
+}

@@ -1,0 +1,130 @@
+//! Options of the strategy `zero`, under DeepSpeed's names.
+
+use std::time::Duration;
+
+use roll_core::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::optimizer::AdamRule;
+
+/// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ZeroOptions {
+    /// What is divided among the ranks: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also the frozen
+    /// weights of models that can (`model.weight_store`).
+    pub stage: u8,
+    /// Elements that are reduced at a time. A tensor is never cut: a larger one is a bucket of its own.
+    #[serde(deserialize_with = "elements")]
+    pub reduce_bucket_size: usize,
+    /// Elements that are gathered at a time. Buckets are shared by both directions: the smaller size counts.
+    #[serde(deserialize_with = "elements")]
+    pub allgather_bucket_size: usize,
+    /// Elements that are updated at a time; bounds the buckets too.
+    #[serde(deserialize_with = "elements")]
+    pub sub_group_size: usize,
+    /// Overlap of communication and computation. Streamed weights are always read a block ahead; nothing else overlaps
+    /// yet, whatever this says.
+    pub overlap_comm: bool,
+    /// Gradients of a bucket lie side by side; here they always do.
+    pub contiguous_gradients: bool,
+    /// Where the optimizer's state lives: in host memory, whichever is said, because it is updated there.
+    pub offload_optimizer: Offload,
+    /// Where the frozen weights live.
+    pub offload_param: Offload,
+    /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
+    pub adam_rule: AdamRule,
+    /// Every so many updates the parameters of all ranks are compared; 0 is never.
+    pub check_every: u64,
+    /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
+    pub timeout_seconds: u64,
+}
+
+impl Default for ZeroOptions {
+    fn default() -> Self {
+        Self {
+            stage: 2,
+            reduce_bucket_size: 1 << 24,
+            allgather_bucket_size: 1 << 24,
+            sub_group_size: 1_000_000_000,
+            overlap_comm: true,
+            contiguous_gradients: true,
+            offload_optimizer: Offload::default(),
+            offload_param: Offload::default(),
+            adam_rule: AdamRule::default(),
+            check_every: 50,
+            timeout_seconds: 1800,
+        }
+    }
+}
+
+/// Where something lives when it is not in use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Offload {
+    /// `none`, `cpu` or `nvme`.
+    pub device: OffloadDevice,
+    /// Pinned host memory; has no effect on the CPU.
+    pub pin_memory: bool,
+}
+
+/// Places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OffloadDevice {
+    /// Where it is computed with. The optimizer computes in host memory.
+    #[default]
+    None,
+    /// In host memory; frozen weights in their memory-mapped files, which the system keeps in memory as it can.
+    Cpu,
+    /// On disk: the same memory-mapped files.
+    Nvme,
+}
+
+impl ZeroOptions {
+    /// Fails on values that can only be mistakes, and warns of those without effect.
+    pub(super) fn check(&self) -> Result<()> {
+        let key = |name: &str, problem: String| Err(Error::config(format!("strategy.{name}"), problem));
+        if self.stage > 3 {
+            return key("stage", format!("must be 0, 1, 2 or 3; found {}", self.stage));
+        }
+        for (name, value) in [
+            ("reduce_bucket_size", self.reduce_bucket_size),
+            ("allgather_bucket_size", self.allgather_bucket_size),
+            ("sub_group_size", self.sub_group_size),
+        ] {
+            if value == 0 {
+                return key(name, "must be at least 1 element".into());
+            }
+        }
+        if self.timeout_seconds == 0 {
+            return key("timeout_seconds", "must be at least 1".into());
+        }
+        if self.offload_optimizer.device == OffloadDevice::Nvme {
+            let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
+            return key("offload_optimizer.device", problem.into());
+        }
+        if !self.contiguous_gradients {
+            tracing::warn!("strategy.contiguous_gradients: false has no effect: buckets are always contiguous");
+        }
+        Ok(())
+    }
+
+    /// Elements of a bucket, at most.
+    pub(super) fn bucket_size(&self) -> usize {
+        self.reduce_bucket_size.min(self.allgather_bucket_size).min(self.sub_group_size)
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_seconds)
+    }
+}
+
+/// A whole number, also when it is written as DeepSpeed's users do: `5e8`.
+fn elements<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<usize, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    match value >= 0.0 && value.fract() == 0.0 && value < 9e15 {
+        true => Ok(value as usize),
+        false => Err(serde::de::Error::custom(format!("expected a whole number of elements, found {value}"))),
+    }
+}

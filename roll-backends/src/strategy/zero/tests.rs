@@ -1,0 +1,360 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use roll_core::{Error, ParameterParts, SingleRank, Tensor, ThreadRanks};
+
+use super::*;
+use crate::strategy::{Single, SingleOptions};
+
+const LONG: Duration = Duration::from_secs(60);
+const STEPS: u64 = 10;
+/// Samples of a step, over all ranks.
+const BATCH: usize = 4;
+
+/// Pulled towards a point of its own by every sample: `sum_i w_i (p_i - c_i)^2 / 2`.
+struct Springs {
+    specs: Vec<ParameterSpec>,
+    values: Vec<f32>,
+    gradients: Vec<f32>,
+    parts: bool,
+}
+
+impl Springs {
+    fn new(parts: bool) -> Self {
+        let shapes: [&[usize]; 6] = [&[3, 7], &[5], &[1], &[64, 9], &[2], &[31]];
+        let specs: Vec<_> = shapes
+            .iter()
+            .enumerate()
+            .map(|(i, shape)| ParameterSpec { name: format!("layer{i}"), shape: shape.to_vec() })
+            .collect();
+        let n = specs.iter().map(ParameterSpec::len).sum();
+        let values = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
+        Self { specs, values, gradients: vec![0.0; n], parts }
+    }
+
+    /// Adds the gradient of one sample.
+    fn pull(&mut self, step: u64, sample: usize) {
+        let key = (step * BATCH as u64) as f32 + sample as f32;
+        for (i, (g, p)) in self.gradients.iter_mut().zip(&self.values).enumerate() {
+            let weight = 0.1 + (i as f32 * 1.7).cos().abs();
+            *g += weight * (p - (i as f32 * 0.11 + key * 0.77).cos());
+        }
+    }
+
+    fn flat(&self, which: Range<usize>) -> Range<usize> {
+        let upto = |i: usize| self.specs[..i].iter().map(ParameterSpec::len).sum::<usize>();
+        upto(which.start)..upto(which.end)
+    }
+}
+
+impl Model for Springs {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.values);
+        Ok(())
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.values.copy_from_slice(values);
+        Ok(())
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        add_into.iter_mut().zip(&mut self.gradients).for_each(|(a, g)| *a += std::mem::take(g));
+        Ok(())
+    }
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        if self.parts { Some(self) } else { None }
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        Ok(BTreeMap::new())
+    }
+    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl ParameterParts for Springs {
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.values[self.flat(which)]);
+        Ok(())
+    }
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        let at = self.flat(which);
+        self.values[at].copy_from_slice(values);
+        Ok(())
+    }
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        let at = self.flat(which);
+        add_into.iter_mut().zip(&mut self.gradients[at]).for_each(|(a, g)| *a += std::mem::take(g));
+        Ok(())
+    }
+}
+
+fn options(stage: u8, bucket: usize) -> ZeroOptions {
+    ZeroOptions { stage, reduce_bucket_size: bucket, ..ZeroOptions::default() }
+}
+
+fn optimizer() -> OptimizerConfig {
+    OptimizerConfig { weight_decay: 0.01, max_grad_norm: 2.0, ..OptimizerConfig::default() }
+}
+
+/// A rank's share of the steps `steps`; `skips` says which samples have no gradient.
+fn train(
+    strategy: &mut dyn Strategy,
+    model: &mut Springs,
+    steps: Range<u64>,
+    skips: impl Fn(u64, usize) -> bool,
+) -> Result<Vec<StrategyReport>> {
+    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let mut reports = Vec::new();
+    for step in steps {
+        strategy.discard();
+        let mut counted = [0.0];
+        for sample in rank * BATCH / world..(rank + 1) * BATCH / world {
+            if !skips(step, sample) {
+                model.pull(step, sample);
+                strategy.accumulate(model)?;
+                counted[0] += 1.0;
+            }
+        }
+        strategy.communicator().all_reduce(&mut counted)?;
+        reports.push(strategy.step(model, 0.02, 1.0 / f64::from(counted[0]))?);
+    }
+    Ok(reports)
+}
+
+/// Parameters and gradient norms after all steps, which must be the same on every rank.
+fn after(ranks: usize, options: &ZeroOptions, parts: bool, skips: fn(u64, usize) -> bool) -> (Vec<f32>, Vec<f64>) {
+    let results = ThreadRanks::run(ranks, LONG, |ranks| {
+        let mut strategy = Zero::new(options.clone(), ranks)?;
+        let mut model = Springs::new(parts);
+        strategy.attach(&mut model, &optimizer())?;
+        let reports = train(&mut strategy, &mut model, 0..STEPS, skips)?;
+        Ok((model.values, reports.iter().map(|r| r.grad_norm).collect::<Vec<_>>()))
+    });
+    let mut results = results.into_iter().map(Result::unwrap);
+    let first = results.next().unwrap();
+    assert!(results.all(|other| other == first));
+    first
+}
+
+fn none(_: u64, _: usize) -> bool {
+    false
+}
+
+fn assert_near(a: &[f32], b: &[f32]) {
+    let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!((a - b).abs() <= 1e-6 * scale.max(1.0), "element {i}: {a} or {b}");
+    }
+}
+
+#[test]
+fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
+    for ranks in [1, 2, 4] {
+        let expected = after(ranks, &options(0, 50), true, none);
+        for stage in 1..=3 {
+            assert_eq!(after(ranks, &options(stage, 50), true, none), expected, "stage {stage}, {ranks} ranks");
+        }
+        let cpu = || Offload { device: OffloadDevice::Cpu, ..Offload::default() };
+        let offloaded = ZeroOptions { offload_optimizer: cpu(), offload_param: cpu(), ..options(3, 50) };
+        assert_eq!(after(ranks, &offloaded, true, none), expected);
+        // Nor does it matter whether the model gives its parameters in parts.
+        assert_eq!(after(ranks, &options(2, 50), false, none), expected);
+    }
+}
+
+#[test]
+fn the_number_of_ranks_changes_no_more_than_rounding() {
+    let (alone, _) = after(1, &options(2, 50), true, none);
+    for ranks in [2, 4] {
+        for stage in 0..=3 {
+            assert_near(&after(ranks, &options(stage, 50), true, none).0, &alone);
+        }
+    }
+}
+
+#[test]
+fn the_size_of_buckets_changes_no_more_than_rounding() {
+    let (whole, _) = after(2, &options(2, 1 << 20), true, none);
+    for size in [1, 7, 600] {
+        assert_near(&after(2, &options(2, size), true, none).0, &whole);
+    }
+}
+
+#[test]
+fn one_rank_is_the_strategy_single_bit_for_bit() {
+    let mut single = Single::new(SingleOptions::default());
+    let mut model = Springs::new(true);
+    single.attach(&mut model, &optimizer()).unwrap();
+    train(&mut single, &mut model, 0..STEPS, none).unwrap();
+    for stage in 0..=3 {
+        assert_eq!(after(1, &options(stage, 1 << 20), true, none).0, model.values);
+    }
+}
+
+#[test]
+fn samples_that_are_skipped_on_some_ranks_stall_nobody_and_count_nowhere() {
+    // All samples of rank 1 of 2, some of rank 0, and a step in which only one of four ranks has a gradient.
+    let skips = |step: u64, sample: usize| sample >= 2 || (step % 3 == 1 && sample == 0);
+    let expected = after(1, &options(2, 50), true, skips).0;
+    for ranks in [2, 4] {
+        for stage in 0..=3 {
+            assert_near(&after(ranks, &options(stage, 50), true, skips).0, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
+    let expected = after(1, &options(1, 50), true, none).0;
+    let half = ThreadRanks::run(4, LONG, |ranks| {
+        let mut strategy = Zero::new(options(2, 50), ranks)?;
+        let mut model = Springs::new(true);
+        strategy.attach(&mut model, &optimizer())?;
+        train(&mut strategy, &mut model, 0..5, none)?;
+        Ok((model.values, strategy.state()?))
+    });
+    let half: Vec<_> = half.into_iter().map(Result::unwrap).collect();
+    let (values, state) = &half[0];
+    assert!(half[1..].iter().all(|(_, state)| state.is_empty()));
+    for (ranks, stage) in [(2, 3), (1, 0), (4, 2)] {
+        let results = ThreadRanks::run(ranks, LONG, |ranks| {
+            let mut strategy = Zero::new(options(stage, 9), ranks)?;
+            let mut model = Springs { values: values.clone(), ..Springs::new(false) };
+            strategy.attach(&mut model, &optimizer())?;
+            strategy.load_state(state)?;
+            train(&mut strategy, &mut model, 5..STEPS, none)?;
+            Ok(model.values)
+        });
+        results.into_iter().for_each(|result| assert_near(&result.unwrap(), &expected));
+    }
+    // And in the strategy of one process.
+    let mut single = Single::new(SingleOptions::default());
+    let mut model = Springs { values: values.clone(), ..Springs::new(true) };
+    single.attach(&mut model, &optimizer()).unwrap();
+    single.load_state(state).unwrap();
+    train(&mut single, &mut model, 5..STEPS, none).unwrap();
+    assert_near(&model.values, &expected);
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let mut strategy = Zero::new(options(2, 50), Arc::new(SingleRank)).unwrap();
+    let mut model = Springs::new(true);
+    strategy.attach(&mut model, &optimizer()).unwrap();
+    train(&mut strategy, &mut model, 0..2, none).unwrap();
+    let good = strategy.state().unwrap();
+    let mut bad = good.clone();
+    bad.insert("exp_avg.layer3".into(), Tensor::zeros([9, 64]));
+    let said = strategy.load_state(&bad).unwrap_err().to_string();
+    assert!(said.contains("exp_avg.layer3") && said.contains("[64, 9]"), "{said}");
+    assert!(good.iter().zip(strategy.state().unwrap()).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any() {
+    for stage in 0..=3 {
+        let results = ThreadRanks::run(2, LONG, |ranks| {
+            let rank = ranks.rank().0;
+            let mut strategy = Zero::new(options(stage, 50), ranks)?;
+            let mut model = Springs::new(true);
+            strategy.attach(&mut model, &optimizer())?;
+            train(&mut strategy, &mut model, 0..1, none)?;
+            let before = model.values.clone();
+            model.pull(1, rank);
+            if rank == 1 {
+                model.gradients[40] = f32::INFINITY;
+            }
+            strategy.accumulate(&mut model)?;
+            let report = strategy.step(&mut model, 0.1, 0.5)?;
+            assert!(!report.applied && model.values == before);
+            // The accumulators are clean again.
+            model.pull(2, rank);
+            strategy.accumulate(&mut model)?;
+            assert!(strategy.step(&mut model, 0.1, 0.5)?.applied);
+            Ok(model.values)
+        });
+        let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+        assert_eq!(results[0], results[1]);
+    }
+}
+
+#[test]
+fn ranks_that_drift_apart_stop_and_say_where() {
+    let results = ThreadRanks::run(3, LONG, |ranks| {
+        let rank = ranks.rank().0;
+        let mut strategy = Zero::new(ZeroOptions { check_every: 2, ..options(0, 50) }, ranks)?;
+        let mut model = Springs::new(true);
+        strategy.attach(&mut model, &optimizer())?;
+        train(&mut strategy, &mut model, 0..1, none)?;
+        if rank == 2 {
+            let bits = model.values[22].to_bits() ^ (1 << 14);
+            model.values[22] = f32::from_bits(bits);
+        }
+        train(&mut strategy, &mut model, 1..2, none)
+    });
+    for result in results {
+        let said = result.unwrap_err().to_string();
+        assert!(said.contains("after 2 updates") && said.contains("`layer1` of rank 2"), "{said}");
+    }
+}
+
+#[test]
+fn ranks_with_other_models_or_initial_values_are_refused_at_once() {
+    let attach = |change: fn(&mut Springs)| -> String {
+        let results = ThreadRanks::run(2, LONG, |ranks| {
+            let mut model = Springs::new(true);
+            if ranks.rank().0 == 1 {
+                change(&mut model);
+            }
+            Zero::new(options(1, 50), ranks)?.attach(&mut model, &optimizer())
+        });
+        results.into_iter().next().unwrap().unwrap_err().to_string()
+    };
+    let said = attach(|model| model.specs[3].name = "other".into());
+    assert!(said.contains("rank 1 trains 6 tensors that are not the 6 of rank 0"), "{said}");
+    let said = attach(|model| model.values[0] += 1.0);
+    assert!(said.contains("after 0 updates `layer0` of rank 1"), "{said}");
+}
+
+#[test]
+fn a_rank_that_fails_in_a_step_fails_the_others() {
+    let results = ThreadRanks::run(4, LONG, |ranks| {
+        let rank = ranks.rank().0;
+        let mut strategy = Zero::new(options(2, 50), ranks)?;
+        let mut model = Springs::new(true);
+        strategy.attach(&mut model, &optimizer())?;
+        train(&mut strategy, &mut model, 0..2, none)?;
+        if rank == 3 {
+            return Err(Error::Misuse("no space left on device".into()));
+        }
+        train(&mut strategy, &mut model, 2..3, none)
+    });
+    for result in results {
+        assert!(result.unwrap_err().to_string().contains("no space left on device"));
+    }
+}
+
+#[test]
+fn settings_that_can_only_be_mistakes_are_refused_and_sizes_may_be_written_as_5e8() {
+    for options in [
+        ZeroOptions { stage: 4, ..ZeroOptions::default() },
+        ZeroOptions { reduce_bucket_size: 0, ..ZeroOptions::default() },
+        ZeroOptions { timeout_seconds: 0, ..ZeroOptions::default() },
+        ZeroOptions {
+            offload_optimizer: Offload { device: OffloadDevice::Nvme, pin_memory: false },
+            ..ZeroOptions::default()
+        },
+    ] {
+        assert!(Zero::new(options, Arc::new(SingleRank)).is_err());
+    }
+    let parse = |json: &str| roll_core::serde_json::from_str::<ZeroOptions>(json);
+    assert_eq!(parse(r#"{"reduce_bucket_size": 5e8}"#).unwrap().reduce_bucket_size, 500_000_000);
+    assert!(parse(r#"{"reduce_bucket_size": 0.5}"#).is_err());
+    assert!(parse(r#"{"offload_param": {"device": "gpu"}}"#).is_err());
+}

@@ -1,0 +1,221 @@
+//! Frozen weights divided among the ranks, gathered segment by segment.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use roll_core::{Communicator, Error, Result, StateDict, Tensor};
+
+use super::{Weight, WeightStore, Weights};
+use crate::rounds::{Rounds, Service};
+
+/// Every rank keeps an equal part of every weight in host memory; a segment is put together when it is asked for, and
+/// kept by nobody. Ranks may ask for different segments, and differently often.
+///
+/// bf16 weights are kept and sent as bf16.
+pub struct Sharded {
+    device: Device,
+    dtype: DType,
+    rounds: Arc<Rounds>,
+    service: u32,
+    shards: Arc<Shards>,
+}
+
+/// The parts of one rank.
+struct Shards {
+    /// Sorted by key, so that a segment is a range.
+    entries: Vec<Entry>,
+    /// Words of four bytes, of all entries one after the other.
+    own: Vec<f32>,
+    world: usize,
+}
+
+struct Entry {
+    key: String,
+    shape: Vec<usize>,
+    dtype: roll_core::DType,
+    bytes: usize,
+    /// Its words in [`Shards::own`]; each rank has as many.
+    words: Range<usize>,
+}
+
+impl Sharded {
+    /// Keeps this rank's part of `state`, which all ranks have, as `dtype` (f32 or bf16). Mapped tensors are read where
+    /// their part lies.
+    pub fn new(state: &StateDict, dtype: DType, device: &Device, ranks: Arc<dyn Communicator>) -> Result<Self> {
+        let rounds = Rounds::of(ranks);
+        let (rank, world) = (rounds.rank().0, rounds.world_size());
+        let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
+        for (key, tensor) in state {
+            // Cut in the dtype that is kept: f32 where another is stored, as the resident store has it.
+            let kept = match (tensor.dtype(), dtype) {
+                (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
+                (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
+                _ => tensor.to_float(roll_core::DType::F32)?,
+            };
+            let bytes = kept.as_bytes();
+            let part = bytes.len().div_ceil(4 * world);
+            let start = own.len();
+            let cut = (4 * part * rank).min(bytes.len())..(4 * part * (rank + 1)).min(bytes.len());
+            let word = |bytes: &[u8]| {
+                let mut word = [0; 4];
+                word[..bytes.len()].copy_from_slice(bytes);
+                f32::from_bits(u32::from_le_bytes(word))
+            };
+            own.extend(bytes[cut].chunks(4).map(word));
+            own.resize(start + part, 0.0);
+            entries.push(Entry {
+                key: key.clone(),
+                shape: tensor.shape().to_vec(),
+                dtype: kept.dtype(),
+                bytes: bytes.len(),
+                words: start..start + part,
+            });
+        }
+        own.shrink_to_fit();
+        let shards = Arc::new(Shards { entries, own, world });
+        let service = rounds.offer(shards.clone());
+        Ok(Self { device: device.clone(), dtype, rounds, service, shards })
+    }
+
+    /// Bytes that this rank keeps.
+    pub fn bytes(&self) -> usize {
+        4 * self.shards.own.len()
+    }
+}
+
+impl WeightStore for Sharded {
+    fn segment(&self, prefix: &str) -> Result<Weights> {
+        let range = self.shards.range(prefix);
+        let gathered = self.rounds.ask(self.service, [range.start as u32, range.end as u32], &[])?;
+        let entries = &self.shards.entries[range];
+        let base = entries.first().map_or(0, |e| e.words.start);
+        let length = entries.last().map_or(0, |e| e.words.end) - base;
+        let mut weights = HashMap::with_capacity(entries.len());
+        for entry in entries {
+            let at = entry.words.start - base..entry.words.end - base;
+            let words = (0..self.shards.world).flat_map(|rank| &gathered[rank * length..][at.clone()]).copied();
+            let bytes = Words { words: words.collect(), bytes: entry.bytes };
+            let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
+            weights.insert(entry.key.clone(), Weight::new(&tensor, self.dtype, &self.device));
+        }
+        Ok(Arc::new(weights))
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn shape(&self, key: &str) -> Option<Vec<usize>> {
+        let entries = &self.shards.entries;
+        let at = entries.binary_search_by(|e| e.key.as_str().cmp(key)).ok()?;
+        Some(entries[at].shape.clone())
+    }
+}
+
+impl Shards {
+    /// The entries whose key starts with `prefix`.
+    fn range(&self, prefix: &str) -> Range<usize> {
+        let start = self.entries.partition_point(|e| e.key.as_str() < prefix);
+        let count = self.entries[start..].partition_point(|e| e.key.starts_with(prefix));
+        start..start + count
+    }
+}
+
+impl Service for Shards {
+    /// Gathers the entries `what[0]..what[1]`: the parts of rank 0, then those of rank 1, and so on.
+    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
+        let entries = self.entries.get(what[0] as usize..what[1] as usize).ok_or_else(|| {
+            Error::Misuse(format!(
+                "another rank asks for the weights {} to {} of {}: do all ranks read the same files?",
+                what[0],
+                what[1],
+                self.entries.len()
+            ))
+        })?;
+        let words = match entries {
+            [] => 0..0,
+            [one] => one.words.clone(),
+            [first, .., last] => first.words.start..last.words.end,
+        };
+        let mut all = vec![0.0; words.len() * self.world];
+        ranks.all_gather(&self.own[words], &mut all)?;
+        Ok(if offer.is_some() { all } else { Vec::new() })
+    }
+}
+
+/// The bytes of a tensor; the last words may be padding.
+struct Words {
+    words: Vec<f32>,
+    bytes: usize,
+}
+
+impl AsRef<[u8]> for Words {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use roll_core::ThreadRanks;
+
+    use super::*;
+    use crate::Resident;
+
+    fn state() -> StateDict {
+        let values = |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) as f32 * 0.13).sin()).collect::<Vec<f32>>();
+        let mut state = StateDict::new();
+        for (i, (name, shape)) in
+            [("b.0.w", vec![5, 7]), ("b.0.x", vec![1]), ("b.1.w", vec![64, 3]), ("b.10.w", vec![3]), ("head", vec![9])]
+                .into_iter()
+                .enumerate()
+        {
+            let n = shape.iter().product();
+            state.insert(name.into(), Tensor::new(values(n, i), shape).unwrap());
+        }
+        state
+    }
+
+    #[test]
+    fn a_segment_has_the_bits_of_the_resident_store_whoever_asks_for_it() {
+        let device = crate::device("flex").unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let resident = Resident::new(&state(), dtype, &device);
+            for world in [1, 2, 3] {
+                let results = ThreadRanks::run(world, Duration::from_secs(60), |ranks| {
+                    let rank = ranks.rank().0;
+                    let store = Sharded::new(&state(), dtype, &device, ranks.clone())?;
+                    // The ranks ask for different segments, and rank 1 for none.
+                    let wanted: &[&str] = match rank {
+                        0 => &["b.0.", "b.1.", "head", "none"],
+                        1 => &[],
+                        _ => &["head", "b.1."],
+                    };
+                    for prefix in wanted {
+                        let (ours, theirs) = (store.segment(prefix)?, resident.segment(prefix)?);
+                        assert_eq!(ours.len(), theirs.len(), "{prefix}");
+                        for (key, weight) in ours.iter() {
+                            let bits = |w: &Weight| w.value.flat().clone().cast(DType::F32).into_data();
+                            assert_eq!(bits(weight), bits(&theirs[key]), "{key}");
+                            assert_eq!(weight.shape(), theirs[key].shape());
+                        }
+                    }
+                    Rounds::of(ranks).settle()?;
+                    assert_eq!(store.shape("b.1.w"), Some(vec![64, 3]));
+                    Ok(store.bytes())
+                });
+                let size = if dtype == DType::BF16 { 2 } else { 4 };
+                let all: usize = state().values().map(|t| t.len() * size).sum();
+                for bytes in results {
+                    let bytes = bytes.unwrap();
+                    assert!(bytes >= all / world && bytes <= all / world + 4 * state().len(), "{bytes} of {all}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The processes of a job: one, or those that `mpirun` started.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "mpi")]
+use std::sync::Arc;
+
+use roll_core::{Error, Result, Strategy, communicator};
+
+/// What this process is part of.
+pub struct Job {
+    #[cfg(feature = "mpi")]
+    mpi: Option<Arc<roll_backends::mpi::MpiRanks>>,
+}
+
+impl Job {
+    /// Joins the job that a launcher started this process for, if one did. Fails when there are several processes and
+    /// this build cannot talk to the others: they would all do the same work and write the same files.
+    #[cfg(feature = "mpi")]
+    pub fn join() -> Result<Self> {
+        use roll_backends::mpi;
+        if !mpi::is_launched() {
+            return Ok(Self { mpi: None });
+        }
+        let ranks = mpi::MpiRanks::join()?;
+        if communicator::set_process(ranks.clone()).is_err() {
+            return Err(Error::Misuse("this process is part of a job already".into()));
+        }
+        Ok(Self { mpi: Some(ranks) })
+    }
+
+    /// As with the feature `mpi`.
+    #[cfg(not(feature = "mpi"))]
+    pub fn join() -> Result<Self> {
+        match launched() {
+            0 | 1 => Ok(Self {}),
+            n => Err(Error::Unsupported(format!(
+                "{n} processes were started, and this build knows one: build roll with `--features mpi`"
+            ))),
+        }
+    }
+
+    /// This process among several.
+    pub fn rank(&self) -> Option<usize> {
+        let ranks = communicator::current();
+        (ranks.world_size() > 1).then(|| ranks.rank().0)
+    }
+
+    /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error where there are others: a
+    /// process that unwound out of MPI would leave them waiting.
+    pub fn run(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.rank().is_none() {
+            return f();
+        }
+        let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
+            let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+            Err(Error::Misuse(format!("panicked: {}", said.unwrap_or_else(|| "no message".into()))))
+        });
+        if let Err(error) = &result {
+            communicator::current().fail(&error.chain());
+        }
+        result
+    }
+
+    /// Leaves the job; with another `code` than 0 the whole job ends.
+    pub fn leave(&self, code: u8) {
+        #[cfg(feature = "mpi")]
+        if let Some(mpi) = &self.mpi {
+            if code != 0 {
+                mpi.abort(code.into());
+            }
+            if let Err(error) = mpi.finish() {
+                eprintln!("{}error: {error}", crate::logging::prefix(self.rank()));
+                mpi.abort(1);
+            }
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = code;
+    }
+}
+
+/// Processes that were started: each of the common launchers says it in a variable of its own.
+#[cfg(not(feature = "mpi"))]
+fn launched() -> usize {
+    const SAID: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
+    SAID.iter().filter_map(|v| std::env::var(v).ok()?.parse().ok()).max().unwrap_or(1)
+}
+
+/// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
+pub fn check_strategy(name: &str, strategy: &dyn Strategy) -> Result<()> {
+    let (all, known) = (communicator::current().world_size(), strategy.communicator().world_size());
+    match all == known {
+        true => Ok(()),
+        false => Err(Error::config(
+            "strategy.name",
+            format!("the job has {all} processes, and the strategy `{name}` trains on {known}; `zero` trains on all"),
+        )),
+    }
+}
+
+/// The device of this process: of a backend with several, and no number given, that of its place on the machine.
+pub fn device(backend: &str) -> String {
+    #[cfg(feature = "mpi")]
+    if let (true, Some(local)) = (backend == "cuda", roll_backends::mpi::local_rank()) {
+        return format!("{backend}:{local}");
+    }
+    backend.into()
+}

@@ -1,0 +1,84 @@
+//! What can go wrong between ranks.
+
+use std::time::Duration;
+
+use crate::{Error, Fault};
+
+/// Why the ranks of a job are no longer in step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RanksError {
+    /// A rank said that it failed.
+    #[error("rank {rank} failed: {reason}")]
+    Failed {
+        /// Which one.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// A rank ended while others wait for it.
+    #[error("rank {rank} ended while the others wait for it in {what}")]
+    Ended {
+        /// Which one.
+        rank: usize,
+        /// The collective.
+        what: String,
+    },
+    /// Ranks did not come to a collective in time.
+    #[error(
+        "{} did not come to {what} within {} s: it hangs, was lost, or works longer than that \
+         (`strategy.timeout_seconds`)", list(.absent), .waited.as_secs_f64()
+    )]
+    Absent {
+        /// Which ones; empty when that cannot be known.
+        absent: Vec<usize>,
+        /// The collective.
+        what: String,
+        /// How long the others waited.
+        waited: Duration,
+    },
+    /// Ranks called different collectives.
+    #[error("the ranks are out of step: rank 0 calls {first}, rank {rank} {other}")]
+    Disagree {
+        /// What rank 0 called.
+        first: String,
+        /// The first rank that called another.
+        rank: usize,
+        /// What it called.
+        other: String,
+    },
+    /// Lengths that do not belong together.
+    #[error("{what} over {ranks} ranks: {whole} values are not {ranks} parts of {part}")]
+    Length {
+        /// The collective.
+        what: &'static str,
+        /// Values of all parts.
+        whole: usize,
+        /// Values of a part.
+        part: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// No such rank.
+    #[error("there is no rank {rank}: the job has ranks 0 to {}", .ranks - 1)]
+    NoSuchRank {
+        /// The one that was named.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+}
+
+fn list(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "another rank".into(),
+        [one] => format!("rank {one}"),
+        many => format!("ranks {}", many.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+impl From<RanksError> for Error {
+    fn from(e: RanksError) -> Self {
+        Error::component(Fault::Failure, e)
+    }
+}

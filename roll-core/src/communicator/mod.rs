@@ -1,0 +1,158 @@
+//! Collectives over the ranks of a job.
+//!
+//! [`SingleRank`] is a process alone, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
+//! roll-backends has ranks over MPI. [`current`] says which ones this process, or this thread, belongs to.
+
+mod current;
+mod error;
+mod threads;
+
+pub use current::{current, set_process, within};
+pub use error::RanksError;
+pub use threads::ThreadRanks;
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Error, Result};
+
+/// Position of a process in the job, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub usize);
+
+/// Collectives on host memory. Every rank calls the same ones in the same order with the same lengths.
+///
+/// Sums are taken in the order of the ranks, element by element: `((r0 + r1) + r2) + ...`. So a sum has the same bits
+/// whichever collective gave it, however the values were cut into pieces, and at every run. Values that are only moved
+/// keep their bits, whatever they mean.
+///
+/// A call ends with an error when another rank failed or did not come in time; the job is then over: the ranks are no
+/// longer in step, and every later call fails too.
+pub trait Communicator: Send + Sync {
+    /// This process.
+    fn rank(&self) -> Rank;
+    /// Number of processes.
+    fn world_size(&self) -> usize;
+    /// Sums `values` over ranks, in place.
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()>;
+    /// Sums over ranks and leaves each rank its own equal part: `values.len() == world_size * out.len()`.
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
+    /// Joins every rank's `part`: `out.len() == world_size * part.len()`.
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()>;
+    /// Sends rank `root`'s values to all.
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()>;
+    /// Waits for all ranks.
+    fn barrier(&self) -> Result<()>;
+
+    /// How long to wait for another rank before the job counts as lost.
+    fn set_timeout(&self, _timeout: Duration) {}
+
+    /// Tells the other ranks that this one cannot go on, and why: what they wait for ends with an error that says so.
+    /// Call it on the way out, once.
+    fn fail(&self, _reason: &str) {}
+
+    /// Joins bytes of any length: every rank's, in the order of the ranks.
+    fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.world_size();
+        if ranks == 1 {
+            return Ok(vec![part.to_vec()]);
+        }
+        // Lengths and bytes travel as the bits of f32 values, which are moved and never computed with.
+        let length = part.len() as u64;
+        let mut lengths = vec![0f32; 2 * ranks];
+        self.all_gather(&words(&length.to_le_bytes(), 2), &mut lengths)?;
+        let lengths: Vec<usize> = lengths
+            .chunks_exact(2)
+            .map(|pair| u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32)
+            .map(|length| length as usize)
+            .collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0).div_ceil(4);
+        let mut all = vec![0f32; longest * ranks];
+        self.all_gather(&words(part, longest), &mut all)?;
+        let bytes = |(length, words): (&usize, &[f32])| {
+            words.iter().flat_map(|word| word.to_bits().to_le_bytes()).take(*length).collect()
+        };
+        Ok(match longest {
+            0 => vec![Vec::new(); ranks],
+            _ => lengths.iter().zip(all.chunks_exact(longest)).map(bytes).collect(),
+        })
+    }
+
+    /// Joins one value of every rank, in the order of the ranks; exact.
+    fn all_gather_f64(&self, value: f64) -> Result<Vec<f64>> {
+        let joined = self.all_gather_bytes(&value.to_le_bytes())?;
+        Ok(joined.iter().filter_map(|bytes| Some(f64::from_le_bytes(*bytes.first_chunk()?))).collect())
+    }
+}
+
+/// `count` words that hold `bytes`, zeros behind them.
+fn words(bytes: &[u8], count: usize) -> Vec<f32> {
+    let mut words = vec![0f32; count];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
+        let mut full = [0; 4];
+        full[..bytes.len()].copy_from_slice(bytes);
+        *word = f32::from_bits(u32::from_le_bytes(full));
+    }
+    words
+}
+
+/// What every rank has of something, in the order of the ranks. Values that are not finite do not survive JSON, which
+/// carries it: pass their bits.
+pub fn join<T: Serialize + DeserializeOwned>(ranks: &dyn Communicator, own: &T) -> Result<Vec<T>> {
+    let failed = |e: serde_json::Error| Error::Misuse(format!("passing a value between ranks: {e}"));
+    let own = serde_json::to_vec(own).map_err(failed)?;
+    ranks.all_gather_bytes(&own)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(failed)).collect()
+}
+
+/// Adds the parts of all ranks, in their order, as [`Communicator`] promises. `parts` have the length of `out`.
+pub fn sum_in_order<'a>(out: &mut [f32], parts: impl IntoIterator<Item = &'a [f32]>) {
+    let mut parts = parts.into_iter();
+    if let Some(first) = parts.next() {
+        out.copy_from_slice(first);
+    }
+    for part in parts {
+        out.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// Fails unless a collective's lengths belong together.
+pub fn check_lengths(what: &'static str, whole: usize, part: usize, ranks: usize) -> Result<()> {
+    match part.checked_mul(ranks) == Some(whole) {
+        true => Ok(()),
+        false => Err(RanksError::Length { what, whole, part, ranks }.into()),
+    }
+}
+
+/// One process alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SingleRank;
+
+impl Communicator for SingleRank {
+    fn rank(&self) -> Rank {
+        Rank(0)
+    }
+    fn world_size(&self) -> usize {
+        1
+    }
+    fn all_reduce(&self, _values: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("reduce_scatter", values.len(), out.len(), 1)?;
+        out.copy_from_slice(values);
+        Ok(())
+    }
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("all_gather", out.len(), part.len(), 1)?;
+        out.copy_from_slice(part);
+        Ok(())
+    }
+    fn broadcast(&self, _values: &mut [f32], _root: Rank) -> Result<()> {
+        Ok(())
+    }
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
+}

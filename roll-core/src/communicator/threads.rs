@@ -1,0 +1,335 @@
+//! Ranks that are threads of one process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Communicator, Rank, RanksError, check_lengths, sum_in_order, within};
+use crate::{Error, Result};
+
+/// One of several ranks that are threads of this process. For tests, and for trying things on one machine.
+pub struct ThreadRanks {
+    rank: Rank,
+    timeout: Mutex<Duration>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    size: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// What came for the collective that is being called.
+    deposits: Vec<Option<Deposit>>,
+    /// Collectives done, and what came for the last one. One place is enough: nobody deposits for the next before it
+    /// has taken this, and the next is done when all have deposited.
+    done: u64,
+    taken: Arc<Vec<Deposit>>,
+    /// Why there will be no further one.
+    failed: Option<RanksError>,
+    ended: Vec<bool>,
+}
+
+struct Deposit {
+    call: String,
+    values: Vec<f32>,
+}
+
+impl ThreadRanks {
+    /// The ranks of a job of `size`. Who waits for another longer than `timeout` gets an error.
+    pub fn group(size: usize, timeout: Duration) -> Vec<Self> {
+        let state = State {
+            deposits: (0..size).map(|_| None).collect(),
+            done: 0,
+            taken: Arc::default(),
+            failed: None,
+            ended: vec![false; size],
+        };
+        let shared = Arc::new(Shared { size, state: Mutex::new(state), changed: Condvar::new() });
+        (0..size).map(|rank| Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared: shared.clone() }).collect()
+    }
+
+    /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and gives the results in their order.
+    /// A rank that returns an error or panics fails the others.
+    pub fn run<T: Send>(
+        size: usize,
+        timeout: Duration,
+        f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Vec<Result<T>> {
+        let one = &|ranks: ThreadRanks| {
+            let ranks: Arc<dyn Communicator> = Arc::new(ranks);
+            let result = catch_unwind(AssertUnwindSafe(|| within(ranks.clone(), || f(ranks.clone()))));
+            let result = result.unwrap_or_else(|panic| {
+                let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
+                let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                Err(Error::Misuse(format!("rank {} panicked: {said}", ranks.rank().0)))
+            });
+            if let Err(error) = &result {
+                ranks.fail(&error.chain());
+            }
+            result
+        };
+        std::thread::scope(|scope| {
+            let group = Self::group(size, timeout);
+            let threads: Vec<_> = group.into_iter().map(|ranks| scope.spawn(move || one(ranks))).collect();
+            let lost = |_| Err(Error::Misuse("the thread of a rank panicked".into()));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+        })
+    }
+
+    /// Deposits `values` and waits for those of all ranks.
+    fn exchange(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
+        let (since, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.shared.lock();
+        state.check()?;
+        let before = state.done;
+        state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
+        if state.deposits.iter().all(Option::is_some) {
+            let taken: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
+            if let Some((rank, other)) = taken.iter().enumerate().find(|(_, d)| d.call != taken[0].call) {
+                let (first, other) = (taken[0].call.clone(), other.call.clone());
+                state.failed = Some(RanksError::Disagree { first, rank, other });
+            }
+            state.taken = Arc::new(taken);
+            state.done += 1;
+            self.shared.changed.notify_all();
+        }
+        loop {
+            state.check()?;
+            if state.done > before {
+                return Ok(state.taken.clone());
+            }
+            let ended = state.absent().find(|rank| state.ended[*rank]);
+            if let Some(rank) = ended {
+                return Err(self.shared.fail(state, RanksError::Ended { rank, what: call }));
+            }
+            let Some(left) = timeout.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else {
+                let absent = state.absent().collect();
+                return Err(self.shared.fail(state, RanksError::Absent { absent, what: call, waited: timeout }));
+            };
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    /// Ranks that the collective under way waits for.
+    fn absent(&self) -> impl Iterator<Item = usize> {
+        self.deposits.iter().enumerate().filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| rank)
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.failed {
+            Some(failed) => Err(failed.clone().into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Shared {
+    /// A panic while the lock was held left the state as it was before or after: there is nothing half done in it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, mut state: MutexGuard<'_, State>, error: RanksError) -> Error {
+        let failed = state.failed.get_or_insert(error).clone();
+        self.changed.notify_all();
+        failed.into()
+    }
+}
+
+impl Communicator for ThreadRanks {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared.size
+    }
+
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        let all = self.exchange(format!("all_reduce of {} values", values.len()), values.to_vec())?;
+        sum_in_order(values, all.iter().map(|d| d.values.as_slice()));
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("reduce_scatter", values.len(), out.len(), self.shared.size)?;
+        let all = self.exchange(format!("reduce_scatter of {} values", values.len()), values.to_vec())?;
+        let own = self.rank.0 * out.len()..(self.rank.0 + 1) * out.len();
+        sum_in_order(out, all.iter().map(|d| &d.values[own.clone()]));
+        Ok(())
+    }
+
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("all_gather", out.len(), part.len(), self.shared.size)?;
+        let all = self.exchange(format!("all_gather of {} values each", part.len()), part.to_vec())?;
+        for (i, deposit) in all.iter().enumerate() {
+            out[i * part.len()..(i + 1) * part.len()].copy_from_slice(&deposit.values);
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        if root.0 >= self.shared.size {
+            return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.shared.size }.into());
+        }
+        let call = format!("broadcast of {} values from rank {}", values.len(), root.0);
+        let sent = if root == self.rank { values.to_vec() } else { Vec::new() };
+        let all = self.exchange(call, sent)?;
+        values.copy_from_slice(&all[root.0].values);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.exchange("a barrier".into(), Vec::new()).map(drop)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    fn fail(&self, reason: &str) {
+        let failed = RanksError::Failed { rank: self.rank.0, reason: reason.into() };
+        let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure stands
+    }
+}
+
+impl Drop for ThreadRanks {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.ended[self.rank.0] = true;
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn all<T: Send>(n: usize, f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync) -> Vec<T> {
+        ThreadRanks::run(n, LONG, f).into_iter().map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn every_collective_gives_every_rank_what_it_says() {
+        for n in [1, 2, 4] {
+            all(n, |ranks| {
+                let r = ranks.rank().0 as f32;
+                let sum: f32 = (0..n).map(|r| r as f32).sum();
+                let mut values = [r, 1.0, -r];
+                ranks.all_reduce(&mut values)?;
+                assert_eq!(values, [sum, n as f32, -sum]);
+
+                let mut gathered = vec![0.0; 2 * n];
+                ranks.all_gather(&[r, r + 0.5], &mut gathered)?;
+                assert!((0..n).all(|i| gathered[2 * i..][..2] == [i as f32, i as f32 + 0.5]));
+
+                let whole: Vec<f32> = (0..2 * n).map(|i| i as f32 * (r + 1.0)).collect();
+                let mut part = [0.0; 2];
+                ranks.reduce_scatter(&whole, &mut part)?;
+                let first = 2.0 * r * (sum + n as f32);
+                assert_eq!(part, [first, first + sum + n as f32]);
+
+                let mut told = [r; 3];
+                ranks.broadcast(&mut told, Rank(n - 1))?;
+                assert_eq!(told, [(n - 1) as f32; 3]);
+                ranks.barrier()
+            });
+        }
+    }
+
+    #[test]
+    fn a_sum_has_the_same_bits_in_one_piece_and_in_parts() {
+        let values = |rank: usize| -> Vec<f32> { (0..12).map(|i| 1.0 / (rank * 12 + i + 1) as f32).collect() };
+        let parts = all(4, |ranks| {
+            let mut whole = values(ranks.rank().0);
+            let mut part = [0.0; 3];
+            ranks.reduce_scatter(&whole, &mut part)?;
+            ranks.all_reduce(&mut whole)?;
+            assert_eq!(whole[ranks.rank().0 * 3..][..3], part);
+            Ok(part)
+        });
+        let expected: Vec<f32> = (0..12).map(|i| values(0)[i] + values(1)[i] + values(2)[i] + values(3)[i]).collect();
+        assert_eq!(parts.concat(), expected);
+    }
+
+    #[test]
+    fn bytes_of_any_length_arrive_as_they_were_sent() {
+        all(3, |ranks| {
+            let own = |rank: usize| -> Vec<u8> { (0..rank * 7).map(|i| (i * 37 + 1) as u8).rev().collect() };
+            assert_eq!(ranks.all_gather_bytes(&own(ranks.rank().0))?, [own(0), own(1), own(2)]);
+            assert_eq!(ranks.all_gather_bytes(&[])?, vec![Vec::<u8>::new(); 3]);
+            // A signalling NaN, which arithmetic would change.
+            let odd = [0x01, 0x00, 0x80, 0x7f];
+            assert_eq!(ranks.all_gather_bytes(&odd)?, [odd; 3]);
+            let values = ranks.all_gather_f64(0.1 + ranks.rank().0 as f64)?;
+            assert_eq!(values, [0.1, 1.1, 2.1]);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_rank_that_fails_or_panics_ends_the_others_with_its_reason() {
+        let results = ThreadRanks::run(3, LONG, |ranks| match ranks.rank().0 {
+            1 => Err(Error::Misuse("the disk is full".into())),
+            _ => ranks.barrier(),
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let said = result.unwrap_err().to_string();
+            assert!(said.contains("the disk is full") && (rank == 1 || said.contains("rank 1 failed")), "{said}");
+        }
+        let results = ThreadRanks::run(2, LONG, |ranks| match ranks.rank().0 {
+            0 => panic!("index out of range"),
+            _ => ranks.all_reduce(&mut [1.0]),
+        });
+        let said = results[1].as_ref().unwrap_err().to_string();
+        assert!(said.contains("rank 0") && said.contains("index out of range"), "{said}");
+    }
+
+    #[test]
+    fn a_rank_that_ends_early_or_hangs_is_named() {
+        let results = ThreadRanks::run(3, LONG, |ranks| if ranks.rank().0 == 2 { Ok(()) } else { ranks.barrier() });
+        assert!(results[2].is_ok());
+        assert!(results[0].as_ref().unwrap_err().to_string().contains("rank 2 ended"));
+
+        let (wait, hold) = std::sync::mpsc::channel::<()>();
+        let (wait, hold) = (Mutex::new(Some(wait)), Mutex::new(hold));
+        let results = ThreadRanks::run(3, Duration::from_millis(50), |ranks| {
+            if ranks.rank().0 == 1 {
+                let _ = hold.lock().unwrap().recv(); // until rank 0 gave up
+                return ranks.barrier();
+            }
+            let waited = ranks.barrier();
+            if ranks.rank().0 == 0 {
+                wait.lock().unwrap().take();
+            }
+            waited
+        });
+        for result in results {
+            let said = result.unwrap_err().to_string();
+            assert!(said.contains("rank 1 did not come to a barrier"), "{said}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_are_out_of_step_are_told() {
+        let results = ThreadRanks::run(2, LONG, |ranks| match ranks.rank().0 {
+            0 => ranks.barrier(),
+            _ => ranks.all_reduce(&mut [1.0; 3]),
+        });
+        for result in results {
+            let said = result.unwrap_err().to_string();
+            assert!(said.contains("a barrier") && said.contains("all_reduce of 3"), "{said}");
+        }
+        let results = ThreadRanks::run(2, LONG, |ranks| ranks.all_gather(&[1.0], &mut [0.0; 3]));
+        assert!(results[0].as_ref().unwrap_err().to_string().contains("3 values are not 2 parts of 1"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Memory of a rank, item by item.
+
+use roll_core::Result;
+
+use super::super::dit::Trainable;
+use super::super::options::Placement;
+use super::Plan;
+
+/// Words of a token that the recomputation and the pull of one block hold, in units of the width of the residual
+/// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
+/// (`roll-models/examples/dit_memory.rs`).
+const BLOCK_WORDS: [usize; 2] = [10, 4];
+/// Bytes that the decoder and its pull hold of a pixel of the frame they are at (96 wide at the last stage), and of a
+/// pixel of every frame. Measured at 128x128 with 17 and 65 frames (`roll-models/examples/vae_memory.rs`).
+const PIXEL_BYTES: usize = 50_000;
+const PIXEL_FRAME_BYTES: usize = 478;
+/// Width that these were measured at.
+const MEASURED_WIDTH: usize = 96;
+/// The process itself.
+const PROCESS: usize = 60 << 20;
+
+/// One thing that takes memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// What it is.
+    pub name: &'static str,
+    /// Bytes where the network computes: on the device, or in host memory where that is the device.
+    pub device: usize,
+    /// Bytes in host memory.
+    pub host: usize,
+    /// How it was counted.
+    pub formula: String,
+}
+
+impl Plan {
+    /// Everything a rank holds at its worst moment, except what happens at other times: of the pulls of transformer and
+    /// decoder the larger counts.
+    pub fn memory(&self) -> Result<Vec<Item>> {
+        let (networks, division, work) = (&self.networks, &self.division, &self.work);
+        let ranks = division.ranks.max(1);
+        let (dit, bytes) = (networks.dit_elements(), networks.weight_bytes);
+        let block = networks.block_elements() * bytes;
+        let all = dit * bytes * networks.experts;
+        let item = |name, device, host, formula: String| Item { name, device, host, formula };
+        let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
+
+        // Weights that are trained are no longer frozen, but are loaded like them.
+        let full = division.trainable == Trainable::Full;
+        items.push(match self.placement() {
+            Placement::Sharded => item(
+                "transformer weights",
+                block,
+                all.div_ceil(ranks),
+                format!("{} x {dit} x {bytes} B / {ranks} ranks, and a block", networks.experts),
+            ),
+            Placement::Streamed => {
+                item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
+            }
+            Placement::Auto | Placement::Resident => {
+                item("transformer weights", all, 0, format!("{} x {dit} x {bytes} B", networks.experts))
+            }
+        });
+        let vae = networks.vae_elements();
+        items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
+
+        let n = self.trained_elements()?;
+        let what = if full { "all weights" } else { "adapters" };
+        let part = |divided: bool| n.div_ceil(if divided { ranks } else { 1 });
+        let share = |divided: bool| if divided { format!("{n} / {ranks}") } else { n.to_string() };
+        let stage = division.stage;
+        items.push(item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")));
+        items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
+        items.push(item("sums of gradients", 0, 4 * part(stage >= 2), format!("{} x 4 B", share(stage >= 2))));
+        items.push(item("optimizer state", 0, 8 * part(stage >= 1), format!("{} x 8 B", share(stage >= 1))));
+
+        let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
+        let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.trained_steps;
+        let (on_device, on_host) = if work.offload_inputs { (0, inputs) } else { (inputs, 0) };
+        items.push(item(
+            "block inputs",
+            on_device,
+            on_host,
+            format!(
+                "{} steps x {} segments x {tokens} tokens x {dim} x 4 B",
+                work.trained_steps,
+                networks.dit.layers + 2
+            ),
+        ));
+        let (pull, decode) = (self.block_pull(), self.decoder_pull());
+        let [a, b] = BLOCK_WORDS;
+        items.push(match pull > decode {
+            true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
+            false => item("decoder and its pull", decode, 0, "as measured, by pixels and frames".into()),
+        });
+        Ok(items)
+    }
+
+    /// Bytes that the recomputation and the pull of one transformer block hold.
+    pub fn block_pull(&self) -> usize {
+        let dit = &self.networks.dit;
+        4 * self.tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
+    }
+
+    /// Bytes that the decoder and its pull hold, beyond weights.
+    pub fn decoder_pull(&self) -> usize {
+        let (vae, work) = (&self.networks.vae, &self.work);
+        let [_, h, w] = self.latents();
+        let tile = work.tile.map_or([h, w], |[th, tw]| [th.min(h), tw.min(w)]);
+        let (pixels, whole) = (tile[0] * tile[1] * vae.spatial_stride().pow(2), work.size[0] * work.size[1]);
+        let width = vae.decoder_dim / vae.pixel_patch();
+        pixels * PIXEL_BYTES * width / MEASURED_WIDTH + whole * PIXEL_FRAME_BYTES * work.frames
+    }
+}

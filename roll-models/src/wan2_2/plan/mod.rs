@@ -1,0 +1,149 @@
+//! What a Reward-FL run needs, before it is started: memory by item, and time by phase.
+//!
+//! Weights, gradients and optimizer state are counted exactly, from the shapes. What a step holds beyond them is a
+//! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.
+
+mod memory;
+mod presets;
+#[cfg(test)]
+mod tests;
+mod time;
+
+use roll_core::{Noise, Result};
+
+pub use memory::Item;
+pub use presets::{Cluster, Network};
+pub use time::Phase;
+
+use super::dit::{DitConfig, Trainable, lora_parameters};
+use super::options::Placement;
+use super::vae::VaeConfig;
+
+/// The networks of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Networks {
+    /// Shape of the transformer; of each expert.
+    pub dit: DitConfig,
+    /// Transformers.
+    pub experts: usize,
+    /// Bytes of a frozen weight of the transformer.
+    pub weight_bytes: usize,
+    /// Shape of the VAE, which is resident in f32.
+    pub vae: VaeConfig,
+}
+
+/// The videos of a run and the steps that make them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    /// Frames.
+    pub frames: usize,
+    /// Height and width in pixels.
+    pub size: [usize; 2],
+    /// Denoising steps.
+    pub steps: usize,
+    /// Steps that are trained: the last ones.
+    pub trained_steps: usize,
+    /// Side of a tile of the VAE, in latent pixels.
+    pub tile: Option<[usize; 2]>,
+    /// Segment inputs wait in host memory.
+    pub offload_inputs: bool,
+    /// Tokens of the prompt.
+    pub text_len: usize,
+    /// Samples that a rank trains on in a step.
+    pub samples: usize,
+}
+
+/// How the work is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Division {
+    /// ZeRO stage.
+    pub stage: u8,
+    /// Where the frozen weights live; `Auto` is as the stage says.
+    pub placement: Placement,
+    /// Ranks.
+    pub ranks: usize,
+    /// What is trained of each trained expert.
+    pub trainable: Trainable,
+    /// Trained experts.
+    pub trained_experts: usize,
+}
+
+/// Speeds that times follow from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Floating-point operations a second that a rank sustains.
+    pub flops: f64,
+    /// Bytes a second between ranks.
+    pub link: f64,
+    /// Bytes a second from where streamed weights are.
+    pub read: f64,
+}
+
+/// What was asked for, in full.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The networks.
+    pub networks: Networks,
+    /// The videos.
+    pub work: Work,
+    /// The ranks.
+    pub division: Division,
+}
+
+impl Plan {
+    /// Elements that are trained, over all experts.
+    pub fn trained_elements(&self) -> Result<usize> {
+        let one = match &self.division.trainable {
+            Trainable::Frozen => 0,
+            Trainable::Full => self.networks.dit_elements(),
+            Trainable::Lora { rank, targets, .. } => {
+                // Names and shapes do not depend on the draws.
+                let (specs, _) = lora_parameters(&self.networks.dit, *rank, targets, &Noise::new(0))?;
+                specs.iter().map(|s| s.len()).sum()
+            }
+        };
+        Ok(one * self.division.trained_experts)
+    }
+
+    /// Where the frozen weights live.
+    pub fn placement(&self) -> Placement {
+        match (self.division.placement, self.division.stage) {
+            (Placement::Auto, 3) => Placement::Sharded,
+            (Placement::Auto, _) => Placement::Resident,
+            (given, _) => given,
+        }
+    }
+
+    /// Shape of the latents without channels: frames, height, width.
+    pub(super) fn latents(&self) -> [usize; 3] {
+        let (vae, [height, width]) = (&self.networks.vae, self.work.size);
+        let space = vae.spatial_stride();
+        [self.work.frames.saturating_sub(1) / vae.temporal_stride() + 1, height.div_ceil(space), width.div_ceil(space)]
+    }
+
+    /// Tokens of a video.
+    pub fn tokens(&self) -> usize {
+        let [t, h, w] = self.latents();
+        let [pt, ph, pw] = self.networks.dit.patch;
+        t.div_ceil(pt) * h.div_ceil(ph) * w.div_ceil(pw)
+    }
+}
+
+impl Networks {
+    /// Elements of one expert.
+    pub fn dit_elements(&self) -> usize {
+        self.dit.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
+    /// Elements of one block.
+    pub(super) fn block_elements(&self) -> usize {
+        let weights = self.dit.weights();
+        let block = weights.iter().filter(|(name, _)| name.starts_with("blocks.0."));
+        block.map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
+    /// Elements of the VAE.
+    pub fn vae_elements(&self) -> usize {
+        self.vae.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+}

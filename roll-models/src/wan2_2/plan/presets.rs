@@ -1,0 +1,83 @@
+//! Published models and common machines by name.
+
+use super::super::dit::DitConfig;
+use super::super::vae::VaeConfig;
+use super::{Networks, Speed};
+
+/// A published model.
+#[derive(Clone, Copy, Debug)]
+pub struct Network {
+    /// Name on the command line.
+    pub name: &'static str,
+    make: fn() -> Networks,
+}
+
+impl Network {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self { name: "wan2_2-i2v-a14b", make: || a14b(36, 2) },
+        Self { name: "wan2_2-t2v-a14b", make: || a14b(16, 2) },
+        Self { name: "wan2_1-t2v-14b", make: || a14b(16, 1) },
+        Self { name: "wan2_1-t2v-1_3b", make: || networks([1536, 8960, 30, 12], [16, 16], 1, VaeConfig::wan2_1()) },
+        Self { name: "wan2_2-ti2v-5b", make: || networks([3072, 14336, 30, 24], [48, 48], 1, VaeConfig::wan2_2()) },
+    ];
+
+    /// Its networks.
+    pub fn networks(&self) -> Networks {
+        (self.make)()
+    }
+}
+
+fn a14b(in_channels: usize, experts: usize) -> Networks {
+    networks([5120, 13824, 40, 40], [in_channels, 16], experts, VaeConfig::wan2_1())
+}
+
+fn networks(
+    [dim, ffn_dim, layers, heads]: [usize; 4],
+    [in_channels, out_channels]: [usize; 2],
+    experts: usize,
+    vae: VaeConfig,
+) -> Networks {
+    let (patch, text_dim, freq_dim) = ([1, 2, 2], 4096, 256);
+    let dit = DitConfig {
+        dim,
+        in_channels,
+        out_channels,
+        patch,
+        text_dim,
+        freq_dim,
+        ffn_dim,
+        layers,
+        heads,
+        image_dim: None,
+    };
+    Networks { dit, experts, weight_bytes: 2, vae }
+}
+
+/// Devices of a machine or cluster.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cluster {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// Devices.
+    pub devices: usize,
+    /// Memory of each, bytes.
+    pub memory: f64,
+    /// What they are taken to sustain.
+    pub speed: Speed,
+}
+
+impl Cluster {
+    /// All of them. Sustained speed is taken as 40 % of the published dense bf16 peak of a typical device of that
+    /// memory (165, 990 and 990 TFLOP/s); links are PCIe 4 and NVLink.
+    pub const ALL: [Self; 4] = [
+        Self::new("1x24", 1, 24e9, 66e12, 25e9),
+        Self::new("1x80", 1, 80e9, 396e12, 50e9),
+        Self::new("1x141", 1, 141e9, 396e12, 50e9),
+        Self::new("8x80", 8, 80e9, 396e12, 300e9),
+    ];
+
+    const fn new(name: &'static str, devices: usize, memory: f64, flops: f64, link: f64) -> Self {
+        Self { name, devices, memory, speed: Speed { flops, link, read: 3e9 } }
+    }
+}

@@ -1,0 +1,106 @@
+#![allow(clippy::unwrap_used)]
+
+use roll_core::{Noise, StateDict};
+
+use super::*;
+use crate::wan2_2::dit::Dit;
+
+fn lora(rank: usize) -> Trainable {
+    let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
+    Trainable::Lora { rank, alpha: rank as f64, targets }
+}
+
+fn plan(name: &str) -> Plan {
+    let network = Network::ALL.iter().find(|n| n.name == name).unwrap();
+    Plan {
+        networks: network.networks(),
+        work: Work {
+            frames: 81,
+            size: [480, 832],
+            steps: 8,
+            trained_steps: 4,
+            tile: None,
+            offload_inputs: false,
+            text_len: 512,
+            samples: 1,
+        },
+        division: Division { stage: 0, placement: Placement::Auto, ranks: 1, trainable: lora(32), trained_experts: 1 },
+    }
+}
+
+fn bytes(plan: &Plan, name: &str) -> usize {
+    plan.memory().unwrap().into_iter().filter(|i| i.name == name).map(|i| i.device + i.host).sum()
+}
+
+#[test]
+fn published_models_have_the_sizes_that_their_names_say() {
+    let billions = |name: &str| plan(name).networks.dit_elements() as f64 / 1e9;
+    assert!((14.0..14.6).contains(&billions("wan2_2-i2v-a14b")), "{}", billions("wan2_2-i2v-a14b"));
+    assert!((1.3..1.5).contains(&billions("wan2_1-t2v-1_3b")));
+    assert!((4.9..5.1).contains(&billions("wan2_2-ti2v-5b")));
+    let vae = plan("wan2_2-i2v-a14b").networks.vae_elements() as f64;
+    assert!((126e6..128e6).contains(&vae), "{vae}");
+    // 21 latent frames of 60 x 104, in patches of 2 x 2.
+    assert_eq!(plan("wan2_2-i2v-a14b").tokens(), 21 * 30 * 52);
+}
+
+#[test]
+fn parameters_are_counted_as_the_model_has_them() {
+    let mut plan = plan("wan2_1-t2v-1_3b");
+    plan.networks.dit = DitConfig { dim: 64, ffn_dim: 128, layers: 3, heads: 2, ..plan.networks.dit };
+    let device = roll_backends::device("flex").unwrap();
+    let zeros = |(name, shape): (String, Vec<usize>)| (name, roll_core::Tensor::zeros(shape));
+    let state: StateDict = plan.networks.dit.weights().into_iter().map(zeros).collect();
+    assert_eq!(plan.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
+    let mut dit = Dit::new(&state, Some(2), burn::tensor::DType::F32, &device).unwrap();
+    for trainable in [lora(4), Trainable::Full] {
+        dit.train(&trainable, &Noise::new(0), &state).unwrap();
+        plan.division.trainable = trainable;
+        let trained: usize = dit.parameters().unwrap().specs().iter().map(|s| s.len()).sum();
+        assert_eq!(plan.trained_elements().unwrap(), trained);
+    }
+}
+
+#[test]
+fn each_stage_divides_what_it_says_and_nothing_else() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    plan.division.ranks = 8;
+    let mut at = |stage: u8| {
+        plan.division.stage = stage;
+        ["optimizer state", "sums of gradients", "transformer weights", "trained parameters"].map(|i| bytes(&plan, i))
+    };
+    let [zero, one, two, three] = [at(0), at(1), at(2), at(3)];
+    let eighth = |a: usize, b: usize| a.abs_diff(b.div_ceil(8)) <= 8;
+    assert!(eighth(one[0], zero[0]) && one[1..] == zero[1..]);
+    assert!(eighth(two[1], zero[1]) && two[2..] == zero[2..]);
+    // A block of one expert is there whole.
+    assert!(three[2] > zero[2] / 8 && three[2] < zero[2] / 8 + zero[2] / 60);
+    assert_eq!(three[3], zero[3]);
+}
+
+#[test]
+fn streamed_weights_and_tiles_make_a_large_model_small() {
+    let whole = plan("wan2_2-i2v-a14b");
+    let mut small = whole.clone();
+    small.division.placement = Placement::Streamed;
+    small.work.tile = Some([34, 34]);
+    small.work.offload_inputs = true;
+    let device = |plan: &Plan| plan.memory().unwrap().iter().map(|i| i.device).sum::<usize>() as f64 / 1e9;
+    assert!(device(&whole) > 80.0 && device(&small) < 24.0, "{} {}", device(&whole), device(&small));
+}
+
+#[test]
+fn the_formulas_give_what_was_measured_at_small_scale() {
+    let near = |formula: usize, mib: f64| (formula as f64 / (mib * 1048576.0) - 1.0).abs() < 0.1;
+    // The example dit_memory: 4096 tokens of width 512, 208 MiB beyond the weights.
+    let mut plan = plan("wan2_1-t2v-1_3b");
+    plan.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.networks.dit };
+    plan.work = Work { frames: 13, size: [512, 512], ..plan.work };
+    assert_eq!(plan.tokens(), 4096);
+    assert!(near(plan.block_pull(), 208.0));
+    // The example vae_memory at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and process in it.
+    for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
+        plan.work = Work { frames, size: [128, 128], ..plan.work };
+        assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
+    }
+}

@@ -1,0 +1,111 @@
+//! Time of a step, phase by phase.
+
+use std::time::Instant;
+
+use burn::tensor::{Device, Tensor};
+
+use super::super::dit::Trainable;
+use super::super::options::Placement;
+use super::super::vae::VaeConfig;
+use super::{Plan, Speed};
+
+/// One phase of a step, of all samples of a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Phase {
+    /// As in the metrics: `time/rollout`.
+    pub name: &'static str,
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes that come from other ranks, or from files.
+    pub moved: f64,
+    /// The larger of computing and moving.
+    pub seconds: f64,
+}
+
+impl Plan {
+    /// The phases of a step. Transfers and computation are taken to overlap where weights are streamed.
+    pub fn time(&self, speed: Speed) -> Vec<Phase> {
+        let work = &self.work;
+        let forward = self.forward_flops();
+        // Recomputation, and the product with each weight once more for the cotangent, twice when it is trained itself.
+        let backward = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
+        let pull = forward * (1.0 + backward) + self.attention_flops() * 0.5;
+        let decode = decoder_flops(&self.networks.vae) * (work.frames * work.size[0] * work.size[1]) as f64;
+        let weights = (self.networks.dit_elements() * self.networks.weight_bytes) as f64;
+        let (moved, rate) = match self.placement() {
+            Placement::Sharded => (weights * (1.0 - 1.0 / self.division.ranks.max(1) as f64), speed.link),
+            Placement::Streamed => (weights, speed.read),
+            Placement::Auto | Placement::Resident => (0.0, speed.link),
+        };
+        let overlaps = self.placement() == Placement::Streamed;
+        let phase = |name, passes: f64, flops: f64, weighted: bool| {
+            let (flops, moved) = (flops * passes, if weighted { moved * passes } else { 0.0 });
+            let (compute, transfer) = (flops / speed.flops, moved / rate);
+            let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
+            Phase { name, flops, moved, seconds }
+        };
+        let (samples, steps, trained) = (work.samples as f64, work.steps as f64, work.trained_steps as f64);
+        vec![
+            phase("time/rollout", samples * steps, forward, true),
+            phase("time/reference", samples * trained, forward, true),
+            phase("time/decode", samples, decode, false),
+            phase("time/pull", samples * trained, pull, true),
+            // The decoder is recomputed and then pulled through.
+            phase("time/pull (decoder)", samples, 2.0 * decode, false),
+        ]
+    }
+
+    /// Operations of one transformer pass.
+    pub fn forward_flops(&self) -> f64 {
+        let (tokens, text) = (self.tokens() as f64, self.work.text_len as f64);
+        let dit = &self.networks.dit;
+        let (dim, ffn, layers) = (dit.dim as f64, dit.ffn_dim as f64, dit.layers as f64);
+        // Self-attention has four projections of every token, cross-attention two of it and two of the text.
+        let products = 2.0 * tokens * (6.0 * dim * dim + 2.0 * dim * ffn) + 2.0 * text * 2.0 * dim * dim;
+        layers * (products + 4.0 * tokens * text * dim) + self.attention_flops()
+    }
+
+    /// Of these, those of the self-attention over all tokens.
+    fn attention_flops(&self) -> f64 {
+        let tokens = self.tokens() as f64;
+        4.0 * tokens * tokens * (self.networks.dit.dim * self.networks.dit.layers) as f64
+    }
+}
+
+impl Speed {
+    /// What this machine's products of matrices sustain; links and files are taken as memory and a solid-state disk.
+    pub fn measured(device: &Device) -> Self {
+        const N: usize = 1024;
+        let a = Tensor::<2>::ones([N, N], device);
+        let once = || {
+            let start = Instant::now();
+            let _ = a.clone().matmul(a.clone()).into_data();
+            2.0 * (N as f64).powi(3) / start.elapsed().as_secs_f64()
+        };
+        let flops = (0..4).map(|_| once()).fold(0.0, f64::max);
+        Self { flops, link: 5e9, read: 2e9 }
+    }
+}
+
+/// Operations of the decoder for one pixel of one frame: its 3x3x3 convolutions, and the 3x3 ones of the upsampling.
+fn decoder_flops(vae: &VaeConfig) -> f64 {
+    let stages = vae.dim_mult.len();
+    let patch = vae.pixel_patch() as f64;
+    let convolutions = 2.0 * (vae.num_res_blocks as f64 + 1.0);
+    let mut flops = 0.0;
+    // Positions of a stage for each pixel of the result; stage 0 is the last, at full size.
+    let mut positions = 1.0 / (patch * patch);
+    for stage in 0..stages {
+        let width = (vae.decoder_dim * vae.dim_mult[stage]) as f64;
+        // The middle of the network stands at the size of the latents.
+        let count = if stage + 1 == stages { convolutions + 4.0 } else { convolutions };
+        flops += positions * count * 54.0 * width * width;
+        if stage + 1 < stages {
+            let from = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
+            flops += positions * 18.0 * from * from / 2.0;
+            let time = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
+            positions /= 4.0 * time;
+        }
+    }
+    flops
+}

@@ -1,0 +1,160 @@
+//! A child process that answers frames, one at a time.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, BufWriter};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value as Json;
+
+use super::Message;
+use super::frame::{self, FrameError};
+
+/// Lines of standard error that an error message repeats.
+const LAST_LINES: usize = 8;
+/// How long a child may take to end once its standard input is closed.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the last lines of a child that ended may take to arrive.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Why a child gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// It could not be started.
+    #[error("it cannot be started")]
+    Start(#[source] std::io::Error),
+    /// It did not answer in time and was ended.
+    #[error("it gave no answer within {seconds} s and was ended{said}")]
+    Timeout {
+        /// The limit.
+        seconds: f64,
+        /// The last lines of its standard error.
+        said: String,
+    },
+    /// It ended, or wrote something else than a frame.
+    #[error("{how}{said}")]
+    Broken {
+        /// What happened.
+        how: String,
+        /// The last lines of its standard error.
+        said: String,
+    },
+}
+
+/// A running child. Reading and writing happen on a thread, so that a child that neither reads nor writes can be given
+/// up; there is never more than one frame under way.
+pub struct Running {
+    child: Child,
+    requests: Option<SyncSender<Message>>,
+    answers: Receiver<Result<Message, FrameError>>,
+    said: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Running {
+    /// Starts `command` in `directory`. Its standard error goes to the log.
+    pub fn start(command: &[String], directory: &Path) -> Result<Self, ChildError> {
+        let (program, arguments) = command.split_first().ok_or_else(|| {
+            ChildError::Start(std::io::Error::new(std::io::ErrorKind::InvalidInput, "the command is empty"))
+        })?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .current_dir(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(ChildError::Start)?;
+        let said = Arc::new(Mutex::new(VecDeque::new()));
+        if let Some(stderr) = child.stderr.take() {
+            let (said, program) = (Arc::clone(&said), program.clone());
+            std::thread::spawn(move || {
+                // Bytes, not text: a child may write what it likes.
+                for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).trim_end().to_string();
+                    tracing::info!(target: "plugin", "{program}: {line}");
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.push_back(line);
+                    if said.len() > LAST_LINES {
+                        said.pop_front();
+                    }
+                }
+            });
+        }
+        // Both were asked for above.
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (requests, work) = sync_channel::<Message>(1);
+        let (results, answers) = sync_channel(1);
+        std::thread::spawn(move || {
+            let Some((stdin, stdout)) = pipes else { return };
+            let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
+            for (header, tensors) in work {
+                let answer =
+                    frame::write(&mut stdin, &header, &tensors).and_then(|()| frame::read::<Json>(&mut stdout));
+                if results.send(answer).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, requests: Some(requests), answers, said })
+    }
+
+    /// Sends a frame and waits for the answer. After an error the child is of no use any more.
+    pub fn ask(&mut self, message: Message, limit: Duration) -> Result<Message, ChildError> {
+        if let Some(requests) = &self.requests {
+            // A thread that is gone says so through `answers`.
+            let _ = requests.send(message);
+        }
+        match self.answers.recv_timeout(limit) {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(FrameError::NoFrame(how))) => Err(ChildError::Broken { how, said: self.said() }),
+            Ok(Err(FrameError::Io(_))) | Err(RecvTimeoutError::Disconnected) => {
+                let how = match self.wait(FAREWELL) {
+                    Some(status) => format!("it ended ({status})"),
+                    None => "it closed its standard output".into(),
+                };
+                Err(ChildError::Broken { how, said: self.said() })
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = self.child.kill();
+                Err(ChildError::Timeout { seconds: limit.as_secs_f64(), said: self.said() })
+            }
+        }
+    }
+
+    /// Waits for the child to end.
+    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if begun.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
+                _ => return None,
+            }
+        }
+    }
+
+    /// "; its last lines: ..."
+    fn said(&mut self) -> String {
+        // The thread that reads them may be a moment behind.
+        std::thread::sleep(LAST_WORDS);
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        match said.is_empty() {
+            true => String::new(),
+            false => format!("; its last lines: {}", said.iter().cloned().collect::<Vec<_>>().join(" / ")),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Closes its standard input, which asks it to end.
+        self.requests = None;
+        if self.wait(FAREWELL).is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

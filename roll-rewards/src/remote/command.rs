@@ -1,0 +1,149 @@
+//! The reward `command`: a program of its own, in any language, started once and asked over its standard input and
+//! output. Its standard error goes to the log. `examples/reward_command/brightness.py` is a whole one.
+//!
+//! Nothing is kept in the program between calls, so one that died or hung is started again and asked again.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+use super::child::{ChildError, Running};
+use super::{Message, RemoteReward, Transport, VERSION};
+
+/// Options of the reward `command`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Seconds that a call may take.
+    pub timeout: f64,
+    /// Seconds that the program may take to start and say hello: it may load a model.
+    pub start_timeout: f64,
+    /// How often the program is started again for one call, after it died or gave no answer in time.
+    pub restarts: u32,
+    /// Handed to the program with `hello`.
+    pub options: Options,
+    /// What to do with a sample that has nothing to score.
+    pub on_missing: OnMissing,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            command: Vec::new(),
+            timeout: 60.0,
+            start_timeout: 300.0,
+            restarts: 1,
+            options: Options::new(),
+            on_missing: OnMissing::Skip,
+        }
+    }
+}
+
+/// No answer, although the program was started again as often as allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("the reward command `{command}` gave no answer to `{call}` (started {starts} times for it)")]
+struct NoAnswer {
+    command: String,
+    call: &'static str,
+    starts: u32,
+    /// What happened the last time.
+    #[source]
+    source: ChildError,
+}
+
+/// A program that is asked.
+pub struct Program {
+    config: Config,
+    directory: PathBuf,
+    /// `None` before it is first asked and after it died.
+    running: Option<Running>,
+}
+
+impl Program {
+    /// The program of `config`, to be started in `directory`.
+    pub fn new(config: Config, directory: PathBuf) -> Result<Self> {
+        if config.command.is_empty() {
+            let problem = "missing: the program and its arguments, as a list of texts";
+            return Err(Error::config("reward.command", problem));
+        }
+        super::check_seconds("reward.timeout", config.timeout)?;
+        super::check_seconds("reward.start_timeout", config.start_timeout)?;
+        Ok(Self { config, directory, running: None })
+    }
+
+    fn no_answer(&self, call: &'static str, starts: u32, source: ChildError) -> Error {
+        let fault = if matches!(source, ChildError::Start(_)) { Fault::User } else { Fault::Failure };
+        Error::component(fault, NoAnswer { command: self.config.command.join(" "), call, starts, source })
+    }
+
+    /// Starts the program and says hello.
+    fn start(&self) -> std::result::Result<(Running, Message), ChildError> {
+        let mut running = Running::start(&self.config.command, &self.directory)?;
+        let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
+        let answer = running.ask((header, Vec::new()), Duration::from_secs_f64(self.config.start_timeout))?;
+        Ok((running, answer))
+    }
+
+    /// Asks the running program, or one that is started for it. After an error none is running.
+    fn once(&mut self, header: &Json, tensors: &[(String, Tensor)]) -> std::result::Result<Message, ChildError> {
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => self.start()?.0,
+        };
+        let answer = running.ask((header.clone(), tensors.to_vec()), Duration::from_secs_f64(self.config.timeout))?;
+        self.running = Some(running);
+        Ok(answer)
+    }
+}
+
+impl Transport for Program {
+    fn peer(&self) -> String {
+        format!("the reward command `{}`", self.config.command.join(" "))
+    }
+
+    fn hello(&mut self) -> Result<Message> {
+        let (running, answer) = self.start().map_err(|source| self.no_answer("hello", 1, source))?;
+        self.running = Some(running);
+        Ok(answer)
+    }
+
+    fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
+        let mut starts = 0;
+        loop {
+            match self.once(&header, tensors) {
+                Ok(answer) => return Ok(answer),
+                Err(problem) if starts < self.config.restarts => {
+                    starts += 1;
+                    tracing::warn!("{}: {problem}; starting it again", self.peer());
+                }
+                Err(problem) => return Err(self.no_answer(call, starts, problem)),
+            }
+        }
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "command",
+        summary: "A reward that is a program of its own, in any language",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, context| {
+            let config: Config = parse_options("reward", options)?;
+            let on_missing = config.on_missing;
+            let program = Program::new(config, context.base_dir.clone())?;
+            Ok(Box::new(RemoteReward::new("command", program, on_missing)?))
+        }),
+    }
+}
+
+#[cfg(all(test, unix))]
+#[path = "command_tests.rs"]
+mod tests;

@@ -1,0 +1,136 @@
+//! Programs that work, die, hang, and talk nonsense.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Instant;
+
+use roll_core::{Grad, RewardScorer, Score, Target, Video};
+
+use super::*;
+
+/// A Python program of `body` after the frame functions of the example; `None`, said aloud, without Python.
+fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<RemoteReward<Program>>> {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        let line = b"SKIPPED: reward commands are not tested without python3\n";
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line);
+        return None;
+    }
+    let example = include_str!("../../../examples/reward_command/brightness.py");
+    let functions = example.split("def main").next().unwrap();
+    let program = match body {
+        "" => example.to_string(),
+        body => format!("{functions}\nimport os, time\n{body}\n"),
+    };
+    let mut config = Config { command: vec!["python3".into(), "-c".into(), program], ..Config::default() };
+    change(&mut config);
+    Some(make(config))
+}
+
+fn make(config: Config) -> Result<RemoteReward<Program>> {
+    RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
+}
+
+/// What each call says after hello.
+fn told(body: &str, change: impl FnOnce(&mut Config)) -> Option<String> {
+    let mut reward = match reward(body, change)? {
+        Ok(reward) => reward,
+        Err(error) => return Some(roll_core::plugin::Chain::line(&error)),
+    };
+    let scored = reward.score(&video(), "", &Target::default(), Grad::Record);
+    Some(roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err()))
+}
+
+fn video() -> Video {
+    let values = (0..2 * 3 * 64 * 64).map(|i| ((i * 37 % 101) as f32) / 101.0 - 0.4).collect();
+    Video::new(Tensor::new(values, [2, 3, 64, 64]).unwrap(), 8.0).unwrap()
+}
+
+const HELLO: &str = "read(); answer({'name': 'odd', 'differentiable': True})";
+
+#[test]
+fn the_python_example_keeps_every_promise() {
+    let Some(reward) = reward("", |c| drop(c.options.insert("level".into(), 0.3.into()))) else { return };
+    let mut reward = reward.unwrap();
+    assert_eq!((reward.name(), reward.differentiable()), ("python_brightness", true));
+    use roll_core::plugin::check::{Verdict, check_reward};
+    let findings = check_reward(&mut reward, 2);
+    assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
+    let target = reward.prepare(&video()).unwrap();
+    assert_eq!(target.tensors["mean"].shape(), [1]);
+    let (score, _) = reward.score(&video(), "", &target, Grad::Skip).unwrap();
+    let Score::Value { details, .. } = score else { panic!("{score:?}") };
+    assert!(details.contains_key("mean"));
+}
+
+#[test]
+fn a_program_that_died_is_started_again_and_asked_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("died").display().to_string();
+    let body = format!(
+        "{HELLO}
+read()
+if not os.path.exists('{mark}'):
+    open('{mark}', 'w').close()
+    sys.exit(3)
+answer({{'score': 0.5}})"
+    );
+    let Some(reward) = reward(&body, |_| ()) else { return };
+    let (score, _) = reward.unwrap().score(&video(), "", &Target::default(), Grad::Skip).unwrap();
+    assert_eq!(score, Score::of(0.5));
+}
+
+#[test]
+fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
+    let body = format!("{HELLO}\nprint('out of luck', file=sys.stderr)\nsys.exit(3)");
+    let Some(told) = told(&body, |_| ()) else { return };
+    for part in ["`python3 ", "`score` (started 1 times for it)", "exit status: 3", "out of luck"] {
+        assert!(told.contains(part), "no {part} in: {told}");
+    }
+}
+
+#[test]
+fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
+    for hang in ["read(); time.sleep(60)", "time.sleep(60)"] {
+        let begun = Instant::now();
+        let hangs = |c: &mut Config| (c.timeout, c.restarts) = (0.3, 0);
+        let Some(told) = told(&format!("{HELLO}\n{hang}"), hangs) else { return };
+        assert!(told.contains("no answer within 0.3 s"), "{told}");
+        assert!(begun.elapsed().as_secs() < 20);
+    }
+}
+
+#[test]
+fn nonsense_is_an_error_that_says_what_was_wrong() {
+    let cases = [
+        ("read(); print('hello', flush=True)", "print to standard error"),
+        ("read(); answer({'score': 'high'})", "expected a number"),
+        ("read(); answer({})", "no `score`"),
+        ("read(); answer({'score': 1.0})", "none came"),
+        ("read(); answer({'score': 1.0}, [('gradient', array.array('f', [1.0]), [1])])", "expected a gradient of f32"),
+        ("read(); answer({'error': 'the model is missing'})", "the model is missing"),
+    ];
+    for (body, part) in cases {
+        let Some(told) = told(&format!("{HELLO}\n{body}\ntime.sleep(60)"), |c| c.restarts = 0) else { return };
+        assert!(told.contains(part), "{body}: {told}");
+    }
+}
+
+#[test]
+fn a_score_may_be_missing() {
+    let body = format!("{HELLO}\nread(); answer({{'score': None, 'reason': 'nobody there'}})\nread()");
+    let Some(reward) = reward(&body, |_| ()) else { return };
+    let (score, pullback) = reward.unwrap().score(&video(), "", &Target::default(), Grad::Record).unwrap();
+    assert_eq!(score, Score::Missing { reason: "nobody there".into() });
+    assert!(pullback.is_none());
+}
+
+#[test]
+fn a_command_that_is_no_program_is_the_users_mistake() {
+    let make = |command: &[&str]| {
+        let command = command.iter().map(|c| c.to_string()).collect();
+        make(Config { command, ..Config::default() }).map(drop).unwrap_err()
+    };
+    assert!(make(&[]).to_string().contains("reward.command"));
+    let error = make(&["no-such-program-here"]);
+    assert_eq!(error.fault(), Fault::User);
+    assert!(roll_core::plugin::Chain::line(&error).contains("no-such-program-here"));
+}

@@ -1,0 +1,154 @@
+//! The messages between this program and a reward that is a program of its own.
+//!
+//! A frame is `ROLL`, the length of a header (u32, little-endian), the header (JSON), and then the bytes of the tensors
+//! that the header lists, one after the other, row-major and little-endian, without padding.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use roll_core::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// What every frame begins with: a program that prints to its standard output is found out at once.
+const MAGIC: [u8; 4] = *b"ROLL";
+/// Bytes of a header, at most.
+const MAX_HEADER: usize = 1 << 20;
+/// Bytes of the tensors of a frame that comes in, at most.
+const MAX_BYTES: usize = 1 << 32;
+
+/// A tensor of a frame.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Listed {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+/// A header; what else stands in it depends on the call.
+#[derive(Serialize, Deserialize)]
+struct Header<T> {
+    #[serde(default)]
+    tensors: Vec<Listed>,
+    #[serde(flatten)]
+    body: T,
+}
+
+/// Why a frame could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The other side closed its end, or the system failed.
+    #[error("the connection ended")]
+    Io(#[from] std::io::Error),
+    /// Bytes that are no frame.
+    #[error("{0}")]
+    NoFrame(String),
+}
+
+/// Writes a frame.
+pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, Tensor)]) -> Result<(), FrameError> {
+    let listed =
+        tensors.iter().map(|(name, t)| Listed { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() });
+    let header = Header { tensors: listed.collect(), body };
+    let header = serde_json::to_vec(&header).map_err(|e| FrameError::NoFrame(format!("writing a header: {e}")))?;
+    out.write_all(&MAGIC)?;
+    out.write_all(&(header.len() as u32).to_le_bytes())?;
+    out.write_all(&header)?;
+    for (_, tensor) in tensors {
+        out.write_all(tensor.as_bytes())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Reads a frame. Fails, without taking more memory than it must, on whatever is none.
+pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl Read) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
+    let mut start = [0; 8];
+    input.read_exact(&mut start)?;
+    let (magic, length) = start.split_at(4);
+    if magic != MAGIC {
+        let text = String::from_utf8_lossy(&start).into_owned();
+        return Err(FrameError::NoFrame(format!(
+            "it wrote {text:?} where a frame should begin: its standard output is for frames, print to standard error"
+        )));
+    }
+    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
+    if length > MAX_HEADER {
+        return Err(FrameError::NoFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
+    }
+    let mut header = vec![0; length];
+    input.read_exact(&mut header)?;
+    let header: Header<T> = serde_json::from_slice(&header)
+        .map_err(|e| FrameError::NoFrame(format!("a header that makes no sense: {e}")))?;
+    let mut tensors = Vec::new();
+    let mut left = MAX_BYTES;
+    for Listed { name, dtype, shape } in header.tensors {
+        let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|n| *n <= left);
+        let Some(bytes) = bytes else {
+            return Err(FrameError::NoFrame(format!("the tensor `{name}` of shape {shape:?} is too large")));
+        };
+        left -= bytes;
+        // Grows as bytes come: a header may promise what is never sent.
+        let mut data = Vec::new();
+        input.by_ref().take(bytes as u64).read_to_end(&mut data)?;
+        let tensor = Tensor::from_bytes(dtype, shape, Arc::new(data))
+            .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` was cut off: {e}")))?;
+        tensors.push((name, tensor));
+    }
+    Ok((header.body, tensors))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Body {
+        call: String,
+    }
+
+    fn frame() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let tensors = [
+            ("a".to_string(), Tensor::new(vec![1.5f32, -2.0], [2, 1]).unwrap()),
+            ("b".to_string(), Tensor::new(vec![7u8, 8, 9], [3]).unwrap()),
+        ];
+        write(&mut bytes, &Body { call: "score".into() }, &tensors).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_frame_comes_back_as_it_went() {
+        let bytes = frame();
+        let (body, tensors) = read::<Body>(&mut bytes.as_slice()).unwrap();
+        assert_eq!(body.call, "score");
+        assert_eq!(tensors[0].1.f32s().unwrap(), [1.5, -2.0]);
+        assert_eq!((tensors[1].0.as_str(), tensors[1].1.shape()), ("b", &[3usize][..]));
+    }
+
+    #[test]
+    fn every_cut_and_every_odd_byte_is_an_error_or_a_frame_and_never_a_panic() {
+        let whole = frame();
+        for length in 0..whole.len() {
+            assert!(read::<Body>(&mut &whole[..length]).is_err(), "{length}");
+        }
+        for at in 0..whole.len() {
+            for value in [0, 34, 127, 255] {
+                let mut odd = whole.clone();
+                odd[at] = value;
+                let _ = read::<Body>(&mut odd.as_slice());
+            }
+        }
+    }
+
+    #[test]
+    fn prints_and_promises_of_too_much_are_told_apart() {
+        let told = read::<Body>(&mut &b"Loading the model...\n"[..]).unwrap_err().to_string();
+        assert!(told.contains("print to standard error") && told.contains("Loading"), "{told}");
+        let mut bytes = b"ROLL".to_vec();
+        let header = br#"{"call":"x","tensors":[{"name":"t","dtype":"f32","shape":[4294967296,4294967296]}]}"#;
+        bytes.extend((header.len() as u32).to_le_bytes());
+        bytes.extend(header);
+        assert!(read::<Body>(&mut bytes.as_slice()).unwrap_err().to_string().contains("too large"));
+    }
+}

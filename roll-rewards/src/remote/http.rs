@@ -1,0 +1,186 @@
+//! The reward `http`: a service that answers frames sent by POST.
+//!
+//! Body of request and answer is one frame ([`super::frame`]), of type `application/octet-stream`. Every header carries
+//! the options, so that a service need not remember whom it serves. A service that is busy says so with 429 or 503 and,
+//! if it likes, `Retry-After` in seconds: the run waits for it. `examples/reward_http/brightness.py` is a whole one.
+
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+use super::{Message, RemoteReward, Transport, VERSION, frame};
+
+/// How long to wait before asking again, when the service does not say.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Characters of an answer that is none which an error repeats.
+const QUOTED: usize = 300;
+
+/// Options of the reward `http`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Address of the service, `http://...`.
+    pub url: String,
+    /// Seconds that a request may take.
+    pub timeout: f64,
+    /// How often a call is repeated after the connection failed or the service answered 5xx.
+    pub retries: u32,
+    /// Seconds that a service may be busy (429 or 503) before the call is given up.
+    pub busy_timeout: f64,
+    /// Sent with every call.
+    pub options: Options,
+    /// What to do with a sample that has nothing to score.
+    pub on_missing: OnMissing,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            timeout: 60.0,
+            retries: 2,
+            busy_timeout: 600.0,
+            options: Options::new(),
+            on_missing: OnMissing::Skip,
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the reward service {url} gave no answer to `{call}` (asked {times} times): {problem}")]
+struct NoAnswer {
+    url: String,
+    call: &'static str,
+    times: u32,
+    problem: String,
+}
+
+/// What a request came to.
+enum Outcome {
+    Answer(Message),
+    /// Ask again after a while.
+    Busy(Duration),
+    /// May go better the next time.
+    Failed(String),
+    /// Will not go better.
+    Refused(String),
+}
+
+/// A service that is asked.
+pub struct Service {
+    config: Config,
+    agent: ureq::Agent,
+}
+
+impl Service {
+    /// The service of `config`; asks nothing yet.
+    pub fn new(config: Config) -> Result<Self> {
+        if !config.url.starts_with("http://") {
+            let problem = format!(
+                "expected an address that begins with http://, found `{}`; for https put a proxy before it",
+                config.url
+            );
+            return Err(Error::config("reward.url", problem));
+        }
+        super::check_seconds("reward.timeout", config.timeout)?;
+        super::check_seconds("reward.busy_timeout", config.busy_timeout)?;
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(Duration::from_secs_f64(config.timeout)))
+            // Answers of any status are looked at here.
+            .http_status_as_error(false)
+            .build()
+            .into();
+        Ok(Self { config, agent })
+    }
+
+    fn once(&self, body: &[u8]) -> Outcome {
+        let request = self.agent.post(&self.config.url).header("Content-Type", "application/octet-stream");
+        let mut response = match request.send(body) {
+            Ok(response) => response,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        let status = response.status().as_u16();
+        let wait = response.headers().get("Retry-After").and_then(|v| v.to_str().ok()?.trim().parse::<f64>().ok());
+        let mut reader = response.body_mut().as_reader();
+        match status {
+            200 => match frame::read::<Json>(&mut reader) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(frame::FrameError::NoFrame(problem)) => Outcome::Refused(problem),
+                Err(frame::FrameError::Io(error)) => Outcome::Failed(format!("the answer was cut off: {error}")),
+            },
+            429 | 503 => {
+                let wait = wait.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
+                Outcome::Busy(wait.unwrap_or(PAUSE))
+            }
+            _ => {
+                let mut said = Vec::new();
+                // What it says is only for the message.
+                let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
+                let problem = format!("status {status}: {}", String::from_utf8_lossy(&said).trim());
+                if status >= 500 { Outcome::Failed(problem) } else { Outcome::Refused(problem) }
+            }
+        }
+    }
+}
+
+impl Transport for Service {
+    fn peer(&self) -> String {
+        format!("the reward service {}", self.config.url)
+    }
+
+    fn hello(&mut self) -> Result<Message> {
+        self.ask("hello", json!({ "call": "hello", "version": VERSION }), &[])
+    }
+
+    fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
+        header["options"] = serde_json::to_value(&self.config.options)
+            .map_err(|e| Error::config("reward.options", format!("cannot be sent: {e}")))?;
+        let mut body = Vec::new();
+        frame::write(&mut body, &header, tensors)
+            .map_err(|e| Error::Misuse(format!("a frame for {} could not be made: {e}", self.peer())))?;
+        let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
+        let problem = loop {
+            times += 1;
+            match self.once(&body) {
+                Outcome::Answer(answer) => return Ok(answer),
+                Outcome::Busy(wait) => {
+                    if (begun.elapsed() + wait).as_secs_f64() > self.config.busy_timeout {
+                        break format!("it was busy for {} s", self.config.busy_timeout);
+                    }
+                    std::thread::sleep(wait);
+                }
+                Outcome::Failed(problem) if failures < self.config.retries => {
+                    failures += 1;
+                    tracing::warn!("{}: {problem}; asking again", self.peer());
+                    std::thread::sleep(PAUSE);
+                }
+                Outcome::Failed(problem) | Outcome::Refused(problem) => break problem,
+            }
+        };
+        Err(Error::component(Fault::Failure, NoAnswer { url: self.config.url.clone(), call, times, problem }))
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "http",
+        summary: "A reward that is a service, asked over HTTP",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, _| {
+            let config: Config = parse_options("reward", options)?;
+            let on_missing = config.on_missing;
+            Ok(Box::new(RemoteReward::new("http", Service::new(config)?, on_missing)?))
+        }),
+    }
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

@@ -1,0 +1,176 @@
+//! Rewards that run elsewhere: a program ([`command`]) or a service ([`http`]), in any language.
+//!
+//! Both answer frames ([`frame`]) with frames. The calls, by `call` of the header:
+//!
+//! | call      | header              | tensors              | answer                                                   |
+//! |-----------|---------------------|----------------------|----------------------------------------------------------|
+//! | `hello`   | `version`, `options`|                      | `name`, `differentiable`                                 |
+//! | `prepare` | `fps`               | `frames`             | the target's tensors                                     |
+//! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score in the frames |
+//!
+//! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
+//! is the whole pullback, and nothing needs to be kept between calls.
+
+pub mod child;
+pub mod command;
+pub mod frame;
+pub mod http;
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+use serde_json::{Value as Json, json};
+
+/// Version of the calls.
+const VERSION: u32 = 1;
+
+/// A header and its tensors.
+pub type Message = (Json, Vec<(String, Tensor)>);
+
+/// Whoever answers calls.
+pub trait Transport: Send {
+    /// What errors call it: "the reward command `...`".
+    fn peer(&self) -> String;
+    /// The first call. One answer, or an error that says why there is none.
+    fn hello(&mut self) -> Result<Message>;
+    /// Every other call; starts again or repeats as its options allow.
+    fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message>;
+}
+
+/// What can be wrong with an answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// It is an error.
+    #[error("{peer} failed in `{call}`: {problem}")]
+    Failed {
+        /// Who answered.
+        peer: String,
+        /// The call.
+        call: &'static str,
+        /// What it said.
+        problem: String,
+    },
+    /// It makes no sense.
+    #[error("{peer} answered `{call}` wrongly: {problem}")]
+    Nonsense {
+        /// Who answered.
+        peer: String,
+        /// The call.
+        call: &'static str,
+        /// What was expected and what was found.
+        problem: String,
+    },
+}
+
+/// A scorer that asks somebody else.
+pub struct RemoteReward<T> {
+    transport: T,
+    on_missing: OnMissing,
+    name: String,
+    differentiable: bool,
+}
+
+impl<T: Transport> RemoteReward<T> {
+    /// Says hello. `name` is used unless the answer has one.
+    pub fn new(name: &str, transport: T, on_missing: OnMissing) -> Result<Self> {
+        let mut reward = Self { transport, on_missing, name: name.into(), differentiable: false };
+        let hello = reward.transport.hello()?;
+        let (hello, _) = reward.accept("hello", hello)?;
+        if let Some(name) = hello.get("name").and_then(Json::as_str) {
+            reward.name = name.into();
+        }
+        reward.differentiable = hello.get("differentiable").and_then(Json::as_bool).unwrap_or(false);
+        Ok(reward)
+    }
+
+    fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
+        header["call"] = call.into();
+        let answer = self.transport.ask(call, header, tensors)?;
+        self.accept(call, answer)
+    }
+
+    /// An answer that is no error.
+    fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
+        match answer.0.get("error") {
+            None | Some(Json::Null) => Ok(answer),
+            Some(problem) => {
+                let problem = problem.as_str().map_or_else(|| problem.to_string(), String::from);
+                let error = AnswerError::Failed { peer: self.transport.peer(), call, problem };
+                Err(Error::component(Fault::Failure, error))
+            }
+        }
+    }
+
+    fn nonsense(&self, call: &'static str, problem: String) -> Error {
+        let error = AnswerError::Nonsense { peer: self.transport.peer(), call, problem };
+        Error::component(Fault::Failure, error)
+    }
+
+    /// The gradient of an answer, of the shape of the frames.
+    fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor) -> Result<Pullback> {
+        let gradient = tensors.into_iter().find(|(name, _)| name == "gradient").map(|(_, tensor)| tensor);
+        let gradient =
+            gradient.ok_or_else(|| self.nonsense("score", "a gradient was asked for, and none came".into()))?;
+        if gradient.shape() != frames.shape() || gradient.f32s().is_err() {
+            let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
+            return Err(self.nonsense("score", problem));
+        }
+        Ok(Pullback::new(move |cotangent| {
+            let scale = cotangent.item()?;
+            Tensor::new(gradient.f32s()?.iter().map(|g| scale * g).collect::<Vec<f32>>(), gradient.shape())
+        }))
+    }
+}
+
+impl<T: Transport> RewardScorer for RemoteReward<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn differentiable(&self) -> bool {
+        self.differentiable
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let frames = [("frames".to_string(), reference.frames().clone())];
+        let (_, tensors) = self.ask("prepare", json!({ "fps": reference.fps() }), &frames)?;
+        Ok(Target { tensors: tensors.into_iter().collect() })
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let record = grad.is_on() && self.differentiable;
+        let header = json!({ "fps": video.fps(), "prompt": prompt, "record": record });
+        let mut tensors = vec![("frames".to_string(), video.frames().clone())];
+        tensors.extend(target.tensors.iter().map(|(name, tensor)| (format!("target/{name}"), tensor.clone())));
+        let (answer, tensors) = self.ask("score", header, &tensors)?;
+        match answer.get("score") {
+            Some(Json::Null) => {
+                let reason = answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason");
+                Ok((Score::Missing { reason: reason.into() }, None))
+            }
+            Some(score) => {
+                let value = score.as_f64().ok_or_else(|| {
+                    self.nonsense("score", format!("expected a number or null as `score`, found {score}"))
+                })?;
+                let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
+                let details: BTreeMap<String, f64> =
+                    details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
+                let pullback = if record { Some(self.gradient(tensors, video.frames())?) } else { None };
+                Ok((Score::Value { value, details }, pullback))
+            }
+            None => Err(self.nonsense("score", "it holds no `score`".into())),
+        }
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.on_missing
+    }
+}
+
+/// Fails unless `value` is a usable limit of time: beyond a year it is none, and `Duration` has a limit of its own.
+fn check_seconds(key: &str, value: f64) -> Result<()> {
+    match value > 0.0 && value < 3.2e7 {
+        true => Ok(()),
+        false => Err(Error::config(key, format!("expected seconds above 0, found {value}"))),
+    }
+}

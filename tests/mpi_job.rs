@@ -1,0 +1,168 @@
+//! `mpirun -n N roll run`: a run that is killed in the middle, and goes on with fewer ranks.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use roll_core::{Tensor, Video, checkpoint};
+use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+struct World {
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
+        for i in 0..6 {
+            let video = Video::new(Tensor::full([9, 3, 64, 64], 0.2 * i as f32 - 0.5), 8.0).unwrap();
+            roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
+        }
+        let rows: String = (0..6).map(|i| format!("{i}.mp4,a grey square {i}\n")).collect();
+        std::fs::write(dir.path().join("metadata.csv"), format!("video,prompt\n{rows}")).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
+        let mut command = Command::new("mpirun");
+        command
+            .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
+            .args(arguments)
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .env("RAYON_NUM_THREADS", "1")
+            .current_dir(self.dir.path());
+        let base = [
+            "model.model_paths=tiny/wan22_paths.json",
+            "model.tokenizer_path=tiny/google/umt5-xxl",
+            "model.lora_rank=2",
+            "reward.name=brightness",
+            "data.metadata=metadata.csv",
+            "data.height=64",
+            "data.width=64",
+            "data.num_frames=5",
+            "strategy.name=zero",
+            "sample_steps=0",
+            "algo.num_inference_steps=2",
+            "algo.mid_timestep=1",
+            "algo.final_timestep=1",
+        ];
+        for setting in base.iter().chain(settings) {
+            command.args(["--set", setting]);
+        }
+        command
+    }
+
+    fn run(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Output {
+        self.command(ranks, arguments, settings).output().unwrap()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+fn adapter(run: &Path, step: &str) -> Vec<u8> {
+    std::fs::read(run.join("checkpoints").join(step).join("adapter.safetensors")).unwrap()
+}
+
+/// The adapter's values, after its header.
+fn values(bytes: &[u8]) -> Vec<f32> {
+    let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    bytes[8 + header..].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect()
+}
+
+#[test]
+fn four_ranks_train_as_one_and_one_of_them_writes() {
+    let world = World::new();
+    for (out, ranks, samples, stage) in [("one", 1, "4", "2"), ("four", 4, "1", "3")] {
+        let settings = [&format!("training.gradient_accumulation_steps={samples}"), &format!("strategy.stage={stage}")];
+        let output = world.run(ranks, &["--out", out, "--steps", "2"], &settings.map(|s| s.as_str()));
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(said(&output).matches("steps in").count(), 1, "{}", said(&output));
+    }
+    let [one, four] = ["one", "four"].map(|run| values(&adapter(&world.path(run), "step-000002")));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut one.iter().zip(&four).map(|(a, b)| a - b));
+    assert!(difference <= 1e-6 * norm(&mut one.iter().copied()), "{difference}");
+    let lines = |run: &str| std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(lines("four"), lines("one"));
+}
+
+#[test]
+fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
+    let world = World::new();
+    let run = world.path("run");
+    let mut command = world.command(4, &["--out", "run", "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=3"]);
+    let mut job = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let since = Instant::now();
+    let saved = || checkpoint::list(&run.join("checkpoints")).unwrap().len();
+    while saved() < 2 {
+        assert!(since.elapsed() < PATIENCE && job.try_wait().unwrap().is_none(), "no checkpoint came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let victim = *children(job.id()).last().unwrap();
+    assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+    let killed = Instant::now();
+    while job.try_wait().unwrap().is_none() {
+        assert!(killed.elapsed() < Duration::from_secs(60), "the job hangs");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = job.wait_with_output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("signal 9"), "{}", said(&output));
+
+    let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
+    let steps = (done + 2).to_string();
+    let settings = ["training.gradient_accumulation_steps=2", "save_steps=1000", "strategy.stage=1"];
+    let output = world.run(2, &["--resume", "run", "--steps", &steps], &settings);
+    assert!(output.status.success(), "{}", said(&output));
+    let newest = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap();
+    assert_eq!(newest.step(), done + 2);
+    assert_eq!(newest.manifest().info["world_size"], 2);
+}
+
+#[test]
+fn a_rank_that_fails_says_so_and_every_rank_says_who_it_was() {
+    let world = World::new();
+    // Half of the ranks get a clip that cannot be read.
+    std::fs::write(world.path("5.mp4"), b"no video").unwrap();
+    let output = world.run(4, &["--out", "run", "--steps", "6"], &["data.shuffle=false"]);
+    let said = said(&output);
+    assert!(!output.status.success());
+    assert!(said.contains("5.mp4") && said.contains("failed"), "{said}");
+    let named = (0..4).filter(|rank| said.contains(&format!("[rank {rank}] error"))).count();
+    assert!(named >= 2, "{said}");
+}
+
+#[test]
+fn a_strategy_for_one_process_is_refused_on_four() {
+    let world = World::new();
+    let output = world.run(4, &["--out", "run", "--steps", "1"], &["strategy.name=single"]);
+    assert!(!output.status.success() && said(&output).contains("trains on 1"), "{}", said(&output));
+    assert!(!world.path("run").exists());
+}
+
+/// Processes that were started by `parent`, and by those.
+fn children(parent: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // "id (name) state parent ...": the name may hold anything.
+        let after = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+        if after.split_whitespace().nth(1).and_then(|p| p.parse().ok()) == Some(parent) {
+            found.push(id);
+        }
+    }
+    found.sort_unstable();
+    found
+}

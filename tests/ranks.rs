@@ -1,0 +1,141 @@
+//! Wan on several ranks, weights that are not resident, and runs that go on.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use roll_backends::strategy::{Zero, ZeroOptions};
+use roll_core::{
+    Adapter, BuildContext, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Strategy, Tensor, ThreadRanks,
+    Timestep, Video,
+};
+use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
+use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
+
+const LONG: Duration = Duration::from_secs(120);
+
+fn open(directory: &Path, weight_store: Placement) -> Wan {
+    let files =
+        TinyFiles { model_paths: directory.join("wan22_paths.json"), tokenizer: directory.join("google/umt5-xxl") };
+    let options = WanOptions {
+        model_paths: Some(files.model_paths),
+        tokenizer_path: Some(files.tokenizer),
+        lora_rank: 4,
+        weight_store,
+        ..WanOptions::default()
+    };
+    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into() }).unwrap()
+}
+
+/// Adds the gradient of one sample to the model; gives velocity and cotangent of the latents.
+fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
+    let diffusion = model.as_diffusion().unwrap();
+    let image = Some(Tensor::full([3, 64, 64], 0.2));
+    let input = ConditionInput { prompt: "a face".into(), image, end_image: None, frames: 5, size: [64, 64] };
+    let conditioning = diffusion.encode(&input).unwrap();
+    let latents = Noise::new(1).normal(Purpose::Synthetic, step, sample, &conditioning.latent_shape).unwrap();
+    let (velocity, pullback) =
+        diffusion.velocity(&latents, Timestep(500.0), &conditioning, Adapter::On, Grad::Record).unwrap();
+    let pulled = pullback.unwrap().pull(&velocity).unwrap();
+    [velocity.to_f32_vec(), pulled.to_f32_vec()]
+}
+
+/// Trains on the same four samples a step; gives parameters and every velocity and cotangent of rank 0.
+fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> (Vec<f32>, Vec<[Vec<f32>; 2]>) {
+    let results = ThreadRanks::run(ranks, LONG, |ranks| {
+        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
+        let options = ZeroOptions { stage, reduce_bucket_size: 3000, ..ZeroOptions::default() };
+        let mut strategy = Zero::new(options, ranks)?;
+        let mut model = open(directory, store);
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        let mut seen = Vec::new();
+        for step in 0..2 {
+            for sample in rank * 4 / world..(rank + 1) * 4 / world {
+                // One sample has no gradient: its rank does not pull, and the others do not wait.
+                if (step, sample) != (1, 3) {
+                    seen.push(pull(&mut model, step, sample));
+                    strategy.accumulate(&mut model)?;
+                }
+            }
+            strategy.step(&mut model, 1e-2, 0.25)?;
+        }
+        let mut values = vec![0.0; model.parameter_count()];
+        model.read_parameters(&mut values)?;
+        Ok((values, seen))
+    });
+    let mut results = results.into_iter().map(Result::unwrap);
+    let first = results.next().unwrap();
+    assert!(results.all(|(values, _)| values == first.0));
+    first
+}
+
+#[test]
+fn sharded_and_streamed_weights_give_the_bits_of_resident_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    for ranks in [1, 2] {
+        let resident = train(dir.path(), ranks, 2, Placement::Resident);
+        assert!(resident == train(dir.path(), ranks, 3, Placement::Sharded), "sharded, {ranks} ranks");
+        assert!(resident == train(dir.path(), ranks, 1, Placement::Streamed), "streamed, {ranks} ranks");
+    }
+}
+
+#[test]
+fn wan_trains_alike_on_one_rank_and_on_four() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    let (alone, _) = train(dir.path(), 1, 0, Placement::Resident);
+    let (four, _) = train(dir.path(), 4, 3, Placement::Sharded);
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut alone.iter().zip(&four).map(|(a, b)| a - b));
+    assert!(difference <= 1e-6 * norm(&mut alone.iter().copied()), "{difference}");
+}
+
+fn roll(directory: &Path, arguments: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_resumed_run_ends_with_the_adapter_of_one_that_never_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
+    for i in 0..3 {
+        let video = Video::new(Tensor::full([9, 3, 64, 64], 0.3 * i as f32 - 0.3), 8.0).unwrap();
+        roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
+    }
+    std::fs::write(dir.path().join("metadata.csv"), "video,prompt\n0.mp4,a\n1.mp4,b\n2.mp4,c\n").unwrap();
+    let settings = [
+        "model.model_paths=tiny/wan22_paths.json",
+        "model.tokenizer_path=tiny/google/umt5-xxl",
+        "model.lora_rank=2",
+        "reward.name=brightness",
+        "data.metadata=metadata.csv",
+        "data.height=64",
+        "data.width=64",
+        "data.num_frames=5",
+        "strategy.name=zero",
+        "strategy.stage=2",
+        "sample_steps=0",
+        "algo.num_inference_steps=2",
+        "algo.mid_timestep=1",
+        "algo.final_timestep=1",
+    ];
+    let run = |out: &str, steps: &str| {
+        let mut arguments = vec!["run", "--out", out, "--steps", steps];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        roll(dir.path(), &arguments);
+    };
+    run("whole", "3");
+    run("halved", "2");
+    roll(dir.path(), &["run", "--resume", "halved", "--steps", "3"]);
+    for file in ["adapter.safetensors", "trainer/optimizer.safetensors"] {
+        let read = |run: &str| std::fs::read(dir.path().join(run).join("checkpoints/step-000003").join(file)).unwrap();
+        assert!(read("whole") == read("halved"), "{file}");
+    }
+    let steps =
+        |run: &str| std::fs::read_to_string(dir.path().join(run).join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(steps("halved"), steps("whole"));
+}
