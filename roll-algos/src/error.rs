@@ -12,8 +12,33 @@ pub enum AlgorithmError {
         /// Name of the algorithm.
         algorithm: &'static str,
     },
+    /// The model is of another kind.
+    #[error("the algorithm `{algorithm}` trains language models; this model is none")]
+    NotLanguage {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+    },
+    /// The configuration names no environment.
+    #[error(
+        "the algorithm `{algorithm}` acts in an environment; name one with `--env` or `env.name` (see `roll plugins`)"
+    )]
+    NoEnvironment {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+    },
+    /// Not one episode of a step can be trained on.
+    #[error("no episode of this step gives `{algorithm}` anything to learn from: {reason}")]
+    NoEpisode {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+        /// What became of the first.
+        reason: String,
+    },
     /// Nothing to train.
-    #[error("the model has no trainable parameters; choose some with `trainable_models` or `lora_base_model`")]
+    #[error(
+        "the model has no trainable parameters; choose some with `lora_rank`, or `trainable_models` and \
+         `lora_base_model`"
+    )]
     NothingToTrain,
     /// The configuration names no reward.
     #[error("the algorithm `{algorithm}` needs a reward; name one in the configuration")]

@@ -1,14 +1,19 @@
-//! Algorithms: Reward-FL, and flow matching.
+//! Algorithms: Reward-FL, flow matching, agentic PPO and supervised fine-tuning.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
 
+pub mod agentic_ppo;
+pub mod environments;
 pub mod error;
 pub mod flow_matching;
 #[cfg(test)]
 mod mock;
+#[cfg(test)]
+mod mock_language;
 mod remembered;
 pub mod reward_fl;
 pub mod sampling;
+pub mod sft;
 mod stopwatch;
 mod update;
 

@@ -21,7 +21,7 @@ pub struct Args {
 pub enum Command {
     /// Train.
     #[command(
-        after_help = "Example:\n  roll init-tiny tiny\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
+        after_help = "Examples:\n  roll run --algo reward_fl --model wan2_2\n  roll run --algo agentic_ppo --model causal_lm --env frozen_lake\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
     )]
     Run(Run),
     /// Generate a video from a prompt and an image, with or without an adapter.
@@ -29,6 +29,11 @@ pub enum Command {
         after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
     )]
     Generate(Generate),
+    /// Let a language model answer.
+    #[command(
+        after_help = "Examples:\n  roll ask --model-path Qwen2.5-0.5B-Instruct 'What is the capital of France?'\n  roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 'Tell me a story.'"
+    )]
+    Ask(Ask),
     /// Score a video or picture with the configured reward.
     #[command(
         after_help = "Example:\n  roll score clip.mp4 --reference portrait.png --reward insightface --set reward.reward_model_path=models"
@@ -73,6 +78,9 @@ pub struct ConfigArgs {
     /// Model, as `model.name`.
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
+    /// Environment that an agent acts in, as `env.name`.
+    #[arg(long, value_name = "NAME")]
+    pub env: Option<String>,
     /// Tensor backend and device, as `backend`.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
@@ -198,6 +206,42 @@ pub struct Generate {
     /// File to write: .mp4 or .gif, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+}
+
+/// Arguments of `roll ask`.
+#[derive(Debug, ClapArgs)]
+pub struct Ask {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What is asked.
+    pub prompt: String,
+    /// Directory or GGUF file of the model, as `model.model_path`.
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// System message.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// The prompt as it is, without the chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Adapter file, or weights of a full training, to load.
+    #[arg(long, value_name = "FILE")]
+    pub adapter: Option<PathBuf>,
+    /// 0 takes the likeliest token each time.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f64,
+    /// Nucleus mass.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Likeliest tokens that are drawn from; 0 is all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Most new tokens.
+    #[arg(long, default_value_t = 256)]
+    pub max_new_tokens: usize,
+    /// Key of the random draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
 }
 
 /// Arguments of `roll score`.

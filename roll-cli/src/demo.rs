@@ -1,8 +1,8 @@
-//! The run that is made when nothing is named: the small world in `assets/demo`.
+//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built in.
 
 use std::path::{Path, PathBuf};
 
-use roll_core::config::{ConfigLayers, Loaded};
+use roll_core::config::ConfigLayers;
 use roll_core::{Error, Result};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
@@ -14,25 +14,56 @@ const VARIABLE: &str = "ROLL_DEMO";
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 
-/// Whether the configuration is of the demo's kind and names neither model nor data of its own.
-pub fn is_wanted(loaded: &Loaded) -> bool {
-    let named = ["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"];
-    loaded.config.algo.name == "reward_fl"
-        && loaded.config.model.name == "wan2_2"
-        && !named.iter().any(|key| loaded.provenance.is_set(key))
+/// The agent's configuration, and that of its environment.
+const AGENT: &str = include_str!("demo_agent.yaml");
+const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
+
+/// The lowest layer of a configuration that is of a demo's kind and names neither model nor data of its own; `None`
+/// for others.
+pub fn layers(own: &ConfigLayers) -> Result<Option<ConfigLayers>> {
+    let of = |algo: &str, model: &str, named: &[&str]| -> Result<bool> {
+        let mut unnamed = own.peek("algo.name")? == Some(algo.into()) && own.peek("model.name")? == Some(model.into());
+        for key in named {
+            unnamed &= own.peek(key)?.is_none();
+        }
+        Ok(unnamed)
+    };
+    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"])? {
+        return faces(own).map(Some);
+    }
+    if of("agentic_ppo", "causal_lm", &["model.model_path"])? {
+        return agent(own).map(Some);
+    }
+    Ok(None)
 }
 
-/// The demo's configuration as the lowest layer, for a run that names what `loaded` does.
-pub fn layers(loaded: &Loaded) -> Result<ConfigLayers> {
+/// The agent: its environment only where no other one is named.
+fn agent(own: &ConfigLayers) -> Result<ConfigLayers> {
+    tracing::info!("no model is named: this is the demo, with the small language model that is built in");
+    let layers = ConfigLayers::new().text("the demo", AGENT)?;
+    match own.peek("env.name")?.is_none_or(|name| name == "frozen_lake") {
+        true => layers.text("the demo", AGENT_ENVIRONMENT),
+        false => Ok(layers),
+    }
+}
+
+/// The small world; its reward only where no other one is named, whose options are none of that one's.
+fn faces(own: &ConfigLayers) -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
     let text = |config: &str| config.replace("DEMO", quoted.trim_matches('"'));
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
     let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?;
-    match loaded.config.reward.iter().any(|reward| reward.name != "insightface") {
+    match names_another_reward(own)? {
         true => Ok(layers),
         false => layers.text("the demo's reward", &text(REWARD)),
     }
+}
+
+fn names_another_reward(own: &ConfigLayers) -> Result<bool> {
+    let rewards = own.peek("reward")?.unwrap_or_default();
+    let mut names = rewards.as_array().into_iter().flatten().filter_map(|reward| reward.get("name"));
+    Ok(names.any(|name| name != "insightface"))
 }
 
 /// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.

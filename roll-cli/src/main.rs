@@ -14,6 +14,7 @@ mod ranks;
 mod report;
 mod statistics;
 mod trainer;
+mod trajectories;
 
 use std::process::ExitCode;
 

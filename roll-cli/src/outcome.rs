@@ -15,6 +15,15 @@ use crate::report::{self, Report};
 
 /// Steps that a smoothed curve is the mean of.
 const SMOOTHING: usize = 8;
+/// Further metrics that have a curve, and its title.
+const PLOTTED: [(&str, &str); 6] = [
+    ("actor/kl_loss", "KL to the base model"),
+    ("actor/loss", "Loss"),
+    ("actor/entropy", "Entropy of tokens"),
+    ("env/num_actions", "Turns of an episode"),
+    ("env/action_is_valid", "Valid actions"),
+    ("actor/grad_norm", "Gradient norm"),
+];
 /// Longer side of the comparison in the report, in pixels.
 const REPORT_SIDE: usize = 1040;
 
@@ -25,7 +34,12 @@ pub struct Outcome {
     history: Vec<(u64, BTreeMap<String, f64>)>,
     /// Evaluations by the number of steps taken before them.
     evaluations: Vec<(u64, Results)>,
+    /// Metrics of validations by the number of steps taken before them.
+    validations: Vec<(u64, BTreeMap<String, f64>)>,
 }
+
+/// What validations measure that has a before and an after: metric, and its name in `summary.json`.
+const VALIDATED: [(&str, &str); 2] = [("val/env/success", "success"), ("val/score/mean", "score")];
 
 /// Names of the figures in `summary.json`: for the identity reward they say what they are.
 fn label(name: SetName, identity: bool) -> &'static str {
@@ -67,6 +81,18 @@ impl Outcome {
         metrics
     }
 
+    /// Remembers the metrics of a validation.
+    pub fn validated(&mut self, step: u64, metrics: BTreeMap<String, f64>) {
+        self.validations.push((step, metrics));
+    }
+
+    /// What validations measured before and after, by the names of `summary.json`.
+    fn validation_ends(&self) -> Vec<(&'static str, f64, f64)> {
+        let [(_, first), .., (_, last)] = self.validations.as_slice() else { return Vec::new() };
+        let ends = VALIDATED.iter();
+        ends.filter_map(|(metric, name)| Some((*name, *first.get(*metric)?, *last.get(*metric)?))).collect()
+    }
+
     fn ends(&self) -> Option<(&Results, &Results)> {
         match self.evaluations.as_slice() {
             [(_, first), .., (_, last)] => Some((first, last)),
@@ -88,10 +114,14 @@ impl Outcome {
         changes
     }
 
-    /// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval), the
+    /// Figures for `summary.json`: `success_before` and `success_after` of an agent, `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval), the
     /// same for each set and for the rewards that are measured only, and `kl` after training.
     pub fn figures(&self, identity: bool) -> BTreeMap<String, Value> {
         let mut figures = BTreeMap::new();
+        for (name, before, after) in self.validation_ends() {
+            figures.insert(format!("{name}_before"), json!(before));
+            figures.insert(format!("{name}_after"), json!(after));
+        }
         for (name, change) in self.changes(identity) {
             figures.insert(format!("{name}_before"), json!(change.before));
             figures.insert(format!("{name}_after"), json!(change.after));
@@ -116,6 +146,9 @@ impl Outcome {
     /// Lines for people.
     pub fn lines(&self, identity: bool) -> Vec<(String, String)> {
         let mut lines = Vec::new();
+        for (name, before, after) in self.validation_ends() {
+            lines.push((name.to_string(), format!("{before:.3} -> {after:.3}, on starts that were not trained on")));
+        }
         for (name, Change { clips, missing, before, after, gain }) in self.changes(identity) {
             let [low, high] = gain.ci95;
             let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
@@ -192,6 +225,26 @@ impl Outcome {
         };
         let steps = |y: &str| ["step".to_string(), y.to_string()];
         let mut panels = Vec::new();
+        let success = of("env/success");
+        let validated = |metric: &str| -> Vec<[f64; 2]> {
+            self.validations.iter().filter_map(|(step, m)| Some([*step as f64, *m.get(metric)?])).collect()
+        };
+        if !success.is_empty() {
+            let series = vec![
+                Series {
+                    name: "validation, starts that were not trained on".into(),
+                    points: validated("val/env/success"),
+                    line: true,
+                },
+                Series {
+                    name: format!("training, mean of {SMOOTHING} steps"),
+                    points: plot::smoothed(&success, SMOOTHING),
+                    line: true,
+                },
+                Series { name: "training, step".into(), points: success, line: false },
+            ];
+            panels.push(Panel { title: "Success".into(), axes: steps("fraction of episodes"), series });
+        }
         let score = of("actor/face_score");
         if !score.is_empty() || !self.evaluations.is_empty() {
             let mut series = vec![
@@ -215,9 +268,7 @@ impl Outcome {
             }));
             panels.push(Panel { title: "Score".into(), axes: steps("score"), series });
         }
-        for (metric, title) in
-            [("actor/kl_loss", "KL to the base model"), ("actor/loss", "Loss"), ("actor/grad_norm", "Gradient norm")]
-        {
+        for (metric, title) in PLOTTED {
             let points = of(metric);
             if !points.is_empty() {
                 let smooth = Series {

@@ -11,16 +11,17 @@ use roll_core::config::Loaded;
 use roll_core::metrics::MetricsWriter;
 use roll_core::run_dir::RunDir;
 use roll_core::{
-    Algorithm, BuildContext, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StateDict, StepContext,
-    StepReport, Strategy, communicator,
+    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StateDict,
+    StepContext, StepReport, Strategy, Validation, communicator,
 };
-use roll_data::{Batches, Dataset, encode_gif, write_mp4};
+use roll_data::{Batch, Batches, Dataset, encode_gif, write_mp4};
 use roll_models::weights::{self, save_safetensors};
 use roll_rewards::WeightedSum;
 
 use crate::evaluation::{Evaluator, Results};
 use crate::outcome::Outcome;
 use crate::progress::Bar;
+use crate::trajectories::Trajectories;
 use crate::{placement, ranks};
 
 /// Longer side of the pictures in TensorBoard, in pixels.
@@ -35,7 +36,8 @@ pub struct Trainer {
     reward: Option<Box<dyn RewardScorer>>,
     algorithm: Box<dyn Algorithm>,
     strategy: Box<dyn Strategy>,
-    data: Batches,
+    /// `None`: the algorithm brings its own.
+    data: Option<Batches>,
     evaluator: Option<Evaluator>,
     schedule: LrSchedule,
     noise: Noise,
@@ -63,7 +65,8 @@ pub struct Summary {
     pub skipped_updates: u64,
     /// The trained adapters, or the experts when all their weights are trained.
     pub adapter: Vec<PathBuf>,
-    /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`.
+    /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`; of an agent
+    /// `success_before`, `success_after`.
     #[serde(flatten)]
     pub figures: BTreeMap<String, serde_json::Value>,
     /// The same for people.
@@ -78,9 +81,16 @@ impl Trainer {
     /// Opens data and networks.
     pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let config = &loaded.config;
-        let dataset = Arc::new(Dataset::open(&config.data)?);
         let reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        let source = algorithm.data_source();
+        let dataset = match source {
+            DataSource::Clips => Some(Arc::new(Dataset::open(&config.data)?)),
+            DataSource::Own { .. } => None,
+        };
+        if let Some(env) = &config.env {
+            algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
+        }
         let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
         ranks::check_strategy(&config.strategy.name, strategy.as_ref())?;
         let options = placement::model_options(config, registry)?;
@@ -92,9 +102,22 @@ impl Trainer {
         let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
         let communicator = strategy.communicator();
         let noise = config.noise();
-        let evaluator = Evaluator::open(&loaded, &dataset, registry, context)?;
-        let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
-        let steps = config.steps.unwrap_or_else(|| data.steps(t.num_train_epochs));
+        let evaluator = match &dataset {
+            Some(dataset) => Evaluator::open(&loaded, dataset, registry, context)?,
+            None => None,
+        };
+        let data = dataset.map(|dataset| {
+            Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size())
+        });
+        let steps = match (config.steps, &data, source) {
+            (Some(steps), ..) => steps,
+            (None, Some(data), _) => data.steps(t.num_train_epochs),
+            (None, None, DataSource::Own { steps_per_epoch: Some(n) }) => n.saturating_mul(t.num_train_epochs),
+            (None, None, _) => {
+                let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
+                return Err(Error::config("steps", problem));
+            }
+        };
         if steps == 0 {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
@@ -115,12 +138,14 @@ impl Trainer {
         self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
         self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
         self.done = from.step();
-        let (before, now) = (from.manifest().info["global_batch"].as_u64(), self.data.global_batch() as u64);
-        if before.is_some_and(|before| before != now) {
+        let before = from.manifest().info["global_batch"].as_u64();
+        let now = self.data.as_ref().map(|data| data.global_batch() as u64);
+        if let (Some(before), Some(now)) = (before, now)
+            && before != now
+        {
             tracing::warn!(
-                "a step had {} samples over all ranks and now has {now}: the order of the data is not continued; \
-                 `training.gradient_accumulation_steps` keeps the number",
-                before.unwrap_or_default()
+                "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
+                 `training.gradient_accumulation_steps` keeps the number"
             );
         }
         match self.done < self.steps {
@@ -136,6 +161,7 @@ impl Trainer {
     pub fn run(mut self, dir: Option<&RunDir>) -> Result<Summary> {
         let config = self.loaded.config.clone();
         let mut metrics = None;
+        let mut trajectories = Trajectories::new(dir);
         let bar = Bar::new(self.steps, "steps", dir.is_some());
         bar.skip(self.done);
         let start = Instant::now();
@@ -163,6 +189,7 @@ impl Trainer {
             );
         }
         let mut before = if self.done == 0 { self.evaluate("before training")? } else { None };
+        let mut validated = if self.done == 0 { self.validate(0, &bar)? } else { None };
         for step in self.done..self.steps {
             let last = step + 1 == self.steps;
             let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
@@ -186,6 +213,14 @@ impl Trainer {
                 }
                 outcome.evaluated(0, results);
             }
+            if let Some(validation) = validated.take() {
+                if let Some(metrics) = &mut metrics {
+                    metrics.log(0, &validation.metrics)?;
+                }
+                trajectories.write(&validation.records)?;
+                outcome.validated(0, validation.metrics);
+            }
+            trajectories.write(&report.records)?;
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             if (due(config.evaluation.every) || last)
@@ -193,6 +228,13 @@ impl Trainer {
             {
                 report.metrics.extend(Outcome::metrics(&results, identity));
                 outcome.evaluated(step + 1, results);
+            }
+            if (due(config.evaluation.every) || last)
+                && let Some(validation) = self.validate(step + 1, &bar)?
+            {
+                report.metrics.extend(validation.metrics.clone());
+                trajectories.write(&validation.records)?;
+                outcome.validated(step + 1, validation.metrics);
             }
             outcome.step(step + 1, &report.metrics);
 
@@ -231,6 +273,7 @@ impl Trainer {
         let Some(dir) = dir else { return Ok(summary) };
         let yaml = self.loaded.resolved_yaml()?;
         summary.written = outcome.write(dir, config.experiment(), &yaml, self.evaluator.as_ref(), identity)?;
+        summary.written.extend(trajectories.path().map(|path| ("trajectories", path)));
         summary.lines = outcome.lines(identity);
         summary.figures = outcome.figures(identity);
         let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
@@ -249,9 +292,17 @@ impl Trainer {
         Ok(results)
     }
 
+    /// Lets the model do what it is trained for, if the algorithm has such a notion.
+    fn validate(&mut self, step: u64, bar: &Bar) -> Result<Option<Validation>> {
+        self.algorithm.validate(step, self.model.as_mut(), &self.noise, bar)
+    }
+
     fn step(&mut self, step: u64, want_videos: bool, bar: &Bar) -> Result<(StepReport, f64)> {
         let learning_rate = self.schedule.at(step);
-        let batch = self.data.batch(step)?;
+        let batch = match &mut self.data {
+            Some(data) => data.batch(step)?,
+            None => Batch::default(),
+        };
         let mut context = StepContext {
             step,
             samples: &batch.samples,
@@ -298,7 +349,7 @@ impl Trainer {
         let info = serde_json::json!({
             "algorithm": self.algorithm.state(),
             "world_size": self.strategy.communicator().world_size(),
-            "global_batch": self.data.global_batch(),
+            "global_batch": self.data.as_ref().map(Batches::global_batch),
         });
         let checkpoint = writer.finish(info)?;
         if let Some(keep) = self.loaded.config.max_ckpt_to_keep {
@@ -330,6 +381,8 @@ fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> String {
     };
     add("loss ", "actor/loss", |v| format!("{v:.4}"));
     add("score ", "actor/face_score", |v| format!("{v:.4}"));
+    add("success ", "env/success", |v| format!("{:.1} %", 100.0 * v));
+    add("validation ", "val/env/success", |v| format!("{:.1} %", 100.0 * v));
     add("kl ", "actor/kl_loss", |v| format!("{v:.2e}"));
     add("grad norm ", "actor/grad_norm", |v| format!("{v:.3e}"));
     add("lr ", "lr", |v| format!("{v:.1e}"));

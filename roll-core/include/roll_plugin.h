@@ -39,7 +39,7 @@ typedef struct {
     uint32_t major, minor;
 } roll_abi;
 
-#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, 0}
+#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, 1}
 
 typedef void (*roll_release)(void *owner);
 

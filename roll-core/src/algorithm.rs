@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Model, Noise, Result, RewardScorer, Sample, Strategy, Video};
+use crate::{Environment, Error, Model, Noise, Result, RewardScorer, Sample, Strategy, Video};
 
 /// Everything one step works with. The algorithm owns none of it.
 pub struct StepContext<'a> {
@@ -52,6 +52,8 @@ pub struct StepReport {
     pub skipped: Vec<(String, String)>,
     /// Generated videos by name.
     pub videos: Vec<(String, Video)>,
+    /// Lines for `trajectories.jsonl`: what an agent saw and did, as JSON objects that a person can read.
+    pub records: Vec<serde_json::Value>,
     /// False when a non-finite value left the parameters as they were.
     pub applied: bool,
 }
@@ -83,10 +85,42 @@ pub struct Evaluated {
     pub video: Option<Video>,
 }
 
+/// How well the model does what it is trained for, on tasks that training never sees.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Validation {
+    /// Metrics by name: `val/env/success`.
+    pub metrics: BTreeMap<String, f64>,
+    /// As [`StepReport::records`].
+    pub records: Vec<serde_json::Value>,
+}
+
+/// Where the samples of a step come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataSource {
+    /// The clips of the configuration's section `data`.
+    Clips,
+    /// The algorithm brings or makes its own: [`StepContext::samples`] is empty.
+    Own {
+        /// Steps of one pass over it, where it has an end.
+        steps_per_epoch: Option<u64>,
+    },
+}
+
 /// A training algorithm.
 pub trait Algorithm: Send {
     /// Checks model and reward once, before the first step.
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
+
+    /// Where its samples come from.
+    fn data_source(&self) -> DataSource {
+        DataSource::Clips
+    }
+
+    /// Takes the environments that the agent acts in; called once, before [`Algorithm::check`], when the configuration
+    /// names one. `make` makes one more each time it is called.
+    fn open_environments(&mut self, _make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
+        Err(Error::config("env", "this algorithm acts in no environment; leave the section out"))
+    }
 
     /// One optimizer update.
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport>;
@@ -94,6 +128,17 @@ pub trait Algorithm: Send {
     /// Generates for samples and scores the results, as training would but without gradient. `None`: this algorithm
     /// has no such notion.
     fn evaluate(&mut self, _context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+        Ok(None)
+    }
+
+    /// Lets the model do what it is trained for, without training it. `None`: this algorithm has no such notion.
+    fn validate(
+        &mut self,
+        _step: u64,
+        _model: &mut dyn Model,
+        _noise: &Noise,
+        _progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
         Ok(None)
     }
 

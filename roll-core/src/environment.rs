@@ -30,4 +30,16 @@ pub trait Environment: Send {
     fn reset(&mut self, seed: u64) -> Result<Observation>;
     /// Applies the agent's text.
     fn step(&mut self, action: &str) -> Result<Transition>;
+
+    /// The task and what the agent may answer; shown once, before the first observation. Empty when observations say
+    /// it all.
+    fn instructions(&self) -> String {
+        String::new()
+    }
+
+    /// Whether the task is solved as it stands. `None`: the environment does not tell, and an episode counts as solved
+    /// when it terminated with a positive reward.
+    fn solved(&self) -> Option<bool> {
+        None
+    }
 }

@@ -1,6 +1,22 @@
 //! Language models.
 
-use crate::{Adapter, Grad, Pullback, Result, Tensor};
+use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of `role`.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+}
 
 /// How tokens are drawn.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +60,22 @@ pub trait LanguageModel {
 
     /// Tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String>;
+
+    /// A conversation as the model's chat template writes it. `continue_as_assistant` ends it where the model speaks
+    /// next.
+    fn render_chat(&self, _messages: &[Message], _continue_as_assistant: bool) -> Result<String> {
+        Err(Error::Unsupported("this model has no chat template".into()))
+    }
+
+    /// Ids after which generation of a row ends.
+    fn end_tokens(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Most tokens of a sequence, prompt and continuation together.
+    fn context_length(&self) -> usize {
+        usize::MAX
+    }
 
     /// Continues each prompt.
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>;

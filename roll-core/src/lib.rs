@@ -24,14 +24,16 @@ pub mod strategy;
 pub mod tensor;
 pub mod video;
 
-pub use algorithm::{Algorithm, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport};
+pub use algorithm::{
+    Algorithm, DataSource, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport, Validation,
+};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
-pub use language::{Generation, LanguageModel, Sampling, TokenStats};
+pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};

@@ -26,6 +26,10 @@ pub enum Purpose {
     Synthetic = 5,
     /// The latents that an evaluation starts from.
     Evaluation = 6,
+    /// Tokens of a language model.
+    Tokens = 7,
+    /// Worlds of environments.
+    Environments = 8,
 }
 
 /// The source of all randomness of a run.

@@ -1,4 +1,6 @@
-//! Models of roll: Wan2.2 video diffusion, and the weight file formats.
+//! Models of roll: Wan2.2 video diffusion, causal language models, and the weight file formats.
 
+pub mod causal_lm;
+pub mod trainable;
 pub mod wan2_2;
 pub mod weights;

@@ -104,7 +104,7 @@ impl Tally {
             metrics.insert("actor/nonfinite".into(), 1.0);
         }
         let applied = update.is_some_and(|u| u.applied);
-        StepReport { metrics, skipped: self.skipped, videos: self.videos, applied }
+        StepReport { metrics, skipped: self.skipped, videos: self.videos, records: Vec::new(), applied }
     }
 }
 

@@ -48,6 +48,11 @@ impl Weight {
         Ok(if value.dtype() == DType::F32 { value } else { value.cast(DType::F32) })
     }
 
+    /// The value in the dtype it is stored in, at rank `D`.
+    pub fn stored<const D: usize>(&self) -> Result<Tensor<D>> {
+        self.value.rank::<D>()
+    }
+
     /// Shape.
     pub fn shape(&self) -> &[usize] {
         self.value.shape()

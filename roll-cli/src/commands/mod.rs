@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod ask;
 mod config;
 mod export_expert;
 mod generate;
@@ -21,6 +22,7 @@ pub fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Generate(args) => generate::generate(args),
+        Command::Ask(args) => ask::ask(args),
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
@@ -34,20 +36,13 @@ pub fn dispatch(command: Command) -> Result<()> {
 
 /// Reads the configuration: files, environment, arguments.
 fn load(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
-    let loaded = layered(ConfigLayers::new(), args, registry, extra)?;
-    for note in &loaded.notes {
-        tracing::warn!("{note}");
-    }
-    Ok(loaded)
+    layered(ConfigLayers::new(), args, registry, extra)
 }
 
 /// As [`load`]; what names neither a model nor data becomes the demo.
 fn load_or_demo(args: &ConfigArgs, registry: &Registry, extra: &[(&str, String, &str)]) -> Result<Loaded> {
-    let loaded = load(args, registry, extra)?;
-    match crate::demo::is_wanted(&loaded) {
-        true => layered(crate::demo::layers(&loaded)?, args, registry, extra),
-        false => Ok(loaded),
-    }
+    let own = stacked(ConfigLayers::new(), args, extra)?;
+    layered(crate::demo::layers(&own)?.unwrap_or_default(), args, registry, extra)
 }
 
 /// What is linked in, what lies in the directories of `ROLL_PLUGIN_PATH`, and the plugins that are named.
@@ -70,11 +65,20 @@ fn layered(
     registry: &Registry,
     extra: &[(&str, String, &str)],
 ) -> Result<Loaded> {
+    let loaded = stacked(lowest, args, extra)?.load(Some(registry))?;
+    for note in &loaded.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(loaded)
+}
+
+/// As [`layers`], and on top the arguments of one command.
+fn stacked(lowest: ConfigLayers, args: &ConfigArgs, extra: &[(&str, String, &str)]) -> Result<ConfigLayers> {
     let mut layers = layers(lowest, args)?;
     for (key, value, origin) in extra {
         layers = layers.set_text(key, value, origin)?;
     }
-    layers.load(Some(registry))
+    Ok(layers)
 }
 
 /// Files, environment and the arguments that every command has.
@@ -87,6 +91,7 @@ fn layers(lowest: ConfigLayers, args: &ConfigArgs) -> Result<ConfigLayers> {
     let named = [
         ("algo.name", &args.algo, "--algo"),
         ("model.name", &args.model, "--model"),
+        ("env.name", &args.env, "--env"),
         ("backend", &args.backend, "--backend"),
     ];
     for (key, value, origin) in named {

@@ -42,7 +42,9 @@ pub fn run(args: Run) -> Result<()> {
     let Some(dir) = dir else { return Ok(()) };
 
     println!("{} steps in {:.0} s", summary.steps, summary.seconds);
-    for (name, what) in [("actor/face_score", "score"), ("actor/kl_loss", "kl"), ("actor/loss", "loss")] {
+    for (name, what) in
+        [("env/success", "success"), ("actor/face_score", "score"), ("actor/kl_loss", "kl"), ("actor/loss", "loss")]
+    {
         if let (Some(first), Some(last)) = (summary.first.get(name), summary.last.get(name)) {
             println!("  {what:<6} {first:>10.4} at the first step, {last:.4} at the last");
         }

@@ -13,8 +13,15 @@ use super::yaml::{YamlFormat, parse_value};
 use crate::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 6] =
-    ["ROLL_FIXTURES", "ROLL_TEST_DATA", "ROLL_LOG", "ROLL_TARGET_DIR", "ROLL_DEMO", crate::plugin::PATH_VARIABLE];
+pub const RESERVED_VARIABLES: [&str; 7] = [
+    "ROLL_FIXTURES",
+    "ROLL_TEST_DATA",
+    "ROLL_TEST_GGUF",
+    "ROLL_LOG",
+    "ROLL_TARGET_DIR",
+    "ROLL_DEMO",
+    crate::plugin::PATH_VARIABLE,
+];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
 const MAX_INDEX: usize = 63;
@@ -153,6 +160,13 @@ impl ConfigLayers {
         let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
         let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
         Ok((paths, replace))
+    }
+
+    /// What the layers say of `key` so far, the default included and nothing checked; `None` for nothing, or `null`.
+    pub fn peek(&self, key: &str) -> Result<Option<Json>> {
+        let (tree, _) = merge(self.layers.clone())?;
+        let found = key.split('.').try_fold(&tree, |tree, part| tree.get(part));
+        Ok(found.filter(|value| !value.is_null()).cloned())
     }
 
     /// Merges the layers and checks every key and value. With a registry, component names and the options of

@@ -40,6 +40,8 @@ pub struct RunConfig {
     pub model: Component,
     /// The rewards; the score is their weighted sum. A single map is taken for a list of one.
     pub reward: Vec<RewardComponent>,
+    /// The environment that an agent acts in, and its options. `null`: none.
+    pub env: Option<Component>,
     /// How gradients become updates.
     pub strategy: Component,
     /// Optimizer, schedule and batch sizes.
@@ -68,6 +70,7 @@ impl Default for RunConfig {
             algo: Component::named("reward_fl"),
             model: Component::named("wan2_2"),
             reward: Vec::new(),
+            env: None,
             strategy: Component::named("single"),
             training: TrainingConfig::default(),
             data: DataConfig::default(),

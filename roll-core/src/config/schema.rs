@@ -9,8 +9,8 @@ use crate::registry::Registry;
 use crate::{Error, Result};
 
 /// Sections that name a component, with the word of the registry for its kind.
-const COMPONENTS: [(&str, &str); 4] =
-    [("algo", "algorithm"), ("model", "model"), ("reward", "reward"), ("strategy", "strategy")];
+const COMPONENTS: [(&str, &str); 5] =
+    [("algo", "algorithm"), ("model", "model"), ("reward", "reward"), ("env", "environment"), ("strategy", "strategy")];
 
 fn defaults() -> Json {
     serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null)
@@ -95,8 +95,9 @@ pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance:
                     check_component(&format!("{section}.{i}"), kind, item, registry, provenance)?;
                 }
             }
+            // A section that may be left out.
+            Some(Json::Null) | None => {}
             Some(item) => check_component(section, kind, item, registry, provenance)?,
-            None => {}
         }
     }
     let checks = tree.get_mut("evaluation").and_then(|section| section.get_mut("check")).and_then(Json::as_array_mut);

@@ -3,17 +3,41 @@
 use std::ffi::c_void;
 
 use super::abi::{RollError, RollObject, RollOwned, RollStr};
-use super::call::{Foreign, Served, Source, serve, serve_shared};
+use super::call::{Foreign, Served, Source, answer, serve, serve_shared};
 use super::data::slice;
+use super::environment::{self, ForeignEnvironment};
 use super::layout::boundary;
 use super::model::{ForeignModel, LentModel};
 use super::reward::{ForeignReward, LentReward};
 use super::step::{
     ForeignProgress, LentSamples, RollEvaluation, RollEvaluationContext, RollNoise, RollProgress, RollStepContext,
-    RollStepReport, keep_samples,
+    RollStepReport, RollValidation, RollValidationContext, keep_samples,
 };
 use super::strategy::{ForeignStrategy, LentStrategy};
-use crate::{Algorithm, Error, Evaluated, EvaluationContext, Model, Result, RewardScorer, StepContext, StepReport};
+use crate::{
+    Algorithm, DataSource, Environment, Error, Evaluated, EvaluationContext, Model, Noise, Progress, Result,
+    RewardScorer, StepContext, StepReport, Validation,
+};
+
+boundary! {
+    /// Where an algorithm's samples come from, as [`DataSource`].
+    #[derive(Default)]
+    pub struct RollAlgorithmFacts {
+        /// 0: the configuration's clips.
+        pub own_data: u32,
+        pub has_steps: u32,
+        pub steps_per_epoch: u64,
+    }
+}
+
+boundary! {
+    /// Makes environments during the call that it is lent for; they belong to whoever asked.
+    #[derive(Clone, Copy)]
+    pub struct RollEnvironmentMaker {
+        pub state: *mut c_void,
+        pub make: unsafe extern "C" fn(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32,
+    }
+}
 
 boundary! {
     /// The functions of an algorithm.
@@ -41,12 +65,26 @@ boundary! {
         /// JSON.
         pub save: unsafe extern "C" fn(state: *mut c_void, out: *mut RollOwned<u8>, error: *mut RollError) -> u32,
         pub restore: unsafe extern "C" fn(state: *mut c_void, saved: RollStr, error: *mut RollError) -> u32,
+        pub facts:
+            unsafe extern "C" fn(state: *mut c_void, out: *mut RollAlgorithmFacts, error: *mut RollError) -> u32,
+        pub open_environments: unsafe extern "C" fn(
+            state: *mut c_void,
+            maker: *const RollEnvironmentMaker,
+            error: *mut RollError,
+        ) -> u32,
+        pub validate: unsafe extern "C" fn(
+            state: *mut c_void,
+            context: *const RollValidationContext,
+            out: *mut RollValidation,
+            error: *mut RollError,
+        ) -> u32,
     }
 }
 
 type Target = dyn Algorithm;
 
-static TABLE: RollAlgorithmTable = RollAlgorithmTable { check, step, evaluate, save, restore };
+static TABLE: RollAlgorithmTable =
+    RollAlgorithmTable { check, step, evaluate, save, restore, facts, open_environments, validate };
 
 pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
     Served::give(algorithm, &TABLE)
@@ -156,6 +194,68 @@ unsafe extern "C" fn restore(state: *mut c_void, saved: RollStr, error: *mut Rol
     unsafe { serve(state, &mut (), error, body) }
 }
 
+unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollAlgorithmFacts, error: *mut RollError) -> u32 {
+    let body = |algorithm: &Target| {
+        Ok(match algorithm.data_source() {
+            DataSource::Clips => RollAlgorithmFacts::default(),
+            DataSource::Own { steps_per_epoch } => RollAlgorithmFacts {
+                own_data: 1,
+                has_steps: steps_per_epoch.is_some().into(),
+                steps_per_epoch: steps_per_epoch.unwrap_or_default(),
+            },
+        })
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve_shared(state, out, error, body) }
+}
+
+unsafe extern "C" fn open_environments(
+    state: *mut c_void,
+    maker: *const RollEnvironmentMaker,
+    error: *mut RollError,
+) -> u32 {
+    let body = |algorithm: &mut Target| {
+        // SAFETY: lent for this call.
+        let maker = unsafe { *maker };
+        algorithm.open_environments(&mut || {
+            let (mut object, mut error) = (RollObject::default(), RollError::default());
+            // SAFETY: as the interface says.
+            let status = unsafe { (maker.make)(maker.state, &mut object, &mut error) };
+            let object = Source::Host.outcome("make", status, object, error)?;
+            // SAFETY: the other side made it for us.
+            Ok(Box::new(unsafe { ForeignEnvironment::new(object, Source::Host) }?))
+        })
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve(state, &mut (), error, body) }
+}
+
+unsafe extern "C" fn validate(
+    state: *mut c_void,
+    context: *const RollValidationContext,
+    out: *mut RollValidation,
+    error: *mut RollError,
+) -> u32 {
+    let body = |algorithm: &mut Target| {
+        // SAFETY: lent for this call.
+        let (context, mut model) = unsafe { (&*context, ForeignModel::new((*context).model, Source::Host)?) };
+        let progress = ForeignProgress(context.progress);
+        algorithm.validate(context.step, &mut model, &context.noise.get(), &progress).map(RollValidation::give)
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve(state, out, error, body) }
+}
+
+type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
+
+/// Serves a [`Make`] behind a thin pointer.
+unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
+    // SAFETY: lent for the call that this is part of, and asked by one at a time.
+    let body = || unsafe { (*state.cast::<Make<'_>>())().map(environment::give) };
+    // SAFETY: as the interface says.
+    unsafe { answer(out, error, body) }
+}
+
 fn json(text: &str) -> Result<serde_json::Value> {
     serde_json::from_str(text).map_err(|e| Error::Misuse(format!("the state of an algorithm is no JSON: {e}")))
 }
@@ -225,6 +325,52 @@ impl Algorithm for ForeignAlgorithm {
         })?;
         // SAFETY: ours, taken once.
         self.0.blame("evaluate", unsafe { evaluation.take() })
+    }
+
+    fn data_source(&self) -> DataSource {
+        let facts: Result<RollAlgorithmFacts> = self.0.call("facts", |t, state, out, error| {
+            // SAFETY: the arguments live during the call.
+            unsafe { (t.facts)(state, out, error) }
+        });
+        let facts = facts.unwrap_or_else(|error| {
+            tracing::error!("an algorithm does not tell where its data come from: {}", super::Chain::line(&error));
+            RollAlgorithmFacts::default()
+        });
+        match facts.own_data {
+            0 => DataSource::Clips,
+            _ => DataSource::Own { steps_per_epoch: (facts.has_steps == 1).then_some(facts.steps_per_epoch) },
+        }
+    }
+
+    fn open_environments(&mut self, make: Make<'_>) -> Result<()> {
+        let mut make = make;
+        let maker = RollEnvironmentMaker { state: std::ptr::from_mut(&mut make).cast(), make: make_environment };
+        self.0.run("open_environments", |t, state, error| {
+            // SAFETY: the arguments live during the call.
+            unsafe { (t.open_environments)(state, &maker, error) }
+        })
+    }
+
+    fn validate(
+        &mut self,
+        step: u64,
+        model: &mut dyn Model,
+        noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        let model = LentModel::new(model);
+        let given = RollValidationContext {
+            step,
+            model: model.object(),
+            noise: RollNoise::new(noise),
+            progress: RollProgress::lend(&progress),
+        };
+        let validation: RollValidation = self.0.call("validate", |t, state, out, error| {
+            // SAFETY: the arguments live during the call.
+            unsafe { (t.validate)(state, &given, out, error) }
+        })?;
+        // SAFETY: ours, taken once.
+        self.0.blame("validate", unsafe { validation.take() })
     }
 
     fn state(&self) -> serde_json::Value {

@@ -20,6 +20,16 @@ boundary! {
 }
 
 boundary! {
+    /// What an environment says of itself as it stands.
+    #[derive(Default)]
+    pub struct RollEnvironmentFacts {
+        pub instructions: RollOwned<u8>,
+        /// 0 no, 1 yes, 2 it does not tell.
+        pub solved: u32,
+    }
+}
+
+boundary! {
     /// The functions of an environment.
     #[derive(Clone, Copy)]
     pub struct RollEnvironmentTable {
@@ -35,12 +45,14 @@ boundary! {
             out: *mut RollTransition,
             error: *mut RollError,
         ) -> u32,
+        pub facts:
+            unsafe extern "C" fn(state: *mut c_void, out: *mut RollEnvironmentFacts, error: *mut RollError) -> u32,
     }
 }
 
 type Target = dyn Environment;
 
-static TABLE: RollEnvironmentTable = RollEnvironmentTable { reset, step };
+static TABLE: RollEnvironmentTable = RollEnvironmentTable { reset, step, facts };
 
 pub(super) fn give(environment: Box<dyn Environment>) -> RollObject {
     Served::give(environment, &TABLE)
@@ -68,6 +80,15 @@ unsafe extern "C" fn step(state: *mut c_void, action: RollStr, out: *mut RollTra
     unsafe { serve(state, out, error, body) }
 }
 
+unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollEnvironmentFacts, error: *mut RollError) -> u32 {
+    let body = |environment: &mut Target| {
+        let solved = environment.solved().map_or(2, u32::from);
+        Ok(RollEnvironmentFacts { instructions: RollOwned::text(environment.instructions()), solved })
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve(state, out, error, body) }
+}
+
 /// An environment of the other side.
 pub(super) struct ForeignEnvironment(Foreign<RollEnvironmentTable>);
 
@@ -77,6 +98,26 @@ impl ForeignEnvironment {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         unsafe { Foreign::new(object, source) }.map(Self)
+    }
+
+    fn facts(&self) -> Result<(String, Option<bool>)> {
+        let facts: RollEnvironmentFacts =
+            // SAFETY: the arguments live during the call.
+            self.0.call("facts", |t, state, out, error| unsafe { (t.facts)(state, out, error) })?;
+        let solved = match facts.solved {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        };
+        Ok((self.text("facts", facts.instructions)?.text, solved))
+    }
+
+    /// As [`Self::facts`]; the calls that ask for them cannot fail.
+    fn known_facts(&self) -> (String, Option<bool>) {
+        self.facts().unwrap_or_else(|error| {
+            tracing::error!("an environment does not tell what it is: {}", super::Chain::line(&error));
+            (String::new(), None)
+        })
     }
 
     fn text(&self, call: &'static str, text: RollOwned<u8>) -> Result<Observation> {
@@ -105,5 +146,13 @@ impl Environment for ForeignEnvironment {
             truncated: next.truncated != 0,
             valid: next.valid != 0,
         })
+    }
+
+    fn instructions(&self) -> String {
+        self.known_facts().0
+    }
+
+    fn solved(&self) -> Option<bool> {
+        self.known_facts().1
     }
 }

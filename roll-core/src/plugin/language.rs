@@ -8,7 +8,7 @@ use super::data::{Lent, slice};
 use super::layout::boundary;
 use super::model::{ForeignModel, Target};
 use super::pullback;
-use crate::{Adapter, Error, Generation, Grad, LanguageModel, Pullback, Result, Sampling, Tensor, TokenStats};
+use crate::{Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats};
 
 boundary! {
     /// A list of tokens.
@@ -68,6 +68,34 @@ boundary! {
 }
 
 boundary! {
+    /// As [`Message`].
+    #[derive(Clone, Copy)]
+    pub struct RollMessage {
+        pub role: RollStr,
+        pub content: RollStr,
+    }
+}
+
+boundary! {
+    /// Arguments of `render_chat`.
+    #[derive(Clone, Copy)]
+    pub struct RollChatInput {
+        pub messages: *const RollMessage,
+        pub message_count: usize,
+        pub continue_as_assistant: u32,
+    }
+}
+
+boundary! {
+    /// What a language model says of itself.
+    #[derive(Default)]
+    pub struct RollLanguageFacts {
+        pub end_tokens: RollOwned<u32>,
+        pub context_length: usize,
+    }
+}
+
+boundary! {
     /// The functions of a language model.
     #[derive(Clone, Copy)]
     pub struct RollLanguageTable {
@@ -95,10 +123,19 @@ boundary! {
             out: *mut RollTokenStats,
             error: *mut RollError,
         ) -> u32,
+        pub render_chat: unsafe extern "C" fn(
+            state: *mut c_void,
+            input: *const RollChatInput,
+            out: *mut RollOwned<u8>,
+            error: *mut RollError,
+        ) -> u32,
+        pub facts:
+            unsafe extern "C" fn(state: *mut c_void, out: *mut RollLanguageFacts, error: *mut RollError) -> u32,
     }
 }
 
-pub(super) const TABLE: RollLanguageTable = RollLanguageTable { tokenize, detokenize, generate, evaluate };
+pub(super) const TABLE: RollLanguageTable =
+    RollLanguageTable { tokenize, detokenize, generate, evaluate, render_chat, facts };
 
 fn of(model: &mut Target) -> Result<&mut dyn LanguageModel> {
     model.as_language().ok_or_else(|| Error::Misuse("this is no language model".into()))
@@ -188,6 +225,55 @@ unsafe extern "C" fn evaluate(
     unsafe { serve(state, out, error, body) }
 }
 
+unsafe extern "C" fn render_chat(
+    state: *mut c_void,
+    input: *const RollChatInput,
+    out: *mut RollOwned<u8>,
+    error: *mut RollError,
+) -> u32 {
+    let body = |model: &mut Target| {
+        // SAFETY: lent for this call.
+        let (messages, continues) = unsafe {
+            let i = &*input;
+            let messages = slice(i.messages, i.message_count)?.iter();
+            let messages = messages.map(|m| Ok(Message::new(m.role.get()?, m.content.get()?)));
+            (messages.collect::<Result<Vec<_>>>()?, i.continue_as_assistant == 1)
+        };
+        Ok(RollOwned::text(of(model)?.render_chat(&messages, continues)?))
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve(state, out, error, body) }
+}
+
+unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollLanguageFacts, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| {
+        let model = of(model)?;
+        let end_tokens = RollOwned::new(model.end_tokens(), ());
+        Ok(RollLanguageFacts { end_tokens, context_length: model.context_length() })
+    };
+    // SAFETY: as the interface says.
+    unsafe { serve(state, out, error, body) }
+}
+
+impl ForeignModel {
+    /// Ids that end a turn, and the longest sequence; the calls that ask for them cannot fail.
+    fn language_facts(&self) -> (Vec<u32>, usize) {
+        let facts: Result<RollLanguageFacts> = self.object.call("facts", |t, state, out, error| {
+            // SAFETY: the arguments live during the call.
+            unsafe { (t.language.facts)(state, out, error) }
+        });
+        let facts = facts.and_then(|facts| {
+            // SAFETY: ours, taken once.
+            let ends = unsafe { facts.end_tokens.take(|tokens| Ok(tokens.to_vec())) };
+            Ok((self.object.blame("facts", ends)?, facts.context_length))
+        });
+        facts.unwrap_or_else(|error| {
+            tracing::error!("a language model does not tell what it is: {}", super::Chain::line(&error));
+            (Vec::new(), usize::MAX)
+        })
+    }
+}
+
 impl LanguageModel for ForeignModel {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         let text = RollStr::lend(text);
@@ -207,6 +293,30 @@ impl LanguageModel for ForeignModel {
         })?;
         // SAFETY: ours, taken once.
         self.object.blame("detokenize", unsafe { text.take_text() })
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        let lent = |m: &Message| RollMessage { role: RollStr::lend(&m.role), content: RollStr::lend(&m.content) };
+        let messages: Vec<RollMessage> = messages.iter().map(lent).collect();
+        let input = RollChatInput {
+            messages: messages.as_ptr(),
+            message_count: messages.len(),
+            continue_as_assistant: continue_as_assistant.into(),
+        };
+        let text: RollOwned<u8> = self.object.call("render_chat", |t, state, out, error| {
+            // SAFETY: the arguments live during the call.
+            unsafe { (t.language.render_chat)(state, &input, out, error) }
+        })?;
+        // SAFETY: ours, taken once.
+        self.object.blame("render_chat", unsafe { text.take_text() })
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        self.language_facts().0
+    }
+
+    fn context_length(&self) -> usize {
+        self.language_facts().1
     }
 
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {

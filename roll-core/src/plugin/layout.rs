@@ -9,20 +9,21 @@ use super::abi::{
     RollAbi, RollComponent, RollContext, RollError, RollHost, RollNamedNumber, RollNamedTensor, RollObject, RollOption,
     RollOwned, RollPlugin, RollPullback, RollStr, RollTensor,
 };
-use super::algorithm::RollAlgorithmTable;
+use super::algorithm::{RollAlgorithmFacts, RollAlgorithmTable, RollEnvironmentMaker};
 use super::data::slice;
 use super::diffusion::{
     RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollValue, RollVelocityInput,
 };
-use super::environment::{RollEnvironmentTable, RollTransition};
+use super::environment::{RollEnvironmentFacts, RollEnvironmentTable, RollTransition};
 use super::language::{
-    RollEvaluateInput, RollGenerateInput, RollGeneration, RollLanguageTable, RollTokenStats, RollTokens,
+    RollChatInput, RollEvaluateInput, RollGenerateInput, RollGeneration, RollLanguageFacts, RollLanguageTable,
+    RollMessage, RollTokenStats, RollTokens,
 };
 use super::model::{RollFile, RollModelFacts, RollModelTable, RollParameter};
 use super::reward::{RollRewardFacts, RollRewardTable, RollScore, RollScoreInput, RollVideo};
 use super::step::{
     RollEvaluated, RollEvaluation, RollEvaluationContext, RollMaybe, RollNamedVideo, RollNoise, RollProgress,
-    RollSample, RollSkipped, RollStepContext, RollStepReport,
+    RollSample, RollSkipped, RollStepContext, RollStepReport, RollValidation, RollValidationContext,
 };
 use super::strategy::{RollOptimizer, RollRanks, RollStrategyReport, RollStrategyTable};
 use crate::{Error, Result};
@@ -115,6 +116,7 @@ static TYPES: &[TypeLayout] = &[
     RollScore::LAYOUT,
     RollRewardTable::LAYOUT,
     RollTransition::LAYOUT,
+    RollEnvironmentFacts::LAYOUT,
     RollEnvironmentTable::LAYOUT,
     RollParameter::LAYOUT,
     RollModelFacts::LAYOUT,
@@ -131,6 +133,9 @@ static TYPES: &[TypeLayout] = &[
     RollGeneration::LAYOUT,
     RollEvaluateInput::LAYOUT,
     RollTokenStats::LAYOUT,
+    RollMessage::LAYOUT,
+    RollChatInput::LAYOUT,
+    RollLanguageFacts::LAYOUT,
     RollLanguageTable::LAYOUT,
     RollOptimizer::LAYOUT,
     RollStrategyReport::LAYOUT,
@@ -144,9 +149,13 @@ static TYPES: &[TypeLayout] = &[
     RollSkipped::LAYOUT,
     RollNamedVideo::LAYOUT,
     RollStepReport::LAYOUT,
+    RollValidationContext::LAYOUT,
+    RollValidation::LAYOUT,
     RollMaybe::LAYOUT,
     RollEvaluated::LAYOUT,
     RollEvaluation::LAYOUT,
+    RollAlgorithmFacts::LAYOUT,
+    RollEnvironmentMaker::LAYOUT,
     RollAlgorithmTable::LAYOUT,
 ];
 

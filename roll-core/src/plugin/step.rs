@@ -8,7 +8,7 @@ use super::call::quietly;
 use super::data::{Lent, own_numbers, slice, take_numbers};
 use super::layout::boundary;
 use super::reward::{RollVideo, keep_video};
-use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Video};
+use crate::{Error, Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
 
 boundary! {
     /// As [`Sample`]. A picture that is not there has the dtype `NO_TENSOR`.
@@ -102,7 +102,32 @@ boundary! {
         pub metrics: RollOwned<RollNamedNumber>,
         pub skipped: RollOwned<RollSkipped>,
         pub videos: RollOwned<RollNamedVideo>,
+        /// A JSON list.
+        pub records: RollOwned<u8>,
         pub applied: u32,
+    }
+}
+
+boundary! {
+    /// Arguments of `validate`.
+    #[derive(Clone, Copy)]
+    pub struct RollValidationContext {
+        pub step: u64,
+        pub model: RollObject,
+        pub noise: RollNoise,
+        pub progress: RollProgress,
+    }
+}
+
+boundary! {
+    /// As [`Validation`].
+    #[derive(Default)]
+    pub struct RollValidation {
+        /// 0: the algorithm has no such notion.
+        pub supported: u32,
+        pub metrics: RollOwned<RollNamedNumber>,
+        /// A JSON list.
+        pub records: RollOwned<u8>,
     }
 }
 
@@ -258,6 +283,41 @@ fn named_video(name: &str, video: Option<(&Lent, f64)>) -> RollNamedVideo {
     RollNamedVideo { name: RollStr::lend(name), frames, fps }
 }
 
+/// Records as a JSON list; no text at all when there are none.
+fn own_records(records: Vec<serde_json::Value>) -> RollOwned<u8> {
+    match records.is_empty() {
+        true => RollOwned::default(),
+        false => RollOwned::text(serde_json::Value::Array(records).to_string()),
+    }
+}
+
+/// # Safety
+/// The other side made it for us.
+unsafe fn take_records(records: RollOwned<u8>) -> Result<Vec<serde_json::Value>> {
+    // SAFETY: as the caller promises.
+    let text = unsafe { records.take_text() }?;
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    serde_json::from_str(&text).map_err(|e| Error::Misuse(format!("its records are no JSON list: {e}")))
+}
+
+impl RollValidation {
+    pub(super) fn give(validation: Option<Validation>) -> Self {
+        let Some(Validation { metrics, records }) = validation else { return Self::default() };
+        Self { supported: 1, metrics: own_numbers(metrics.iter()), records: own_records(records) }
+    }
+
+    /// # Safety
+    /// The other side made it for us.
+    pub(super) unsafe fn take(self) -> Result<Option<Validation>> {
+        // SAFETY: both are ours, and each is taken once, whatever happens to the other.
+        let (metrics, records) = unsafe { (take_numbers(self.metrics), take_records(self.records)) };
+        let (metrics, records) = (metrics?, records?);
+        Ok((self.supported == 1).then_some(Validation { metrics, records }))
+    }
+}
+
 impl RollStepReport {
     pub(super) fn give(report: StepReport) -> Self {
         let skipped = report.skipped.iter();
@@ -269,6 +329,7 @@ impl RollStepReport {
             metrics: own_numbers(report.metrics.iter()),
             skipped: RollOwned::new(skipped, report.skipped),
             videos: RollOwned::new(videos, (report.videos, lent)),
+            records: own_records(report.records),
             applied: report.applied.into(),
         }
     }
@@ -276,17 +337,19 @@ impl RollStepReport {
     /// # Safety
     /// The other side made it for us.
     pub(super) unsafe fn take(self) -> Result<StepReport> {
-        // SAFETY: all three are ours, and each is taken once, whatever happens to the others.
-        let (metrics, skipped, videos) = unsafe {
+        // SAFETY: all four are ours, and each is taken once, whatever happens to the others.
+        let (metrics, skipped, videos, records) = unsafe {
             let skipped = |s: &RollSkipped| Ok((s.sample.get()?.to_string(), s.reason.get()?.to_string()));
             let video = |v: &RollNamedVideo| Ok((v.name.get()?.to_string(), Video::new(v.frames.keep()?, v.fps)?));
             (
                 take_numbers(self.metrics),
                 self.skipped.take(|items| items.iter().map(skipped).collect()),
                 self.videos.take(|items| items.iter().map(video).collect()),
+                take_records(self.records),
             )
         };
-        Ok(StepReport { metrics: metrics?, skipped: skipped?, videos: videos?, applied: self.applied != 0 })
+        let (metrics, skipped, videos, records) = (metrics?, skipped?, videos?, records?);
+        Ok(StepReport { metrics, skipped, videos, records, applied: self.applied != 0 })
     }
 }
 

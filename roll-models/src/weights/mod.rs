@@ -1,9 +1,10 @@
-//! Weight files: safetensors (single, sharded, mapped) and torch checkpoints, read lazily; safetensors written whole
-//! or not at all.
+//! Weight files: safetensors (single, sharded, mapped), torch checkpoints and GGUF, read lazily; safetensors written
+//! whole or not at all.
 
 mod checkpoint;
 mod error;
 mod file;
+pub mod gguf;
 mod pth;
 mod safetensors;
 mod save;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
 pub use file::{TensorInfo, WeightFile};
+pub use safetensors::parse_safetensors;
 pub use save::save_safetensors;
 pub use streamed::{Streamed, stored_dtype};
 

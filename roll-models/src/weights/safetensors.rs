@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use roll_core::{DType, Tensor};
+use roll_core::{DType, StateDict, Tensor};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
@@ -77,20 +77,8 @@ impl SafetensorsFile {
         }
         // SAFETY: the map is read-only; the caveat about other processes is documented on the type.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
-        let mut prefix = [0; 8];
-        prefix.copy_from_slice(&map[..8]);
-        let found = u64::from_le_bytes(prefix);
-        let expected = MAX_HEADER.min(length - 8);
-        if found > expected {
-            return Err(WeightsError::HeaderLength { path: path.into(), expected, found });
-        }
-        let start = 8 + found as usize; // fits: it is within the map
-        let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
-        let text = std::str::from_utf8(&map[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
-        let header: Header =
-            serde_json::from_str(text).map_err(|e| problem(format!("the header is no safetensors header: {e}")))?;
-        let tensors = locate(path, header.tensors, start, length)?;
-        Ok(Self { map: Arc::new(map), tensors, metadata: header.metadata })
+        let (tensors, metadata) = parse(path, &map)?;
+        Ok(Self { map: Arc::new(map), tensors, metadata })
     }
 
     /// The tensor `name`, sharing the map where its alignment allows.
@@ -104,6 +92,44 @@ impl SafetensorsFile {
         Tensor::from_bytes(dtype, info.shape.clone(), Arc::new(bytes))
             .map_err(|e| WeightsError::Header { path: path.into(), problem: format!("tensor `{name}`: {e}") })
     }
+}
+
+/// What a header says.
+type Contents = (BTreeMap<String, (TensorInfo, Range<usize>)>, BTreeMap<String, String>);
+
+/// Tensors with their place, and metadata, of the file that `bytes` are; there are eight of them at least.
+fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
+    let length = bytes.len() as u64;
+    let mut prefix = [0; 8];
+    prefix.copy_from_slice(&bytes[..8]);
+    let found = u64::from_le_bytes(prefix);
+    let expected = MAX_HEADER.min(length - 8);
+    if found > expected {
+        return Err(WeightsError::HeaderLength { path: path.into(), expected, found });
+    }
+    let start = 8 + found as usize; // fits: it is within the map
+    let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
+    let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
+    let header: Header =
+        serde_json::from_str(text).map_err(|e| problem(format!("the header is no safetensors header: {e}")))?;
+    Ok((locate(path, header.tensors, start, length)?, header.metadata))
+}
+
+/// The tensors of a safetensors file that is in memory; `name` stands for its path in messages.
+pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsError> {
+    let path = Path::new(name);
+    if bytes.len() < 8 {
+        let found = bytes.len() as u64;
+        return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found });
+    }
+    let mut state = StateDict::new();
+    for (name, (info, range)) in parse(path, bytes)?.0 {
+        let tensor = Tensor::from_bytes(info.supported(path, &name)?, info.shape, Arc::new(bytes[range].to_vec()));
+        let problem = |e| WeightsError::Header { path: path.into(), problem: format!("tensor `{name}`: {e}") };
+        let tensor = tensor.map_err(problem)?;
+        state.insert(name, tensor);
+    }
+    Ok(state)
 }
 
 impl SafetensorsFile {

@@ -14,12 +14,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_backends::layers::{lora_a, lora_b};
 use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
 };
 use roll_core::{
-    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Purpose, Result, StateDict, Tensor, Timestep,
+    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
     VelocityInput,
 };
 
@@ -28,26 +27,10 @@ pub use config::DitConfig;
 pub use patch::{Grid, Order};
 pub use rope::rotary_tables;
 
+pub use crate::trainable::Trainable;
+
 use batch::Batch;
 use block::{Head, PatchEmbedding};
-
-/// What is trained.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Trainable {
-    /// Nothing.
-    Frozen,
-    /// Low-rank adapters on the linear layers whose name ends in one of `targets`.
-    Lora {
-        /// Rank of the adapters.
-        rank: usize,
-        /// Scale numerator: the product is multiplied by `alpha / rank`.
-        alpha: f64,
-        /// Endings of layer names: `q`, `ffn.0`.
-        targets: Vec<String>,
-    },
-    /// Every weight.
-    Full,
-}
 
 /// One expert.
 pub struct Dit {
@@ -237,39 +220,13 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
     Tensor::new(kept.collect::<Vec<f32>>(), [count, channels, t, h, w])
 }
 
-/// Names, shapes and initial values of the adapters on the layers whose name ends in one of `targets`: A uniform in
-/// +-1/sqrt(in) as in PEFT, B zero.
+/// The adapters of a transformer of this shape: see [`crate::trainable::lora_parameters`].
 pub fn lora_parameters(
     config: &DitConfig,
     rank: usize,
     targets: &[String],
     noise: &Noise,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
-    if rank == 0 {
-        return Err(Error::config("lora_rank", "must be at least 1"));
-    }
-    let layers: Vec<_> = config
-        .weights()
-        .into_iter()
-        .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
-        .filter(|(_, shape)| shape.len() == 2)
-        .collect();
-    let matches = |name: &str, target: &str| name == target || name.ends_with(&format!(".{target}"));
-    if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| matches(name, t))) {
-        return Err(Error::config(
-            "lora_target_modules",
-            format!("no linear layer is called `{target}`; layers of a block: self_attn.q, ..., ffn.0, ffn.2"),
-        ));
-    }
-    let (mut specs, mut values) = (Vec::new(), Vec::new());
-    for (name, shape) in layers.iter().filter(|(name, _)| targets.iter().any(|t| matches(name, t))) {
-        let (out, input) = (shape[0], shape[1]);
-        let bound = 1.0 / (input as f32).sqrt();
-        let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
-        values.push((0..rank * input).map(|_| draws() * bound).collect());
-        values.push(vec![0.0; out * rank]);
-        specs.push(ParameterSpec { name: lora_a(name), shape: vec![rank, input] });
-        specs.push(ParameterSpec { name: lora_b(name), shape: vec![out, rank] });
-    }
-    Ok((specs, values))
+    let examples = "layers of a block: self_attn.q, ..., ffn.0, ffn.2";
+    crate::trainable::lora_parameters(config.weights(), rank, targets, noise, examples)
 }

@@ -1,0 +1,83 @@
+//! What the model is trained on: a player that tells what it sees on the map and then moves at random.
+
+use rand::RngCore;
+use roll_algos::environments::FrozenLake;
+use roll_algos::environments::frozen_lake::FrozenLakeOptions;
+use roll_core::{Environment, Message, Noise, Purpose, Result};
+use serde_json::{Value, json};
+
+/// Turns of a conversation.
+const TURNS: usize = 6;
+const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
+
+/// Conversation number `index`: an episode of FrozenLake.
+pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
+    let mut rng = noise.generator(Purpose::Synthetic, 1, index);
+    let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
+    let mut shown = lake.reset(rng.next_u64())?.text;
+    let mut messages = Vec::new();
+    for _ in 0..TURNS {
+        // The upper bits: two of them are a fair draw of four.
+        let action = MOVES[(rng.next_u32() >> 30) as usize];
+        let answer = format!("<think>{}</think><answer>{action}</answer>", reading(&shown));
+        messages.push(Message::new("user", shown));
+        messages.push(Message::new("assistant", answer.clone()));
+        let next = lake.step(&answer)?;
+        if next.terminated {
+            break;
+        }
+        shown = next.observation.text;
+    }
+    Ok(json!({ "messages": messages }))
+}
+
+/// What a map shows: where the player is, where the goal, how far that is, and the holes beside the player. Rows and
+/// columns count from 1.
+pub fn reading(map: &str) -> String {
+    let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();
+    let find = |symbol: char| -> Option<[usize; 2]> {
+        rows.iter().enumerate().find_map(|(r, row)| Some([r, row.iter().position(|c| *c == symbol)?]))
+    };
+    let ([row, column], [goal_row, goal_column]) = (find('P').unwrap_or_default(), find('G').unwrap_or_default());
+    let mut text = format!("at {} {}, goal {} {}:", row + 1, column + 1, goal_row + 1, goal_column + 1);
+    for (from, to, back, on) in [(row, goal_row, "up", "down"), (column, goal_column, "left", "right")] {
+        match from.abs_diff(to) {
+            0 => {}
+            distance => text += &format!(" {} {distance}", if to < from { back } else { on }),
+        }
+    }
+    let beside = [("left", (0, -1)), ("down", (1, 0)), ("right", (0, 1)), ("up", (-1, 0))];
+    let is_hole = |(down, right): (isize, isize)| {
+        let at = |v: usize, by: isize| v.checked_add_signed(by);
+        let tile = at(row, down).zip(at(column, right)).and_then(|(r, c)| rows.get(r)?.get(c));
+        tile == Some(&'O')
+    };
+    let holes: String = beside.iter().filter(|(_, step)| is_hole(*step)).map(|(name, _)| format!(" {name}")).collect();
+    text += ", holes";
+    text += if holes.is_empty() { " none" } else { &holes };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_map_is_read_as_it_is() {
+        assert_eq!(reading("____\n_OP_\n__O_\nG___"), "at 2 3, goal 4 1: down 2 left 2, holes left down");
+        assert_eq!(reading("GP__\n____\n____\n____"), "at 1 2, goal 1 1: left 1, holes none");
+    }
+
+    #[test]
+    fn conversations_are_in_form_and_repeat_with_the_seed() {
+        let noise = Noise::new(1);
+        for i in 0..50 {
+            let talk = conversation(&noise, i).unwrap();
+            assert_eq!(talk, conversation(&noise, i).unwrap());
+            let messages = talk["messages"].as_array().unwrap();
+            assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * TURNS);
+            assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Bytes, and the words of the game: any text can be written, and what the game says is short.
+
+use serde_json::{Map, Value, json};
+
+/// `<|role|>content<|end|>` for each message.
+pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}\
+    {%- endfor %}{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+
+/// Tokens with a meaning of their own.
+const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
+
+/// Words of the game.
+const WORDS: [&str; 27] = [
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "Left",
+    "Down",
+    "Right",
+    "Up",
+    "at",
+    " goal",
+    " holes",
+    " none",
+    " left",
+    " down",
+    " right",
+    " up",
+    " 0",
+    " 1",
+    " 2",
+    " 3",
+    " 4",
+    " 5",
+    " 6",
+    " 7",
+    " 8",
+    " 9",
+    "\n",
+];
+
+/// Number of tokens.
+pub const VOCABULARY: usize = 256 + SPECIAL.len() + WORDS.len();
+
+/// Id of the token that ends a turn.
+pub const END: usize = 256 + SPECIAL.len() - 1;
+
+/// The `tokenizer.json`.
+pub fn json() -> Value {
+    let vocab: Map<String, Value> = (0..=255u8).map(|byte| (written(byte).to_string(), json!(byte))).collect();
+    let special = SPECIAL.iter().map(|text| (text, true));
+    let words = WORDS.iter().map(|text| (text, false));
+    let added: Vec<Value> = special
+        .chain(words)
+        .enumerate()
+        .map(|(i, (text, special))| {
+            json!({
+                "id": 256 + i, "content": text, "special": special, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false,
+            })
+        })
+        .collect();
+    json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": null,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}
+
+/// The character that byte-level tokenizers write for a byte: itself where it can be seen, else one above 255.
+fn written(byte: u8) -> char {
+    let seen = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match seen(byte) {
+        true => char::from(byte),
+        false => {
+            let before = (0..byte).filter(|b| !seen(*b)).count() as u32;
+            char::from_u32(256 + before).unwrap_or(' ')
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_models::causal_lm::Tokenizer;
+
+    use super::*;
+
+    #[test]
+    fn any_text_comes_back_and_words_are_one_token() {
+        let tokenizer = Tokenizer::parse(json().to_string().as_bytes()).unwrap();
+        assert_eq!(tokenizer.vocabulary(), VOCABULARY);
+        for text in ["<|user|>P_O\n__G<|end|>", "at 2 3, goal 1 4: up 1 right 1", "Übermut √ \u{0}\u{7f}"] {
+            assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
+        }
+        assert_eq!(tokenizer.encode("<|end|>").unwrap(), [END as u32]);
+        assert_eq!(tokenizer.encode("<answer>Left</answer><|end|>").unwrap().len(), 4);
+        assert_eq!(tokenizer.encode("__P_\nO_G_").unwrap().len(), 9);
+    }
+}

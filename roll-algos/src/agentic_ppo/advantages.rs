@@ -1,0 +1,205 @@
+//! Advantages and returns of response tokens.
+
+use super::grid::{Grid, Mask};
+use super::statistics::{clip_fraction, masked_whiten};
+
+/// How advantages come from rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Estimator {
+    /// Generalized advantage estimation from the values of a critic (<https://arxiv.org/abs/1506.02438>).
+    Gae,
+    /// Discounted sum of the rewards from each token on.
+    Reinforce,
+    /// As `reinforce`, of rewards normalised within groups of equal starts (<https://arxiv.org/abs/2402.03300>).
+    #[default]
+    Grpo,
+    /// As `grpo`, each turn a sample with rewards of episode and of equal states (<https://arxiv.org/abs/2505.10978>).
+    Gigpo,
+    /// Each turn a sample with its own discounted return.
+    StepReinforce,
+    /// One return per turn of the agent, discounted by turns, the same for all tokens of a turn.
+    AgenticReinforce,
+}
+
+impl Estimator {
+    /// Whether each turn is a sample of its own.
+    pub fn is_stepwise(self) -> bool {
+        matches!(self, Self::Gigpo | Self::StepReinforce)
+    }
+}
+
+/// Options of the estimate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The estimator.
+    pub estimator: Estimator,
+    /// Discount per token, for `agentic_reinforce` per turn.
+    pub gamma: f64,
+    /// Decay of GAE.
+    pub lambda: f64,
+    /// Bound on the magnitude of advantages.
+    pub clip: Option<f64>,
+    /// Whether advantages are whitened over all response tokens.
+    pub whiten_advantages: bool,
+    /// Whether rewards are, before.
+    pub whiten_rewards: bool,
+    /// Whether time passes at tokens that the environment wrote, so that they discount and their values bootstrap, as
+    /// the reference has it. By default only the agent's own tokens are steps.
+    pub observation_steps: bool,
+}
+
+/// What the estimate gives.
+#[derive(Clone, Debug)]
+pub struct Advantages {
+    /// Advantages; 0 outside the response.
+    pub advantages: Grid,
+    /// Returns before whitening and clipping.
+    pub returns: Grid,
+    /// Fraction of all values that the clip changed, when there is one.
+    pub clip_fraction: Option<f64>,
+}
+
+/// Advantages of the tokens `mask` from their rewards, and the critic's `values` for [`Estimator::Gae`] (zeros when
+/// absent).
+pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, options: &Options) -> Advantages {
+    // Nothing can be whitened by statistics of nothing.
+    let any = mask.count() > 0;
+    let mut rewards = rewards.clone();
+    if options.whiten_rewards && any {
+        rewards = masked_whiten(&rewards, mask, true);
+    }
+    let rewards = rewards.masked(mask);
+    let everything = Mask::new(mask.columns(), vec![true; mask.kept().len()]);
+    let steps = match (options.observation_steps, everything) {
+        (true, Ok(everything)) => everything,
+        _ => mask.clone(),
+    };
+    let (advantages, returns) = match options.estimator {
+        Estimator::Gae => {
+            let none = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
+            gae(&rewards, values.unwrap_or(&none), &steps, options.gamma, options.lambda)
+        }
+        Estimator::AgenticReinforce => {
+            let returns = segment_returns(&rewards, mask, options.gamma);
+            (returns.clone(), returns)
+        }
+        _ => {
+            let returns = discounted_returns(&rewards, &steps, options.gamma);
+            (returns.clone(), returns)
+        }
+    };
+    let mut advantages = advantages;
+    if options.whiten_advantages && any {
+        advantages = masked_whiten(&advantages, mask, true);
+    }
+    advantages = advantages.masked(mask);
+    let clip = options.clip.map(|bound| clip_fraction(advantages.values(), bound));
+    if let Some(bound) = options.clip {
+        advantages = advantages.map(|a| a.clamp(-bound, bound));
+    }
+    Advantages { advantages, returns, clip_fraction: clip }
+}
+
+/// Advantages and returns (advantage + value) by generalized advantage estimation over the tokens `steps`; 0 elsewhere.
+pub fn gae(rewards: &Grid, values: &Grid, steps: &Mask, gamma: f64, lambda: f64) -> (Grid, Grid) {
+    let mut advantages = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
+    let mut returns = advantages.clone();
+    for b in 0..rewards.rows() {
+        let (mut next_value, mut advantage) = (0.0, 0.0);
+        for t in (0..rewards.columns()).rev().filter(|t| steps.row(b)[*t]) {
+            let value = values.row(b)[t];
+            let error = rewards.row(b)[t] + gamma * next_value - value;
+            advantage = error + gamma * lambda * advantage;
+            advantages.row_mut(b)[t] = advantage;
+            returns.row_mut(b)[t] = advantage + value;
+            next_value = value;
+        }
+    }
+    (advantages, returns)
+}
+
+/// Discounted sum of the rewards from each token of `steps` on; 0 elsewhere.
+pub fn discounted_returns(rewards: &Grid, steps: &Mask, gamma: f64) -> Grid {
+    let mut returns = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
+    for b in 0..rewards.rows() {
+        let mut sum = 0.0;
+        for t in (0..rewards.columns()).rev().filter(|t| steps.row(b)[*t]) {
+            sum = rewards.row(b)[t] + gamma * sum;
+            returns.row_mut(b)[t] = sum;
+        }
+    }
+    returns
+}
+
+/// The reward at the last token of each segment plus the discounted return of the next one, for all its tokens.
+pub fn segment_returns(rewards: &Grid, mask: &Mask, gamma: f64) -> Grid {
+    let mut returns = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
+    for b in 0..rewards.rows() {
+        let mut sum = 0.0;
+        for segment in mask.segments(b).into_iter().rev() {
+            sum = rewards.row(b)[segment.end - 1] + gamma * sum;
+            returns.row_mut(b)[segment].fill(sum);
+        }
+    }
+    returns
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn options(estimator: Estimator) -> Options {
+        Options {
+            estimator,
+            gamma: 0.5,
+            lambda: 0.9,
+            clip: None,
+            whiten_advantages: false,
+            whiten_rewards: false,
+            observation_steps: false,
+        }
+    }
+
+    fn two_turns() -> (Grid, Mask) {
+        let rewards = Grid::new(6, vec![0.0, 0.0, 2.0, 9.0, 0.0, 4.0]).unwrap();
+        (rewards, Mask::new(6, vec![false, true, true, false, true, true]).unwrap())
+    }
+
+    #[test]
+    fn observations_take_no_time() {
+        let (rewards, mask) = two_turns();
+        let own = estimate(&rewards, None, &mask, &options(Estimator::Reinforce)).returns;
+        assert_eq!(own.row(0), [0.0, 1.5, 3.0, 0.0, 2.0, 4.0]);
+        let all = Options { observation_steps: true, ..options(Estimator::Reinforce) };
+        assert_eq!(estimate(&rewards, None, &mask, &all).returns.row(0)[1], 0.5 * (2.0 + 0.125 * 4.0));
+    }
+
+    #[test]
+    fn a_turn_has_one_return() {
+        let (rewards, mask) = two_turns();
+        let turns = estimate(&rewards, None, &mask, &options(Estimator::AgenticReinforce));
+        assert_eq!(turns.advantages.row(0), [0.0, 4.0, 4.0, 0.0, 4.0, 4.0]);
+    }
+
+    #[test]
+    fn gae_ignores_what_the_critic_says_of_observations() {
+        let (rewards, mask) = two_turns();
+        let values = |observed: f64| Grid::new(6, vec![observed, 1.0, 1.0, observed, 1.0, 1.0]).unwrap();
+        let at = |observed| estimate(&rewards, Some(&values(observed)), &mask, &options(Estimator::Gae)).advantages;
+        assert_eq!(at(0.0), at(100.0));
+        assert_eq!(at(0.0).row(0)[5], 3.0);
+    }
+
+    #[test]
+    fn a_batch_without_response_or_with_one_token_is_finite() {
+        let rewards = Grid::filled(2, 3, 1.0);
+        for kept in [vec![false; 6], vec![false, true, false, false, false, false]] {
+            let mask = Mask::new(3, kept).unwrap();
+            let whiten = Options { whiten_advantages: true, whiten_rewards: true, ..options(Estimator::Grpo) };
+            let found = estimate(&rewards, None, &mask, &whiten);
+            assert!(found.advantages.values().iter().all(|a| a.is_finite()));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! From a loss per token to one number.
+//!
+//! Every mode is linear in the losses, so it is a grid of weights: the value is their product with the losses, and
+//! they are the gradient.
+
+use super::grid::{Grid, Mask};
+
+/// How the losses of tokens become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aggregation {
+    /// Every response token weighs the same.
+    TokenMean,
+    /// As the reference writes the former: the mask is not applied, so that filtered tokens count too, divided by the
+    /// number of response tokens.
+    TokenMeanUnmasked,
+    /// Sum over the tokens of a sample, mean over samples.
+    SeqMeanTokenSum,
+    /// Mean over the tokens of a sample, mean over samples.
+    #[default]
+    SeqMeanTokenMean,
+    /// Sum over everything, divided by one fixed length (Dr. GRPO, <https://arxiv.org/abs/2503.20783>).
+    SeqMeanTokenSumNorm,
+}
+
+/// What the sums are divided by: counts of the whole optimizer step, so that its micro-batches add up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Totals {
+    /// Response tokens.
+    pub tokens: f64,
+    /// Samples with any response token.
+    pub samples: f64,
+    /// The fixed length of [`Aggregation::SeqMeanTokenSumNorm`].
+    pub length: f64,
+}
+
+impl Totals {
+    /// Those of one batch alone: its kept tokens, all its rows, its width.
+    pub fn of_rows(mask: &Mask) -> Self {
+        Self { tokens: mask.count() as f64, samples: mask.rows() as f64, length: mask.columns() as f64 }
+    }
+
+    /// Those of one batch alone, counting only rows that have a response.
+    pub fn of_responses(mask: &Mask) -> Self {
+        Self { samples: mask.rows_with_any() as f64, ..Self::of_rows(mask) }
+    }
+}
+
+impl Aggregation {
+    /// The weight of each token, when rows weigh `row_weights` (1 each when absent).
+    pub fn weights(self, mask: &Mask, totals: Totals, row_weights: Option<&[f64]>) -> Grid {
+        let mut weights = Grid::filled(mask.rows(), mask.columns(), 0.0);
+        for (b, count) in mask.row_counts().into_iter().enumerate() {
+            let row_weight = row_weights.map_or(1.0, |w| w[b]);
+            // Counts of nothing divide sums of nothing; one keeps the quotient 0 instead of NaN.
+            let weight = row_weight
+                / match self {
+                    Self::TokenMean | Self::TokenMeanUnmasked => totals.tokens.max(1.0),
+                    Self::SeqMeanTokenSum => totals.samples.max(1.0),
+                    Self::SeqMeanTokenMean => totals.samples.max(1.0) * count.max(1) as f64,
+                    Self::SeqMeanTokenSumNorm => totals.length.max(1.0),
+                };
+            let everywhere = self == Self::TokenMeanUnmasked;
+            for (slot, kept) in weights.row_mut(b).iter_mut().zip(mask.row(b)) {
+                *slot = if *kept || everywhere { weight } else { 0.0 };
+            }
+        }
+        weights
+    }
+
+    /// The aggregate of `values`.
+    pub fn of(self, values: &Grid, mask: &Mask, totals: Totals) -> f64 {
+        self.weights(mask, totals, None).dot(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const MODES: [Aggregation; 5] = [
+        Aggregation::TokenMean,
+        Aggregation::TokenMeanUnmasked,
+        Aggregation::SeqMeanTokenSum,
+        Aggregation::SeqMeanTokenMean,
+        Aggregation::SeqMeanTokenSumNorm,
+    ];
+
+    #[test]
+    fn a_batch_without_any_response_is_finite() {
+        let values = Grid::filled(2, 3, 0.0);
+        let mask = Mask::new(3, vec![false; 6]).unwrap();
+        for mode in MODES {
+            assert_eq!(mode.of(&values, &mask, Totals::of_responses(&mask)), 0.0, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn micro_batches_add_up_to_their_batch() {
+        let values = Grid::new(2, vec![1.0, 2.0, -3.0, 4.0]).unwrap();
+        let mask = Mask::new(2, vec![true, true, false, true]).unwrap();
+        let totals = Totals::of_responses(&mask);
+        let part = |b: usize| {
+            let (values, mask) = (values.row(b).to_vec(), mask.row(b).to_vec());
+            (Grid::new(2, values).unwrap(), Mask::new(2, mask).unwrap())
+        };
+        for mode in MODES {
+            let whole = mode.of(&values, &mask, totals);
+            let parts: f64 = (0..2).map(|b| mode.of(&part(b).0, &part(b).1, totals)).sum();
+            assert!((whole - parts).abs() < 1e-12, "{mode:?}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Options of agentic PPO, under the reference's names where it has them.
+
+use roll_core::{Error, Result, Sampling};
+
+use super::advantages::{Estimator, Options};
+use super::kl::KlEstimate;
+use super::loss::LossConfig;
+use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
+use super::rollout::template::{SYSTEM, TURN};
+use crate::update::OnNonfinite;
+
+/// Options of the algorithm `agentic_ppo`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Config {
+    // Rollouts
+    /// Groups of episodes per step; a group shares its start.
+    pub num_env_groups: usize,
+    /// Episodes per group.
+    pub group_size: usize,
+    /// Most turns of an episode.
+    pub max_actions_per_traj: usize,
+    /// Most tokens of an answer.
+    pub max_tokens_per_step: usize,
+    /// Most tokens of an episode, prompts included.
+    pub sequence_length: usize,
+    /// Temperature of the answers.
+    pub temperature: f64,
+    /// Nucleus mass of the answers.
+    pub top_p: f64,
+    /// Likeliest tokens that answers are drawn from; 0 is all.
+    pub top_k: usize,
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+    /// Most prompts that are continued at once.
+    pub infer_batch_size: usize,
+    /// System message.
+    pub agent_system_template: String,
+    /// Message of a turn; `{observation}`, `{turn_idx}`, `{actions_left}` and `{max_response_length}` are replaced.
+    pub agent_template: String,
+
+    // Validation
+    /// Episodes of a validation, from starts that training never sees; 0 is none.
+    pub val_batch_size: usize,
+    /// Temperature of its answers.
+    pub val_temperature: f64,
+    /// Episodes of each step, and of each validation, that are written to `trajectories.jsonl`.
+    pub saved_trajectories: usize,
+
+    // Rewards and advantages
+    /// How advantages come from rewards.
+    pub adv_estimator: Estimator,
+    /// Discount.
+    pub gamma: f64,
+    /// Decay of generalized advantage estimation.
+    pub lambd: f64,
+    /// Discount of the returns of turns (`gigpo`, `step_reinforce`).
+    pub step_reward_gamma: f64,
+    /// Weight of the episode's reward in `gigpo`.
+    pub episode_reward_weight: f64,
+    /// Weight of the turn's reward in `gigpo`.
+    pub step_reward_weight: f64,
+    /// `gigpo` compares turns from equal states of all groups, as the reference does, instead of those of one group.
+    pub states_across_groups: bool,
+    /// How rewards are normalised.
+    pub reward_normalization: RewardNormalization,
+    /// Bound on the magnitude of normalised rewards.
+    pub reward_clip: Option<f64>,
+    /// Bound on the magnitude of advantages.
+    pub advantage_clip: Option<f64>,
+    /// Whether advantages are whitened.
+    pub whiten_advantages: bool,
+    /// Whether rewards are.
+    pub whiten_rewards: bool,
+    /// Tokens of the environment count as time, as in the reference.
+    pub observation_steps: bool,
+    /// Whether the KL to the reference policy is subtracted from the rewards of tokens.
+    pub add_token_level_kl: bool,
+    /// Its estimate.
+    pub kl_penalty: KlEstimate,
+    /// Its coefficient, at first.
+    pub init_kl_coef: f64,
+    /// KL that the coefficient is adapted to; none keeps it.
+    pub target_kl: Option<f64>,
+    /// Samples over which it is adapted.
+    pub kl_horizon: f64,
+
+    // Updates
+    /// Passes over the episodes of a step.
+    pub ppo_epochs: usize,
+    /// Samples per update; 0 is all.
+    pub mini_batch_size: usize,
+    /// Samples whose gradient is computed at once.
+    pub micro_batch_size: usize,
+    /// Compute old log-probabilities before the update even when one update needs none.
+    pub enable_old_logprobs_recompute: bool,
+    /// The policy loss.
+    #[serde(flatten)]
+    pub loss: LossConfig,
+    /// What a loss or gradient that is not finite does.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            num_env_groups: 8,
+            group_size: 8,
+            max_actions_per_traj: 10,
+            max_tokens_per_step: 64,
+            sequence_length: 2048,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            stop: Vec::new(),
+            infer_batch_size: 256,
+            agent_system_template: SYSTEM.into(),
+            agent_template: TURN.into(),
+            val_batch_size: 100,
+            val_temperature: 0.0,
+            saved_trajectories: 16,
+            adv_estimator: Estimator::Grpo,
+            gamma: 1.0,
+            lambd: 0.95,
+            step_reward_gamma: 0.95,
+            episode_reward_weight: 1.0,
+            step_reward_weight: 1.0,
+            states_across_groups: false,
+            reward_normalization: RewardNormalization {
+                grouping: Grouping::TrajGroupId,
+                method: Method::MeanStd,
+                ..RewardNormalization::default()
+            },
+            reward_clip: None,
+            advantage_clip: None,
+            whiten_advantages: false,
+            whiten_rewards: false,
+            observation_steps: false,
+            add_token_level_kl: false,
+            kl_penalty: KlEstimate::Kl,
+            init_kl_coef: 0.2,
+            target_kl: None,
+            kl_horizon: 10_000.0,
+            ppo_epochs: 1,
+            mini_batch_size: 0,
+            micro_batch_size: 8,
+            enable_old_logprobs_recompute: false,
+            loss: LossConfig::default(),
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+impl Config {
+    /// Fails on values that make no training.
+    pub fn check(&self) -> Result<()> {
+        for (name, value) in [
+            ("num_env_groups", self.num_env_groups),
+            ("group_size", self.group_size),
+            ("max_actions_per_traj", self.max_actions_per_traj),
+            ("max_tokens_per_step", self.max_tokens_per_step),
+            ("sequence_length", self.sequence_length),
+            ("infer_batch_size", self.infer_batch_size),
+            ("ppo_epochs", self.ppo_epochs),
+            ("micro_batch_size", self.micro_batch_size),
+        ] {
+            if value == 0 {
+                return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
+            }
+        }
+        for (name, value) in
+            [("gamma", self.gamma), ("lambd", self.lambd), ("step_reward_gamma", self.step_reward_gamma)]
+        {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(Error::config(format!("algo.{name}"), format!("expected 0 to 1, found {value}")));
+            }
+        }
+        for (name, value) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
+            if let Some(value) = value.filter(|v| v.is_nan() || *v <= 0.0) {
+                return Err(Error::config(
+                    format!("algo.{name}"),
+                    format!("expected a positive number, found {value}"),
+                ));
+            }
+        }
+        if self.adv_estimator == Estimator::Gae {
+            let problem = "`gae` needs a critic, which there is none of; `grpo`, `reinforce`, `agentic_reinforce`, \
+                           `gigpo` and `step_reinforce` need none";
+            return Err(Error::config("algo.adv_estimator", problem));
+        }
+        self.loss.check("algo")
+    }
+
+    /// Whether log-probabilities of the reference policy are needed.
+    pub fn needs_reference(&self) -> bool {
+        self.loss.use_kl_loss || self.add_token_level_kl
+    }
+
+    /// How answers are drawn, with at most `tokens` each.
+    pub fn sampling(&self, temperature: f64, tokens: usize, seed: u64) -> Sampling {
+        Sampling {
+            temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            max_new_tokens: tokens,
+            stop: self.stop.clone(),
+            seed,
+        }
+    }
+
+    /// Options of the advantage estimate.
+    pub fn advantages(&self) -> Options {
+        Options {
+            estimator: self.adv_estimator,
+            gamma: self.gamma,
+            lambda: self.lambd,
+            clip: self.advantage_clip,
+            whiten_advantages: self.whiten_advantages,
+            whiten_rewards: self.whiten_rewards,
+            observation_steps: self.observation_steps,
+        }
+    }
+
+    /// How `gigpo` joins its rewards.
+    pub fn gigpo(&self) -> GigpoWeights {
+        GigpoWeights { episode: self.episode_reward_weight, step: self.step_reward_weight }
+    }
+}

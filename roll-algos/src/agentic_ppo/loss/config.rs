@@ -1,0 +1,166 @@
+//! Options of the policy loss, under the reference's names.
+
+use roll_core::{Error, Result};
+
+use crate::agentic_ppo::aggregate::Aggregation;
+use crate::agentic_ppo::correction::CorrectionConfig;
+
+/// Over what the ratio of new to old probability is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RatioType {
+    /// Each token.
+    #[default]
+    Token,
+    /// Geometric mean over each turn of the agent (GSPO by segments, <https://arxiv.org/abs/2507.18071>).
+    Segment,
+}
+
+/// The form of the policy gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PgVariant {
+    /// `-log p A`.
+    Vanilla,
+    /// Clipped surrogate (<https://arxiv.org/abs/1707.06347>).
+    #[default]
+    Ppo,
+    /// Truncated importance sampling: `-clamp(ratio) A log p`, the ratio constant.
+    Tis,
+    /// Tapered off-policy REINFORCE (<https://arxiv.org/abs/2503.14286>): good episodes plain, bad ones truncated.
+    Topr,
+    /// Clipped importance weights (<https://arxiv.org/abs/2506.13585>).
+    Cispo,
+    /// Kimi k1.5 (<https://arxiv.org/abs/2501.12599>): plain gradient with a squared log-ratio.
+    Kimi15,
+}
+
+/// Options of the policy loss.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LossConfig {
+    /// Over what the ratio is taken.
+    pub ratio_type: RatioType,
+    /// The form of the policy gradient.
+    pub pg_variant: PgVariant,
+    /// The ratio is clipped to [1 - pg_clip, 1 + pg_clip].
+    pub pg_clip: f64,
+    /// Clip by `pg_clip_low` and `pg_clip_high` instead.
+    pub use_pg_clip_range: bool,
+    /// Clip below one.
+    pub pg_clip_low: f64,
+    /// Clip above one.
+    pub pg_clip_high: f64,
+    /// Whether the loss of bad actions is bounded too (<https://arxiv.org/abs/1912.09729>).
+    pub dual_clip_loss: bool,
+    /// That bound, in units of the advantage; 1 + 2 pg_clip when absent, as the reference has it.
+    pub dual_clip: Option<f64>,
+    /// Whether the KL to the reference policy is part of the loss.
+    pub use_kl_loss: bool,
+    /// Its coefficient.
+    pub kl_loss_coef: f64,
+    /// Coefficient of the entropy bonus.
+    pub entropy_loss_coef: f64,
+    /// How the losses of tokens become one.
+    pub loss_agg_mode: Aggregation,
+    /// Correction for inference with other kernels.
+    pub train_infer_correction: CorrectionConfig,
+    /// `tis`: least ratio.
+    pub tis_lower_bound: f64,
+    /// `tis`: largest ratio.
+    pub tis_upper_bound: f64,
+    /// `topr`: weight of episodes with a positive score.
+    pub topr_positive_weight: f64,
+    /// `topr`: weight of the others.
+    pub topr_negative_weight: f64,
+    /// `cispo`: clip below one.
+    pub cispo_epsilon_low: f64,
+    /// `cispo`: clip above one.
+    pub cispo_epsilon_high: f64,
+    /// `cispo`: drop the tokens that PPO would clip.
+    pub cispo_use_unified_mask: bool,
+    /// `kimi15`: weight of the squared log-ratio.
+    pub kimi15_tau: f64,
+    /// Fractions and means of metrics count prompt and padding too, as the reference's do.
+    pub reference_metrics: bool,
+}
+
+impl Default for LossConfig {
+    fn default() -> Self {
+        Self {
+            ratio_type: RatioType::Token,
+            pg_variant: PgVariant::Ppo,
+            pg_clip: 0.2,
+            use_pg_clip_range: false,
+            pg_clip_low: 0.2,
+            pg_clip_high: 0.2,
+            dual_clip_loss: false,
+            dual_clip: None,
+            use_kl_loss: false,
+            kl_loss_coef: 0.0,
+            entropy_loss_coef: 0.0,
+            loss_agg_mode: Aggregation::SeqMeanTokenMean,
+            train_infer_correction: CorrectionConfig::default(),
+            tis_lower_bound: 0.0,
+            tis_upper_bound: 1.0,
+            topr_positive_weight: 1.0,
+            topr_negative_weight: 1.0,
+            cispo_epsilon_low: 0.1,
+            cispo_epsilon_high: 0.1,
+            cispo_use_unified_mask: false,
+            kimi15_tau: 0.1,
+            reference_metrics: false,
+        }
+    }
+}
+
+impl LossConfig {
+    /// The clip range of the ratio.
+    pub fn clip_range(&self) -> (f64, f64) {
+        match self.use_pg_clip_range {
+            true => (1.0 - self.pg_clip_low, 1.0 + self.pg_clip_high),
+            false => (1.0 - self.pg_clip, 1.0 + self.pg_clip),
+        }
+    }
+
+    /// The dual clip's bound, when there is one.
+    pub fn dual_bound(&self) -> Option<f64> {
+        self.dual_clip_loss.then(|| self.dual_clip.unwrap_or(1.0 + 2.0 * self.pg_clip))
+    }
+
+    /// Whether the loss needs entropies.
+    pub fn needs_entropy(&self) -> bool {
+        self.entropy_loss_coef != 0.0
+    }
+
+    /// Fails on values that make no loss.
+    pub fn check(&self, prefix: &str) -> Result<()> {
+        let key = |name: &str| format!("{prefix}.{name}");
+        for (name, value) in [
+            ("pg_clip", self.pg_clip),
+            ("pg_clip_low", self.pg_clip_low),
+            ("pg_clip_high", self.pg_clip_high),
+            ("kl_loss_coef", self.kl_loss_coef),
+            ("cispo_epsilon_low", self.cispo_epsilon_low),
+            ("cispo_epsilon_high", self.cispo_epsilon_high),
+            ("kimi15_tau", self.kimi15_tau),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(Error::config(key(name), format!("expected a number of at least 0, found {value}")));
+            }
+        }
+        if !self.entropy_loss_coef.is_finite() {
+            return Err(Error::config(key("entropy_loss_coef"), "expected a finite number"));
+        }
+        if let Some(bound) = self.dual_clip
+            && (bound.is_nan() || bound <= 1.0)
+        {
+            return Err(Error::config(key("dual_clip"), format!("expected a number above 1, found {bound}")));
+        }
+        if self.tis_lower_bound.is_nan() || self.tis_lower_bound > self.tis_upper_bound {
+            let problem = format!("{} is above tis_upper_bound {}", self.tis_lower_bound, self.tis_upper_bound);
+            return Err(Error::config(key("tis_lower_bound"), problem));
+        }
+        self.train_infer_correction.check(&key("train_infer_correction"))
+    }
+}

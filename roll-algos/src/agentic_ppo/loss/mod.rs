@@ -1,0 +1,174 @@
+//! The policy loss: its value, its gradient in log-probabilities and entropies, and its metrics.
+//!
+//! Shapes are `[B, T]` where column t speaks of token t + 1, as [`roll_core::TokenStats`] has them. What the model says
+//! of tokens outside the response is ignored, whatever it is.
+
+mod config;
+mod variants;
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, Result};
+
+use super::aggregate::{Aggregation, Totals};
+use super::correction::{Correction, correct};
+use super::grid::{Grid, Mask};
+use super::kl::KlEstimate;
+use super::statistics::segment_means;
+pub use config::{LossConfig, PgVariant, RatioType};
+use variants::{View, losses};
+
+/// Metrics by name. A suffix `@sum`, `@max`, `@min` says how micro-batches are joined ([`super::metrics`]).
+pub type Metrics = BTreeMap<String, f64>;
+
+/// One micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct LossInputs<'a> {
+    /// Log-probabilities under the model as it is.
+    pub log_probs: &'a Grid,
+    /// Entropies; needed when the loss has an entropy bonus.
+    pub entropy: Option<&'a Grid>,
+    /// Log-probabilities under the model before the update; `None`: the update has not begun, so these are
+    /// `log_probs`, as constants.
+    pub old_log_probs: Option<&'a Grid>,
+    /// Log-probabilities that generation reported; `None`: the old ones.
+    pub infer_log_probs: Option<&'a Grid>,
+    /// Log-probabilities under the reference policy; `None`: there is none, and the KL is not reported.
+    pub ref_log_probs: Option<&'a Grid>,
+    /// Advantages.
+    pub advantages: &'a Grid,
+    /// Tokens that the agent wrote.
+    pub response_mask: &'a Mask,
+    /// Score of each row's episode.
+    pub episode_scores: &'a [f64],
+    /// Weights and filter computed for the whole batch beforehand; `None`: computed here from this micro-batch.
+    pub correction: Option<&'a Correction>,
+}
+
+/// The loss of a micro-batch.
+#[derive(Clone, Debug)]
+pub struct PolicyLoss {
+    /// Its value; the values of all micro-batches of a step add up.
+    pub value: f64,
+    /// Gradient in `log_probs`.
+    pub d_log_probs: Grid,
+    /// Gradient in `entropy`, when the loss has an entropy bonus.
+    pub d_entropy: Option<Grid>,
+    /// Metrics under the reference's names.
+    pub metrics: Metrics,
+}
+
+/// The loss of one micro-batch of a step with `totals`:
+/// `agg(is_weight * pg) + kl_loss_coef * agg(k3(log p, log p_ref)) - entropy_loss_coef * agg(entropy)`.
+pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals) -> Result<PolicyLoss> {
+    check(config, inputs)?;
+    let response = inputs.response_mask;
+    let silence = |grid: &Grid| grid.masked(response);
+    let log_probs = silence(inputs.log_probs);
+    let old = inputs.old_log_probs.map_or_else(|| log_probs.clone(), silence);
+    let advantages = silence(inputs.advantages);
+
+    let computed;
+    let correction = match inputs.correction {
+        Some(correction) => correction,
+        None => {
+            let infer = inputs.infer_log_probs.map_or_else(|| old.clone(), silence);
+            let options = &config.train_infer_correction;
+            computed = correct(options, response, &old, &infer, totals, config.reference_metrics);
+            &computed
+        }
+    };
+    let mask = &correction.mask;
+
+    let log_ratio = log_probs.zip(&old, |new, old| new - old);
+    let ratio = match config.ratio_type {
+        RatioType::Token => log_ratio,
+        RatioType::Segment => segment_means(&log_ratio, mask),
+    }
+    .map(f64::exp);
+
+    let inputs = LossInputs { log_probs: &log_probs, advantages: &advantages, ..*inputs };
+    let view = View { config, inputs: &inputs, old_log_probs: &old, ratio: &ratio, mask, totals };
+    let variant = losses(&view);
+    let mut metrics = variant.metrics;
+
+    let weights = config.loss_agg_mode.weights(mask, totals, None);
+    let weighted = match config.train_infer_correction.is_weight.enabled {
+        true => weights.weigh(&correction.weights),
+        false => weights.clone(),
+    };
+    let pg_loss = weighted.dot(&variant.values);
+    // d ratio / d log p is the ratio, for a segment shared out among its tokens.
+    let d_log_ratio = weighted.weigh(&variant.d_ratio).weigh(&ratio);
+    let d_log_ratio = match config.ratio_type {
+        RatioType::Token => d_log_ratio,
+        RatioType::Segment => segment_means(&d_log_ratio, mask),
+    };
+    let mut d_log_probs = weighted.weigh(&variant.d_log_prob).zip(&d_log_ratio, |a, b| a + b);
+    let mut value = pg_loss;
+
+    if let Some(reference) = inputs.ref_log_probs.map(silence) {
+        let kl_weights = weights.masked(mask);
+        let kl_loss = kl_weights.dot(&KlEstimate::K3.of(&log_probs, &reference));
+        metrics.insert("actor/kl_loss@sum".into(), kl_loss);
+        if config.use_kl_loss {
+            value += config.kl_loss_coef * kl_loss;
+            let slopes = KlEstimate::K3.slopes(&log_probs, &reference);
+            let d_kl = kl_weights.weigh(&slopes);
+            d_log_probs = d_log_probs.zip(&d_kl, |d, d_kl| d + config.kl_loss_coef * d_kl);
+        }
+    }
+
+    let mut d_entropy = None;
+    if let (true, Some(entropy)) = (config.needs_entropy(), inputs.entropy.map(silence)) {
+        let entropy_loss = weights.dot(&entropy);
+        value -= config.entropy_loss_coef * entropy_loss;
+        d_entropy = Some(weights.map(|w| -config.entropy_loss_coef * w).masked(response));
+        metrics.insert("actor/entropy@sum".into(), entropy_loss);
+    }
+
+    let aggregate = |grid: &Grid| config.loss_agg_mode.of(&grid.masked(mask), mask, totals);
+    let mut put = |name: &str, value: f64| metrics.insert(format!("actor/{name}"), value);
+    put("pg_loss@sum", pg_loss);
+    put("total_loss@sum", value);
+    put("approxkl@sum", aggregate(&KlEstimate::Mse.of(&log_probs, &old)));
+    put("policykl@sum", aggregate(&KlEstimate::Kl.of(&log_probs, &old)));
+    put("ratio_mean@sum", Aggregation::SeqMeanTokenMean.of(&ratio, mask, totals));
+    let kept = || ratio.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(r, _)| *r);
+    // Of nothing there is no extreme; the reference reports 0 and 1e10.
+    if mask.count() > 0 {
+        put("ratio_max@max", kept().fold(f64::NEG_INFINITY, f64::max));
+        put("ratio_min@min", kept().fold(f64::INFINITY, f64::min));
+    }
+    metrics.extend(correction.metrics.clone());
+    Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })
+}
+
+fn check(config: &LossConfig, inputs: &LossInputs<'_>) -> Result<()> {
+    let mask = inputs.response_mask;
+    let grids = [
+        ("log-probabilities", Some(inputs.log_probs)),
+        ("entropies", inputs.entropy),
+        ("old log-probabilities", inputs.old_log_probs),
+        ("log-probabilities of inference", inputs.infer_log_probs),
+        ("reference log-probabilities", inputs.ref_log_probs),
+        ("advantages", Some(inputs.advantages)),
+        ("weights of the correction", inputs.correction.map(|c| &c.weights)),
+    ];
+    for (what, grid) in grids {
+        grid.map_or(Ok(()), |grid| grid.expect_shape_of(mask, what))?;
+    }
+    if inputs.episode_scores.len() != mask.rows() {
+        return Err(Error::shape("episode scores", format!("[{}]", mask.rows()), &[inputs.episode_scores.len()]));
+    }
+    if config.use_kl_loss && config.kl_loss_coef != 0.0 && inputs.ref_log_probs.is_none() {
+        return Err(Error::Misuse("the KL loss needs log-probabilities of a reference policy".into()));
+    }
+    if config.needs_entropy() && inputs.entropy.is_none() {
+        return Err(Error::Misuse("the entropy bonus needs entropies".into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

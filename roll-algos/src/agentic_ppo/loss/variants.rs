@@ -1,0 +1,245 @@
+//! The forms of the policy gradient, token by token.
+
+use std::collections::BTreeMap;
+
+use super::config::{LossConfig, PgVariant};
+use super::{LossInputs, Metrics};
+use crate::agentic_ppo::aggregate::{Aggregation, Totals};
+use crate::agentic_ppo::grid::{Grid, Mask};
+use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
+
+/// Loss of one token, and its slopes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Token {
+    value: f64,
+    /// In the log-probability itself.
+    d_log_prob: f64,
+    /// In the ratio, where the ratio is no constant.
+    d_ratio: f64,
+}
+
+/// Losses of all tokens with their slopes.
+pub(super) struct Variant {
+    pub values: Grid,
+    pub d_log_prob: Grid,
+    pub d_ratio: Grid,
+    pub metrics: Metrics,
+}
+
+/// What the variants see of a batch, besides the inputs.
+pub(super) struct View<'a> {
+    pub config: &'a LossConfig,
+    pub inputs: &'a LossInputs<'a>,
+    pub old_log_probs: &'a Grid,
+    pub ratio: &'a Grid,
+    /// Response tokens that passed the filters.
+    pub mask: &'a Mask,
+    pub totals: Totals,
+}
+
+pub(super) fn losses(view: &View<'_>) -> Variant {
+    let config = view.config;
+    let scores = view.inputs.episode_scores;
+    let (low, high) = config.clip_range();
+    let dual = config.dual_bound();
+    let per_token = |f: &dyn Fn(usize, f64, f64, f64, f64) -> Token| view.each(f);
+    let constant_ratio =
+        |weight: f64, a: f64, log_p: f64| Token { value: -weight * a * log_p, d_log_prob: -weight * a, d_ratio: 0.0 };
+    let mut variant = match config.pg_variant {
+        PgVariant::Vanilla => per_token(&|_, _, a, log_p, _| constant_ratio(1.0, a, log_p)),
+        PgVariant::Ppo => per_token(&|_, ratio, a, _, _| clipped_surrogate(ratio, a, low, high, dual)),
+        PgVariant::Tis => per_token(&|_, ratio, a, log_p, _| {
+            constant_ratio(ratio.clamp(config.tis_lower_bound, config.tis_upper_bound), a, log_p)
+        }),
+        PgVariant::Topr => per_token(&|b, ratio, a, log_p, _| match scores[b] > 0.0 {
+            true => constant_ratio(config.topr_positive_weight, a, log_p),
+            false => constant_ratio(config.topr_negative_weight * ratio.clamp(0.0, 1.0), a, log_p),
+        }),
+        PgVariant::Cispo => {
+            let (low, high) = (1.0 - config.cispo_epsilon_low, 1.0 + config.cispo_epsilon_high);
+            per_token(&|_, ratio, a, log_p, _| {
+                let dropped = (a > 0.0 && ratio > high) || (a < 0.0 && ratio < low);
+                match config.cispo_use_unified_mask && dropped {
+                    true => Token::default(),
+                    false => constant_ratio(ratio.clamp(low, high), a, log_p),
+                }
+            })
+        }
+        PgVariant::Kimi15 => per_token(&|_, _, a, log_p, old| {
+            let d = log_p - old;
+            Token {
+                value: -a * log_p + config.kimi15_tau * 0.5 * d * d,
+                d_log_prob: -a + config.kimi15_tau * d,
+                d_ratio: 0.0,
+            }
+        }),
+    };
+    variant.metrics = metrics(view, low, high);
+    variant
+}
+
+/// `-min(r A, clamp(r) A)`, for bad actions bounded from above by `-dual A`.
+fn clipped_surrogate(ratio: f64, a: f64, low: f64, high: f64, dual: Option<f64>) -> Token {
+    let (free, clipped) = (ratio * a, ratio.clamp(low, high) * a);
+    let (surrogate, slope) = if clipped < free { (clipped, 0.0) } else { (free, a) };
+    match dual {
+        Some(bound) if a < 0.0 && surrogate < bound * a => Token { value: -bound * a, ..Token::default() },
+        _ => Token { value: -surrogate, d_ratio: -slope, d_log_prob: 0.0 },
+    }
+}
+
+impl View<'_> {
+    fn each(&self, f: &dyn Fn(usize, f64, f64, f64, f64) -> Token) -> Variant {
+        let (rows, columns) = (self.ratio.rows(), self.ratio.columns());
+        let zeros = || Grid::filled(rows, columns, 0.0);
+        let (mut values, mut d_log_prob, mut d_ratio) = (zeros(), zeros(), zeros());
+        for b in 0..rows {
+            for t in 0..columns {
+                let (ratio, a) = (self.ratio.row(b)[t], self.inputs.advantages.row(b)[t]);
+                let token = f(b, ratio, a, self.inputs.log_probs.row(b)[t], self.old_log_probs.row(b)[t]);
+                values.row_mut(b)[t] = token.value;
+                d_log_prob.row_mut(b)[t] = token.d_log_prob;
+                d_ratio.row_mut(b)[t] = token.d_ratio;
+            }
+        }
+        Variant { values, d_log_prob, d_ratio, metrics: BTreeMap::new() }
+    }
+
+    /// 1 where the ratio is as `condition` says.
+    fn where_ratio(&self, condition: impl Fn(f64) -> bool) -> Grid {
+        self.ratio.map(|r| f64::from(u8::from(condition(r))))
+    }
+
+    /// Fraction of the response tokens of the whole step.
+    fn fraction(&self, grid: &Grid) -> f64 {
+        let mode = if self.config.reference_metrics { Aggregation::TokenMeanUnmasked } else { Aggregation::TokenMean };
+        mode.of(grid, self.mask, self.totals)
+    }
+
+    /// Mean over this batch.
+    fn mean(&self, grid: &Grid) -> f64 {
+        match self.config.reference_metrics {
+            true => plain_mean(grid.values()),
+            false => masked_mean(grid, self.mask),
+        }
+    }
+
+    fn mean_of_samples(&self, grid: &Grid) -> f64 {
+        Aggregation::SeqMeanTokenMean.of(grid, self.mask, self.totals)
+    }
+}
+
+fn metrics(view: &View<'_>, low: f64, high: f64) -> Metrics {
+    let config = view.config;
+    let mut metrics = Metrics::new();
+    let mut put = |name: &str, value: f64| {
+        metrics.insert(format!("actor/{name}"), value);
+    };
+    match config.pg_variant {
+        PgVariant::Vanilla => {}
+        PgVariant::Ppo => {
+            let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
+            put("ppo_ratio_low_clipfrac@sum", view.fraction(&below));
+            put("ppo_ratio_high_clipfrac@sum", view.fraction(&above));
+            put("ppo_ratio_clipfrac@sum", view.fraction(&below.zip(&above, |b, a| b + a)));
+            let clipped =
+                view.ratio.zip(view.inputs.advantages, |r, a| f64::from(u8::from(r.clamp(low, high) * a < r * a)));
+            put("clipfrac@sum", config.loss_agg_mode.of(&clipped, view.mask, view.totals));
+        }
+        PgVariant::Tis => {
+            let (low, high) = (config.tis_lower_bound, config.tis_upper_bound);
+            let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
+            put("tis_lower_clipfrac@sum", view.fraction(&below));
+            put("tis_upper_clipfrac@sum", view.fraction(&above));
+            put("tis_total_clipfrac@sum", view.fraction(&below.zip(&above, |b, a| b + a)));
+            put("tis_clipped_ratio_mean@sum", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
+            put("tis_lower_bound", low);
+            put("tis_upper_bound", high);
+        }
+        PgVariant::Topr => topr_metrics(view, &mut put),
+        PgVariant::Cispo => {
+            let (low, high) = (1.0 - config.cispo_epsilon_low, 1.0 + config.cispo_epsilon_high);
+            let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
+            put("cispo_cispo_epsilon_low", config.cispo_epsilon_low);
+            put("cispo_cispo_epsilon_high", config.cispo_epsilon_high);
+            put("cispo_cispo_clip_lower", low);
+            put("cispo_cispo_clip_upper", high);
+            put("cispo_cispo_use_unified_mask", f64::from(u8::from(config.cispo_use_unified_mask)));
+            put("cispo_cispo_lower_clipfrac", view.mean(&below));
+            put("cispo_cispo_upper_clipfrac", view.mean(&above));
+            put("cispo_cispo_total_clipfrac", view.mean(&below.zip(&above, |b, a| b + a)));
+            put("cispo_clipped_ratio_mean@sum", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
+            if config.cispo_use_unified_mask {
+                let advantages = view.inputs.advantages;
+                let good = above.zip(advantages, |clipped, a| if a > 0.0 { clipped } else { 0.0 });
+                let bad = below.zip(advantages, |clipped, a| if a < 0.0 { clipped } else { 0.0 });
+                put("cispo_cispo_masked_positive_tokens", view.mean(&good));
+                put("cispo_cispo_masked_negative_tokens", view.mean(&bad));
+                put("cispo_cispo_kept_tokens", view.mean(&good.zip(&bad, |g, b| 1.0 - g - b)));
+            }
+        }
+        PgVariant::Kimi15 => {
+            // The reference takes the logarithm of ratio + 1e-8, which is the log-ratio to eight digits.
+            let log_ratio = view.ratio.map(|r| (r + 1e-8).ln());
+            let magnitude = view.mean(&log_ratio.zip(view.inputs.advantages, |d, a| (a * d).abs()));
+            let regularizer = view.mean(&log_ratio.map(|d| config.kimi15_tau * d * d * 0.5));
+            put("kimi15_kimi15_tau", config.kimi15_tau);
+            put("kimi15_kimi15_log_ratio_mean", view.mean(&log_ratio));
+            put("kimi15_kimi15_log_ratio_std", plain_std(&view.counted(&log_ratio)));
+            put("kimi15_kimi15_log_ratio_abs_mean", view.mean(&log_ratio.map(f64::abs)));
+            put("kimi15_kimi15_policy_grad_magnitude", magnitude);
+            put("kimi15_kimi15_kl_reg_magnitude", regularizer);
+            put("kimi15_kimi15_reg_ratio", regularizer / (magnitude + 1e-8));
+        }
+    }
+    metrics
+}
+
+impl View<'_> {
+    /// The values that metrics of this batch count.
+    fn counted(&self, grid: &Grid) -> Vec<f64> {
+        let all = self.config.reference_metrics;
+        grid.values().iter().zip(self.mask.kept()).filter(|(_, kept)| all || **kept).map(|(v, _)| *v).collect()
+    }
+}
+
+fn topr_metrics(view: &View<'_>, put: &mut impl FnMut(&str, f64)) {
+    let (config, scores) = (view.config, view.inputs.episode_scores);
+    let good = |b: usize| scores[b] > 0.0;
+    let (good_mask, bad_mask) = (view.mask.rows_where(good), view.mask.rows_where(|b| !good(b)));
+    let samples = scores.len().max(1) as f64;
+    let good_count = (0..scores.len()).filter(|b| good(*b)).count() as f64;
+    let over = |plain: bool| {
+        // Truncation at 1 can only happen to episodes that are not good.
+        let grid = view.ratio.zip(&view.inputs.advantages.zip(view.inputs.log_probs, |a, log_p| -a * log_p), |r, l| {
+            if plain { l } else { r.clamp(0.0, 1.0) * l }
+        });
+        let mut chosen = Grid::filled(grid.rows(), grid.columns(), 0.0);
+        for b in (0..grid.rows()).filter(|b| good(*b) == plain) {
+            chosen.row_mut(b).copy_from_slice(grid.row(b));
+        }
+        let mask = if plain { &good_mask } else { &bad_mask };
+        config.loss_agg_mode.of(&chosen, mask, Totals::of_rows(mask))
+    };
+    let mut truncated = view.where_ratio(|r| r > 1.0);
+    for b in (0..truncated.rows()).filter(|b| good(*b)) {
+        truncated.row_mut(b).fill(0.0);
+    }
+    let truncated = view.mean(&truncated);
+    let (positive, negative) = (over(true), over(false));
+    put("topr_positive_samples@sum", good_count);
+    put("topr_negative_samples@sum", scores.len() as f64 - good_count);
+    put("topr_positive_ratio", good_count / samples);
+    put("topr_negative_ratio", (scores.len() as f64 - good_count) / samples);
+    put("topr_negative_lower_clipfrac", 0.0);
+    put("topr_negative_upper_clipfrac", truncated);
+    put("topr_negative_total_clipfrac", truncated);
+    put("topr_scores_mean", plain_mean(scores));
+    put("topr_scores_std", plain_std(scores));
+    put("topr_positive_weight", config.topr_positive_weight);
+    put("topr_negative_weight", config.topr_negative_weight);
+    put("topr_positive_loss", positive);
+    put("topr_negative_loss", negative);
+    put("topr_weighted_positive_loss", config.topr_positive_weight * positive);
+    put("topr_weighted_negative_loss", config.topr_negative_weight * negative);
+}

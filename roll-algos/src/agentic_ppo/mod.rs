@@ -1,0 +1,28 @@
+//! Agentic PPO: trains a language model that acts in text environments.
+//!
+//! A step plays episodes ([`rollout`]), turns scores into rewards of tokens ([`rewards`], [`kl`]) and those into
+//! advantages ([`advantages`]), and pulls the policy loss ([`loss`], [`aggregate`], [`correction`]) back through the
+//! model. The parts are pure functions of grids of per-token values ([`grid`]).
+
+pub mod advantages;
+pub mod aggregate;
+mod algorithm;
+pub mod balance;
+mod batch;
+pub mod config;
+pub mod correction;
+pub mod grid;
+pub mod kl;
+pub mod loss;
+pub mod metrics;
+pub mod rewards;
+pub mod rollout;
+pub mod statistics;
+#[cfg(test)]
+mod tests;
+
+pub use aggregate::{Aggregation, Totals};
+pub use algorithm::AgenticPpo;
+pub use config::Config;
+pub use grid::{Grid, Mask};
+pub use loss::{LossConfig, LossInputs, PgVariant, PolicyLoss, RatioType, policy_loss};

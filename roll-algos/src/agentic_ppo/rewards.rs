@@ -1,0 +1,347 @@
+//! From scores of episodes and turns to rewards of tokens.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+use roll_core::{Error, Result};
+
+use super::grid::{Grid, Mask};
+use super::kl::{KlController, KlEstimate};
+use super::statistics::{RunningMoments, clip_fraction, plain_mean, plain_std, row_means};
+
+/// Added to standard deviations that rewards are divided by; below it a group counts as constant.
+const STD_FLOOR: f64 = 1e-6;
+
+/// Over what a statistic of rewards is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Over {
+    /// The whole batch.
+    Batch,
+    /// The reward's own group.
+    Group,
+}
+
+/// What rewards are grouped by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grouping {
+    /// All in one.
+    #[default]
+    Batch,
+    /// Episodes that started alike.
+    TrajGroupId,
+    /// Episodes of one environment.
+    Tags,
+}
+
+/// The older way to say what is normalised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// Nothing.
+    #[default]
+    Identity,
+    /// The mean.
+    Mean,
+    /// Mean and standard deviation.
+    MeanStd,
+    /// As `mean_std`.
+    AsymClip,
+}
+
+/// Options of reward normalisation. `norm_mean_type` and `norm_std_type` decide; where they are absent `method` does.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RewardNormalization {
+    /// What rewards are grouped by.
+    pub grouping: Grouping,
+    /// What is normalised where the next two are absent.
+    pub method: Method,
+    /// Over what the mean is taken that is subtracted.
+    pub norm_mean_type: Option<Over>,
+    /// Over what the standard deviation is taken that is divided by.
+    pub norm_std_type: Option<Over>,
+}
+
+impl RewardNormalization {
+    /// Over what mean and standard deviation are taken; `None`: not at all.
+    pub fn resolved(&self) -> Normalize {
+        let over = if self.grouping == Grouping::Batch { Over::Batch } else { Over::Group };
+        let by_method = Normalize::by_method(self.method, over);
+        Normalize { mean: self.norm_mean_type.or(by_method.mean), std: self.norm_std_type.or(by_method.std) }
+    }
+}
+
+/// Over what mean and standard deviation are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Normalize {
+    /// Of the mean that is subtracted.
+    pub mean: Option<Over>,
+    /// Of the standard deviation that is divided by.
+    pub std: Option<Over>,
+}
+
+impl Normalize {
+    /// What `method` stands for, over `over`.
+    pub fn by_method(method: Method, over: Over) -> Self {
+        match method {
+            Method::Identity => Self::default(),
+            Method::Mean => Self { mean: Some(over), std: None },
+            Method::MeanStd | Method::AsymClip => Self { mean: Some(over), std: Some(over) },
+        }
+    }
+}
+
+/// Indices by key, each list in order.
+fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
+    let mut found: Vec<Vec<usize>> = Vec::new();
+    let mut place: HashMap<K, usize> = HashMap::new();
+    for (i, key) in keys.enumerate() {
+        let group = *place.entry(key).or_insert_with(|| {
+            found.push(Vec::new());
+            found.len() - 1
+        });
+        found[group].push(i);
+    }
+    found
+}
+
+/// Rewards normalised as `how` says, in groups of equal `keys`. Where a standard deviation is divided by, a group of
+/// one and a constant group become 0: there is nothing to tell their members apart by.
+pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normalize) -> Vec<f64> {
+    let mut normalized = vec![0.0; rewards.len()];
+    for group in groups(keys.iter()) {
+        let members: Vec<f64> = group.iter().map(|i| rewards[*i]).collect();
+        let over = |over: Over| if over == Over::Batch { rewards } else { &members };
+        let mean = how.mean.map_or(0.0, |m| plain_mean(over(m)));
+        let std = how.std.map(|s| plain_std(over(s)));
+        for i in group {
+            normalized[i] = match std {
+                Some(std) if members.len() < 2 || std <= STD_FLOOR => 0.0,
+                Some(std) => (rewards[i] - mean) / (std + STD_FLOOR),
+                None => rewards[i] - mean,
+            };
+        }
+    }
+    normalized
+}
+
+/// Over what [`normalize_samples`] takes a statistic.
+#[derive(Debug)]
+pub enum SampleStatistic<'a> {
+    /// The whole batch.
+    Batch,
+    /// The samples of one prompt, which follow one another.
+    Group,
+    /// Everything seen so far.
+    Running(&'a RunningMoments),
+}
+
+/// Rewards of `group_size` samples per prompt, one after the other: minus a mean, over a standard deviation + 1e-6.
+/// Fails when they are no whole number of groups and groups are asked for.
+pub fn normalize_samples(
+    rewards: &[f64],
+    group_size: usize,
+    mean: Option<SampleStatistic<'_>>,
+    std: Option<SampleStatistic<'_>>,
+) -> Result<Vec<f64>> {
+    let grouped = [&mean, &std].into_iter().any(|s| matches!(s, Some(SampleStatistic::Group)));
+    if grouped && (group_size == 0 || rewards.len() % group_size != 0) {
+        return Err(Error::shape("rewards", format!("groups of {group_size}"), &[rewards.len()]));
+    }
+    let size = if grouped { group_size } else { rewards.len().max(1) };
+    let mut normalized = Vec::with_capacity(rewards.len());
+    for group in rewards.chunks(size) {
+        let mean = match &mean {
+            None => 0.0,
+            Some(SampleStatistic::Batch) => plain_mean(rewards),
+            Some(SampleStatistic::Group) => plain_mean(group),
+            Some(SampleStatistic::Running(moments)) => moments.mean,
+        };
+        let divisor = match &std {
+            None => 1.0,
+            Some(SampleStatistic::Batch) => plain_std(rewards) + STD_FLOOR,
+            Some(SampleStatistic::Group) => plain_std(group) + STD_FLOOR,
+            Some(SampleStatistic::Running(moments)) => moments.std() + STD_FLOOR,
+        };
+        normalized.extend(group.iter().map(|r| (r - mean) / divisor));
+    }
+    Ok(normalized)
+}
+
+/// Rewards centred in their groups; with `std` then divided by the group's standard deviation, or by that of the whole
+/// centred batch.
+pub fn centre_samples(rewards: &[f64], group_size: usize, std: Option<Over>) -> Result<Vec<f64>> {
+    let centred = normalize_samples(rewards, group_size, Some(SampleStatistic::Group), None)?;
+    let statistic = match std {
+        None => return Ok(centred),
+        Some(Over::Group) => SampleStatistic::Group,
+        Some(Over::Batch) => SampleStatistic::Batch,
+    };
+    normalize_samples(&centred, group_size, None, Some(statistic))
+}
+
+/// Clamps to [-bound, bound]; also the fraction of values that changed.
+pub fn clip(rewards: &mut [f64], bound: f64) -> f64 {
+    let fraction = clip_fraction(rewards, bound);
+    rewards.iter_mut().for_each(|r| *r = r.clamp(-bound, bound));
+    fraction
+}
+
+/// Discounted return of each turn within its episode: `trajectories` names the episode of a sample and `steps` its
+/// turn.
+pub fn step_returns<K: Eq + Hash>(scores: &[f64], trajectories: &[K], steps: &[usize], gamma: f64) -> Vec<f64> {
+    let mut returns = vec![0.0; scores.len()];
+    for mut episode in groups(trajectories.iter()) {
+        episode.sort_by_key(|i| std::cmp::Reverse(steps[*i]));
+        let mut sum = 0.0;
+        for i in episode {
+            sum = scores[i] + gamma * sum;
+            returns[i] = sum;
+        }
+    }
+    returns
+}
+
+/// GiGPO's rewards of turns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GigpoRewards {
+    /// `episode_weight * episode + step_weight * step`.
+    pub rewards: Vec<f64>,
+    /// Normalised scores of the episodes.
+    pub episode: Vec<f64>,
+    /// Returns of the turns, normalised among turns that began in the same state.
+    pub step: Vec<f64>,
+}
+
+/// How GiGPO joins its two rewards.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GigpoWeights {
+    /// Weight of the episode's.
+    pub episode: f64,
+    /// Weight of the turn's.
+    pub step: f64,
+}
+
+/// GiGPO's rewards: `episode_scores` normalised as `normalization` says in groups of equal `episode_keys`, and
+/// `step_returns` normalised by its method in groups of equal `state_keys`.
+pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
+    (episode_scores, episode_keys): (&[f64], &[E]),
+    (step_returns, state_keys): (&[f64], &[S]),
+    normalization: &RewardNormalization,
+    weights: GigpoWeights,
+) -> GigpoRewards {
+    let episode = normalize_grouped(episode_scores, episode_keys, normalization.resolved());
+    let step = normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, Over::Group));
+    let rewards = episode.iter().zip(&step).map(|(e, s)| weights.episode * e + weights.step * s).collect();
+    GigpoRewards { rewards, episode, step }
+}
+
+/// 0, 1, 2, ... over the tokens that `attention` keeps; the last number repeats where it does not.
+pub fn position_ids(attention: &Mask) -> Vec<Vec<i64>> {
+    let row = |b: usize| {
+        let mut seen = 0i64;
+        attention.row(b).iter().map(move |kept| {
+            seen += i64::from(*kept);
+            (seen - 1).max(0)
+        })
+    };
+    (0..attention.rows()).map(|b| row(b).collect()).collect()
+}
+
+/// Each row's reward at its last attended token, in the columns of predictions (one fewer than `attention` has). A row
+/// without any token gets nothing.
+pub fn at_last_token(rewards: &[f64], attention: &Mask) -> Grid {
+    let mut grid = Grid::filled(attention.rows(), attention.columns().saturating_sub(1), 0.0);
+    for (b, reward) in rewards.iter().enumerate().take(attention.rows()) {
+        // Token t is predicted in column t - 1; a single token is predicted by nothing.
+        if let Some(last @ 1..) = attention.row(b).iter().rposition(|kept| *kept) {
+            grid.row_mut(b)[last - 1] = *reward;
+        }
+    }
+    grid
+}
+
+/// Rewards of tokens, and what the KL was.
+#[derive(Clone, Debug)]
+pub struct TokenRewards {
+    /// `[B, T]`.
+    pub rewards: Grid,
+    /// `critic/kl`, `critic/kl_coef` and, with a clip, `critic/token_reward_clip_frac`.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// The KL between the policy and its reference as part of the reward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlReward {
+    /// The estimate.
+    pub estimate: KlEstimate,
+    /// Whether it is subtracted, times the controller's coefficient; it is measured in any case.
+    pub subtract: bool,
+    /// Bound on the magnitude of the result.
+    pub clip: Option<f64>,
+}
+
+/// Adds the KL penalty of each response token to `rewards`, and tells the controller what the KL was: the mean over
+/// rows of their means.
+pub fn with_kl(
+    rewards: &Grid,
+    (log_probs, ref_log_probs): (&Grid, &Grid),
+    mask: &Mask,
+    how: KlReward,
+    controller: &mut KlController,
+) -> TokenRewards {
+    let kl = how.estimate.of(log_probs, ref_log_probs).masked(mask);
+    let coefficient = if how.subtract { controller.value() } else { 0.0 };
+    let mut rewards = rewards.zip(&kl, |r, kl| r - coefficient * kl);
+    let current = plain_mean(&row_means(&kl, mask));
+    controller.update(current, mask.rows());
+    let mut metrics = BTreeMap::from([("critic/kl".into(), current), ("critic/kl_coef".into(), coefficient)]);
+    if let Some(bound) = how.clip {
+        metrics.insert("critic/token_reward_clip_frac".into(), clip_fraction(rewards.values(), bound));
+        rewards = rewards.map(|r| r.clamp(-bound, bound));
+    }
+    TokenRewards { rewards, metrics }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_group_of_one_and_a_constant_group_have_no_normalised_reward() {
+        let both = Normalize { mean: Some(Over::Group), std: Some(Over::Group) };
+        assert_eq!(normalize_grouped(&[1.0, 3.0, 5.0, 5.0], &["a", "b", "c", "c"], both), [0.0; 4]);
+        assert!(normalize_grouped(&[], &[0u8; 0], both).is_empty());
+    }
+
+    #[test]
+    fn the_standard_deviation_of_a_group_may_go_with_any_mean() {
+        let rewards = [1.0, 3.0, 10.0, 14.0];
+        for mean in [None, Some(SampleStatistic::Batch)] {
+            let found = normalize_samples(&rewards, 2, mean, Some(SampleStatistic::Group)).unwrap();
+            assert_eq!(found.len(), 4);
+            assert!(((found[3] - found[2]) - 2f64.sqrt()).abs() < 1e-5);
+        }
+        assert!(normalize_samples(&rewards, 3, Some(SampleStatistic::Group), None).is_err());
+    }
+
+    #[test]
+    fn a_reward_stands_at_the_last_attended_token() {
+        let attention = Mask::new(4, vec![true, true, true, false, false, false, false, false]).unwrap();
+        assert_eq!(at_last_token(&[2.0, 7.0], &attention).values(), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn explicit_statistics_win_over_the_method() {
+        let explicit = RewardNormalization {
+            grouping: Grouping::TrajGroupId,
+            method: Method::Mean,
+            norm_mean_type: Some(Over::Batch),
+            norm_std_type: None,
+        };
+        assert_eq!(explicit.resolved(), Normalize { mean: Some(Over::Batch), std: None });
+    }
+}

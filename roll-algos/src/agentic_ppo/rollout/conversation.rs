@@ -1,0 +1,79 @@
+//! A conversation as tokens: what the model wrote stays token for token, the rest comes from the chat template.
+
+use roll_core::{Error, Generation, LanguageModel, Message, Result};
+
+/// Stands for the assistant's words when the template is asked what follows them. Private-use characters, so that no
+/// template and no tokenizer treats them specially.
+const MARK: &str = "\u{f8ff}\u{f8fe}";
+
+/// Tokens of one episode.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    messages: Vec<Message>,
+    /// All tokens so far.
+    pub tokens: Vec<u32>,
+    /// Which of them the model wrote.
+    pub response: Vec<bool>,
+    /// Log-probabilities that generation reported; 0 for the others.
+    pub log_probs: Vec<f32>,
+}
+
+impl Conversation {
+    /// Adds messages, and the opening of the assistant's answer.
+    pub fn ask(&mut self, model: &dyn LanguageModel, messages: Vec<Message>) -> Result<()> {
+        let text = match self.messages.is_empty() {
+            true => {
+                self.messages = messages;
+                model.render_chat(&self.messages, true)?
+            }
+            false => {
+                let with_mark =
+                    [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
+                let asked = model.render_chat(&[with_mark, messages.clone()].concat(), true)?;
+                self.messages.extend(messages);
+                self.after_answer(model, &asked)?
+            }
+        };
+        let tokens = model.tokenize(&text)?;
+        self.response.extend(std::iter::repeat_n(false, tokens.len()));
+        self.log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
+        self.tokens.extend(tokens);
+        Ok(())
+    }
+
+    /// The part of `rendered` that follows the assistant's words, without the end of turn that the model wrote itself.
+    fn after_answer(&self, model: &dyn LanguageModel, rendered: &str) -> Result<String> {
+        let Some(at) = rendered.rfind(MARK) else {
+            let problem =
+                "the chat template leaves out what the assistant said: several turns are not possible with it";
+            return Err(Error::Unsupported(problem.into()));
+        };
+        let rest = &rendered[at + MARK.len()..];
+        match self.tokens.last().filter(|id| model.end_tokens().contains(id)) {
+            Some(end) => {
+                let end = model.detokenize(&[*end])?;
+                Ok(rest.strip_prefix(end.as_str()).unwrap_or(rest).to_string())
+            }
+            None => Ok(rest.to_string()),
+        }
+    }
+
+    /// Adds the assistant's answer; returns its text.
+    pub fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<String> {
+        if generation.tokens.len() != generation.log_probs.len() {
+            let (tokens, log_probs) = (generation.tokens.len(), generation.log_probs.len());
+            return Err(Error::Misuse(format!("the model reports {log_probs} log-probabilities of {tokens} tokens")));
+        }
+        let text = model.detokenize(&generation.tokens)?;
+        self.messages.push(Message::new("assistant", text.clone()));
+        self.response.extend(std::iter::repeat_n(true, generation.tokens.len()));
+        self.log_probs.extend(&generation.log_probs);
+        self.tokens.extend(&generation.tokens);
+        Ok(text)
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+}

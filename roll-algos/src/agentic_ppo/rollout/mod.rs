@@ -1,0 +1,311 @@
+//! Rollouts: many episodes at once, one generation batch per turn.
+
+mod conversation;
+pub mod template;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use rand::RngCore;
+use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
+
+use super::config::Config;
+use conversation::Conversation;
+use template::{Turn, TurnTemplate};
+
+/// One answer of the agent, and what came of it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Step {
+    /// What the agent saw.
+    pub observation: String,
+    /// What it wrote.
+    pub response: String,
+    /// The reward.
+    pub reward: f64,
+    /// Whether the environment could read an action.
+    pub valid: bool,
+    /// The tokens it wrote, as a range of the episode's.
+    #[serde(skip)]
+    pub tokens: std::ops::Range<usize>,
+}
+
+/// Why an episode ended.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// Solved or lost.
+    Terminated,
+    /// The environment cut it off.
+    Truncated,
+    /// All turns were used.
+    TurnLimit,
+    /// The next answer would not fit.
+    TokenLimit,
+    /// The environment failed.
+    Failed(String),
+}
+
+/// One episode.
+#[derive(Clone, Debug)]
+pub struct Episode {
+    /// Episodes of one group had the same start.
+    pub group: usize,
+    /// Seed of the start.
+    pub seed: u64,
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// Which of them the agent wrote.
+    pub response: Vec<bool>,
+    /// Log-probabilities that generation reported; 0 for the others.
+    pub log_probs: Vec<f32>,
+    /// The agent's turns.
+    pub steps: Vec<Step>,
+    /// Whether the task was solved.
+    pub solved: bool,
+    /// Why it ended.
+    pub ending: Ending,
+}
+
+impl Episode {
+    /// Sum of its rewards.
+    pub fn score(&self) -> f64 {
+        self.steps.iter().map(|s| s.reward).sum()
+    }
+
+    /// Whether there is something to learn from.
+    pub fn is_usable(&self) -> bool {
+        !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
+    }
+
+    /// A line for people.
+    pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
+        serde_json::json!({
+            "step": step,
+            "kind": what,
+            "group": self.group,
+            "seed": self.seed,
+            "score": self.score(),
+            "solved": self.solved,
+            "ending": self.ending,
+            "tokens": self.tokens.len(),
+            "turns": self.steps,
+        })
+    }
+}
+
+/// Which episodes are played.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Training step, part of every key.
+    pub step: u64,
+    /// First group; ranks play different ones.
+    pub first_group: usize,
+    /// Number of groups.
+    pub groups: usize,
+    /// Episodes per group.
+    pub group_size: usize,
+    /// Temperature of the answers.
+    pub temperature: f64,
+    /// Validation: starts that training never sees, the same at every step.
+    pub held_out: bool,
+}
+
+/// Key of the starts of validation, in the place of the step.
+const HELD_OUT: u64 = u64::MAX;
+
+struct Play<'a> {
+    environment: &'a mut dyn Environment,
+    conversation: Conversation,
+    observation: String,
+    steps: Vec<Step>,
+    episode: (usize, u64),
+    ending: Option<(Ending, bool)>,
+}
+
+/// Plays the episodes of `plan`, in the order of their groups. There must be an environment for each. An environment
+/// that fails ends its episode, not the rollout.
+pub fn play(
+    config: &Config,
+    plan: Plan,
+    model: &mut dyn LanguageModel,
+    environments: &mut [Box<dyn Environment>],
+    noise: &Noise,
+    progress: &dyn Progress,
+) -> Result<Vec<Episode>> {
+    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let budget = config.sequence_length.min(model.context_length());
+    let starts = if plan.held_out { HELD_OUT } else { plan.step };
+    let mut plays: Vec<Play<'_>> = environments
+        .iter_mut()
+        .enumerate()
+        .take(plan.groups * plan.group_size)
+        .map(|(i, environment)| {
+            let group = plan.first_group + i / plan.group_size;
+            let seed = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
+            Play {
+                environment: environment.as_mut(),
+                conversation: Conversation::default(),
+                observation: String::new(),
+                steps: Vec::new(),
+                episode: (group, seed),
+                ending: None,
+            }
+        })
+        .collect();
+    in_parallel(&mut plays.iter_mut().collect::<Vec<_>>(), |play| match play.environment.reset(play.episode.1) {
+        Ok(observation) => play.observation = observation.text,
+        Err(e) => play.fail(&e),
+    });
+    for turn in 0..config.max_actions_per_traj {
+        if plays.iter().all(|p| p.ending.is_some()) {
+            break;
+        }
+        progress.phase(&format!("rollout, turn {}", turn + 1));
+        if progress.interrupted() {
+            return Err(Error::Interrupted);
+        }
+        for play in plays.iter_mut().filter(|p| p.ending.is_none()) {
+            let message = template.render(Turn {
+                observation: &play.observation,
+                index: turn + 1,
+                actions_left: config.max_actions_per_traj - turn,
+                max_response_length: config.max_tokens_per_step,
+            });
+            play.ask(model, &config.agent_system_template, message, turn == 0)?;
+            if play.conversation.len() >= budget {
+                play.end(Ending::TokenLimit);
+            }
+        }
+        let answers = answers(config, plan, turn, budget, model, &plays, noise)?;
+        let mut acting = Vec::new();
+        for (i, play) in plays.iter_mut().enumerate() {
+            if let Some(generation) = answers.get(&i)
+                && let Some(answer) = play.answer(model, generation)?
+            {
+                acting.push((play, answer));
+            }
+        }
+        in_parallel(&mut acting, |(play, answer)| play.act(answer));
+    }
+    Ok(plays.into_iter().map(Play::finish).collect())
+}
+
+/// Environments that work at the same time: they may be processes that are waited for.
+const AT_ONCE: usize = 16;
+
+fn in_parallel<T: Send>(items: &mut [T], f: impl Fn(&mut T) + Sync) {
+    let share = items.len().div_ceil(AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        for items in items.chunks_mut(share) {
+            scope.spawn(|| items.iter_mut().for_each(&f));
+        }
+    });
+}
+
+/// What the agent wrote, and which tokens of the episode it is.
+struct Answer {
+    text: String,
+    tokens: std::ops::Range<usize>,
+}
+
+/// Answers of all episodes that go on, by their place. Those near the end of their budget get what is left of it.
+fn answers(
+    config: &Config,
+    plan: Plan,
+    turn: usize,
+    budget: usize,
+    model: &mut dyn LanguageModel,
+    plays: &[Play<'_>],
+    noise: &Noise,
+) -> Result<BTreeMap<usize, Generation>> {
+    let mut by_limit: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, play) in plays.iter().enumerate().filter(|(_, p)| p.ending.is_none()) {
+        let limit = config.max_tokens_per_step.min(budget - play.conversation.len());
+        by_limit.entry(limit).or_default().push(i);
+    }
+    let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
+    let mut seeds = noise.generator(purpose, plan.step, ((plan.first_group as u64) << 32) | turn as u64);
+    let mut answers = BTreeMap::new();
+    for (limit, places) in by_limit {
+        for places in places.chunks(config.infer_batch_size) {
+            let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.tokens.clone()).collect();
+            let sampling = config.sampling(plan.temperature, limit, seeds.next_u64());
+            answers.extend(places.iter().copied().zip(model.generate(&prompts, &sampling)?));
+        }
+    }
+    Ok(answers)
+}
+
+impl Play<'_> {
+    fn ask(&mut self, model: &dyn LanguageModel, system: &str, message: String, first: bool) -> Result<()> {
+        let mut messages = Vec::new();
+        let mut content = message;
+        if first {
+            if !system.is_empty() {
+                messages.push(Message::new("system", system));
+            }
+            let instructions = self.environment.instructions();
+            if !instructions.is_empty() {
+                content = format!("{instructions}\n{content}");
+            }
+        }
+        messages.push(Message::new("user", content));
+        self.conversation.ask(model, messages)
+    }
+
+    /// Takes an answer into the conversation; `None` ends the episode, which has no tokens left.
+    fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<Option<Answer>> {
+        if generation.tokens.is_empty() {
+            self.end(Ending::TokenLimit);
+            return Ok(None);
+        }
+        let start = self.conversation.len();
+        let text = self.conversation.answer(model, generation)?;
+        Ok(Some(Answer { text, tokens: start..self.conversation.len() }))
+    }
+
+    /// Lets the environment answer.
+    fn act(&mut self, answer: &mut Answer) {
+        let Answer { text, tokens } = answer;
+        let next = match self.environment.step(text) {
+            Ok(next) => next,
+            Err(e) => return self.fail(&e),
+        };
+        if !next.reward.is_finite() {
+            return self.fail(&Error::NonFinite { what: "the reward of the environment".into(), value: next.reward });
+        }
+        let observation = std::mem::replace(&mut self.observation, next.observation.text);
+        let response = std::mem::take(text);
+        self.steps.push(Step { observation, response, reward: next.reward, valid: next.valid, tokens: tokens.clone() });
+        let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
+        if next.terminated || next.truncated {
+            let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
+            self.ending = Some((ending, won));
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        let solved = self.environment.solved().unwrap_or(false);
+        self.ending = Some((ending, solved));
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.ending = Some((Ending::Failed(roll_core::plugin::Chain::line(error)), false));
+    }
+
+    fn finish(mut self) -> Episode {
+        if self.ending.is_none() {
+            self.end(Ending::TurnLimit);
+        }
+        let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
+        // What was asked after the last answer is no part of the episode.
+        let length = self.steps.last().map_or(0, |s| s.tokens.end);
+        let Conversation { mut tokens, mut response, mut log_probs, .. } = self.conversation;
+        tokens.truncate(length);
+        response.truncate(length);
+        log_probs.truncate(length);
+        let (group, seed) = self.episode;
+        Episode { group, seed, tokens, response, log_probs, steps: self.steps, solved, ending }
+    }
+}

@@ -1,0 +1,184 @@
+#![allow(clippy::unwrap_used)]
+use std::sync::Mutex;
+
+use roll_core::{Observation, Silent, Transition};
+
+use super::*;
+use crate::mock_language::Bigram;
+
+/// Shows its seed; ends after `last` turns, rewards `x`, and goes wrong on demand.
+struct World {
+    seed: u64,
+    turn: usize,
+    last: usize,
+    breaks_at: Option<usize>,
+    reward: f64,
+}
+
+impl World {
+    fn boxed(last: usize) -> Box<dyn Environment> {
+        Box::new(Self::new(last))
+    }
+
+    fn new(last: usize) -> Self {
+        Self { seed: 0, turn: 0, last, breaks_at: None, reward: 1.0 }
+    }
+}
+
+impl Environment for World {
+    fn reset(&mut self, seed: u64) -> Result<Observation> {
+        (self.seed, self.turn) = (seed, 0);
+        if self.breaks_at == Some(0) {
+            return Err(Error::Unsupported("no world".into()));
+        }
+        Ok(Observation { text: format!("s{}", seed % 1000) })
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.turn += 1;
+        if self.breaks_at == Some(self.turn) {
+            return Err(Error::Unsupported("the world broke".into()));
+        }
+        let x = action.contains('x');
+        Ok(Transition {
+            observation: Observation { text: format!("t{}", self.turn) },
+            reward: if x { self.reward } else { 0.0 },
+            terminated: self.turn == self.last,
+            truncated: false,
+            valid: x,
+        })
+    }
+}
+
+fn config() -> Config {
+    Config {
+        num_env_groups: 2,
+        group_size: 3,
+        max_actions_per_traj: 3,
+        max_tokens_per_step: 4,
+        agent_system_template: String::new(),
+        agent_template: "{observation}".into(),
+        ..Config::default()
+    }
+}
+
+fn plan(step: u64, held_out: bool) -> Plan {
+    Plan { step, first_group: 0, groups: 2, group_size: 3, temperature: 1.0, held_out }
+}
+
+fn rollout(
+    config: &Config,
+    plan: Plan,
+    worlds: &mut [Box<dyn Environment>],
+    model: &mut Bigram,
+) -> Result<Vec<Episode>> {
+    play(config, plan, model, worlds, &Noise::new(3), &Silent)
+}
+
+fn worlds(last: usize) -> Vec<Box<dyn Environment>> {
+    (0..6).map(|_| World::boxed(last)).collect()
+}
+
+#[test]
+fn the_mask_covers_what_the_agent_wrote_and_nothing_else() {
+    let mut model = Bigram::of("xy");
+    for episode in rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap() {
+        assert_eq!((episode.steps.len(), &episode.ending), (3, &Ending::TurnLimit));
+        let mut covered = vec![false; episode.tokens.len()];
+        let mut text = String::new();
+        for (i, step) in episode.steps.iter().enumerate() {
+            let shown = if i == 0 { format!("s{}", episode.seed % 1000) } else { format!("t{i}") };
+            let words = model.detokenize(&episode.tokens[step.tokens.clone()]).unwrap();
+            assert_eq!((&step.observation, &step.response), (&shown, &words));
+            // An answer that was cut off is closed by the template all the same.
+            let closed = if i == 0 || text.ends_with('$') { "" } else { "$" };
+            text += &format!("{closed}u:{shown}$a:{words}");
+            step.tokens.clone().for_each(|t| covered[t] = true);
+        }
+        assert_eq!(model.detokenize(&episode.tokens).unwrap(), text);
+        assert_eq!(covered, episode.response);
+        assert!(covered.last() == Some(&true));
+        for (covered, log_prob) in covered.iter().zip(&episode.log_probs) {
+            assert_eq!(*covered, *log_prob != 0.0);
+        }
+        assert_eq!(episode.score(), episode.steps.iter().filter(|s| s.response.contains('x')).count() as f64);
+    }
+}
+
+#[test]
+fn a_group_shares_its_start_and_starts_are_their_own_everywhere_else() {
+    let seeds = |step, held_out| -> Vec<u64> {
+        let played = rollout(&config(), plan(step, held_out), &mut worlds(1), &mut Bigram::of("xy")).unwrap();
+        assert_eq!(played.iter().map(|e| e.group).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+        played.iter().map(|e| e.seed).collect()
+    };
+    let (first, second, held_out) = (seeds(0, false), seeds(1, false), seeds(0, true));
+    for s in [&first, &second, &held_out] {
+        assert!(s[0] == s[1] && s[1] == s[2] && s[2] != s[3] && s[3] == s[5]);
+    }
+    assert!(first[0] != second[0] && first[0] != held_out[0]);
+    assert_eq!(first, seeds(0, false));
+}
+
+#[test]
+fn an_environment_that_breaks_ends_its_episode_only() {
+    let mut worlds = worlds(2);
+    worlds[0] = Box::new(World { breaks_at: Some(0), ..World::new(2) });
+    worlds[1] = Box::new(World { breaks_at: Some(2), ..World::new(2) });
+    worlds[2] = Box::new(World { reward: f64::NAN, ..World::new(2) });
+    let played = rollout(&config(), plan(0, false), &mut worlds, &mut Bigram::of("x")).unwrap();
+    let endings: Vec<bool> = played.iter().map(Episode::is_usable).collect();
+    assert_eq!(endings[..2], [false, false]);
+    assert_eq!(endings[3..], [true, true, true]);
+    let failed = |e: &Episode| match &e.ending {
+        Ending::Failed(reason) => reason.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(failed(&played[0]).contains("no world"));
+    assert!(failed(&played[1]).contains("the world broke"));
+    // The agent may have written nothing but the end of its turn, which is rewarded with 0.
+    if played[2].steps.iter().all(|s| s.response.contains('x')) && played[2].steps.len() < 2 {
+        assert!(failed(&played[2]).contains("reward"));
+    }
+}
+
+#[test]
+fn an_episode_ends_where_the_next_answer_does_not_fit() {
+    let mut model = Bigram::of("xy");
+    model.context = 14;
+    for episode in rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap() {
+        assert_eq!(episode.ending, Ending::TokenLimit);
+        assert!(episode.tokens.len() <= 14 && !episode.steps.is_empty());
+    }
+    model.context = 3;
+    for episode in rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap() {
+        assert!(!episode.is_usable() && episode.tokens.is_empty());
+    }
+}
+
+#[test]
+fn a_template_that_fails_or_forgets_is_an_error() {
+    let mut model = Bigram::of("xy");
+    model.forgets = true;
+    let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
+    assert!(told.contains("leaves out what the assistant said"), "{told}");
+    model.fails = true;
+    let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
+    assert!(told.contains("roles must alternate"), "{told}");
+    let config = Config { agent_template: "{observatoin}".into(), ..config() };
+    let told = rollout(&config, plan(0, false), &mut worlds(9), &mut Bigram::of("x")).unwrap_err().to_string();
+    assert!(told.contains("observatoin"), "{told}");
+}
+
+#[test]
+fn environments_work_at_the_same_time() {
+    let together = Mutex::new(0);
+    let barrier = std::sync::Barrier::new(2);
+    in_parallel(&mut [(), ()], |()| {
+        // Returns only when both are here.
+        barrier.wait();
+        *together.lock().unwrap() += 1;
+    });
+    assert_eq!(*together.lock().unwrap(), 2);
+    in_parallel(&mut Vec::<()>::new(), |()| ());
+}

@@ -1,0 +1,122 @@
+//! The whole algorithm on a model that can be differentiated by hand.
+
+#![allow(clippy::unwrap_used)]
+use roll_core::{
+    Algorithm, Environment, Model, Noise, Observation, Result, Silent, StepContext, StepReport, Transition,
+};
+
+use super::advantages::Estimator;
+use super::loss::RatioType;
+use super::{AgenticPpo, Config};
+use crate::mock::Descent;
+use crate::mock_language::Bigram;
+
+/// Rewards an answer that begins with `x`.
+struct Likes(bool);
+
+impl Environment for Likes {
+    fn reset(&mut self, _seed: u64) -> Result<Observation> {
+        match self.0 {
+            true => Ok(Observation { text: "o".into() }),
+            false => Err(roll_core::Error::Unsupported("gone".into())),
+        }
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        let x = action.starts_with('x');
+        let observation = Observation { text: "o".into() };
+        Ok(Transition { observation, reward: f64::from(u8::from(x)), terminated: true, truncated: false, valid: x })
+    }
+}
+
+fn config() -> Config {
+    Config {
+        num_env_groups: 4,
+        group_size: 8,
+        max_actions_per_traj: 1,
+        max_tokens_per_step: 3,
+        agent_system_template: String::new(),
+        agent_template: "{observation}".into(),
+        val_batch_size: 5,
+        ..Config::default()
+    }
+}
+
+fn algorithm(config: Config, works: bool) -> AgenticPpo {
+    let mut algorithm = AgenticPpo::new(config).unwrap();
+    algorithm.open_environments(&mut || Ok(Box::new(Likes(works)))).unwrap();
+    algorithm
+}
+
+fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64, learning_rate: f64) -> Result<StepReport> {
+    algorithm.step(&mut StepContext {
+        step,
+        samples: &[],
+        model,
+        reward: None,
+        strategy: &mut Descent::default(),
+        learning_rate,
+        noise: &Noise::new(1),
+        progress: &Silent,
+        want_videos: false,
+    })
+}
+
+#[test]
+fn an_agent_learns_what_is_rewarded() {
+    for (estimator, ratio) in [
+        (Estimator::Grpo, RatioType::Token),
+        (Estimator::Grpo, RatioType::Segment),
+        (Estimator::Reinforce, RatioType::Token),
+        (Estimator::AgenticReinforce, RatioType::Segment),
+        (Estimator::StepReinforce, RatioType::Token),
+        (Estimator::Gigpo, RatioType::Token),
+    ] {
+        let mut config = Config { adv_estimator: estimator, ..config() };
+        config.loss.ratio_type = ratio;
+        let mut algorithm = algorithm(config, true);
+        let mut model = Bigram::of("xyz");
+        let success = |report: &StepReport| report.metrics["env/success"];
+        let first = step(&mut algorithm, &mut model, 0, 5.0).unwrap();
+        assert!(first.applied && first.metrics["actor/loss"].is_finite(), "{:?}", first.metrics);
+        let mut last = first.clone();
+        for i in 1..40 {
+            last = step(&mut algorithm, &mut model, i, 5.0).unwrap();
+        }
+        assert!(success(&first) < 0.6 && success(&last) > 0.9, "{estimator:?} {ratio:?}: {}", success(&last));
+        let validation = algorithm.validate(7, &mut model, &Noise::new(1), &Silent).unwrap().unwrap();
+        assert_eq!((validation.metrics["val/env/success"], validation.records.len()), (1.0, 5));
+        assert_eq!(validation.records[0]["turns"][0]["observation"], "o");
+    }
+}
+
+#[test]
+fn training_differs_between_steps_and_repeats_with_the_seed() {
+    let run = |at: u64| {
+        let mut model = Bigram::of("xyz");
+        step(&mut algorithm(config(), true), &mut model, at, 1.0).unwrap();
+        model.logits
+    };
+    assert_eq!(run(3), run(3));
+    assert_ne!(run(3), run(4));
+}
+
+#[test]
+fn environments_that_all_fail_stop_the_run_and_say_why() {
+    let told = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
+    assert!(told.contains("gone"), "{told}");
+    let mut model = Bigram::of("x");
+    model.context = 2;
+    let told = step(&mut algorithm(config(), true), &mut model, 0, 1.0).unwrap_err().to_string();
+    assert!(told.contains("sequence_length"), "{told}");
+}
+
+#[test]
+fn the_order_of_checks_is_kept() {
+    let mut without = AgenticPpo::new(config()).unwrap();
+    let mut model = Bigram::new();
+    assert!(without.check(&mut model, None).unwrap_err().to_string().contains("--env"));
+    assert_eq!(model.parameter_count(), 128 * 128);
+    let gae = Config { adv_estimator: Estimator::Gae, ..Config::default() };
+    assert!(AgenticPpo::new(gae).err().unwrap().to_string().contains("critic"));
+}

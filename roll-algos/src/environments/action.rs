@@ -1,0 +1,91 @@
+//! Finding the action in what the agent wrote.
+
+use regex::Regex;
+use roll_core::{Error, Result};
+
+/// Where the action stands unless a configuration says otherwise.
+pub const DEFAULT_PATTERN: &str = "<answer>(.*?)</answer>";
+
+/// Larger patterns are a mistake; compiled they would only take memory.
+const PATTERN_BYTES: usize = 1 << 20;
+
+/// A regular expression whose last group is the action; a group before it is the agent's reasoning.
+#[derive(Clone, Debug)]
+pub struct ActionPattern {
+    pattern: Regex,
+    removed: Vec<String>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parsed<A> {
+    /// The action, when it is one that the environment knows.
+    pub action: Option<A>,
+    /// What stands in its place.
+    pub text: String,
+}
+
+impl ActionPattern {
+    /// A pattern, applied after the texts `removed` were taken out. A dot matches line breaks too.
+    pub fn new(pattern: &str, removed: Vec<String>) -> Result<Self> {
+        let compiled = regex::RegexBuilder::new(pattern).dot_matches_new_line(true).size_limit(PATTERN_BYTES).build();
+        let pattern = compiled.map_err(|e| Error::config("env.action_pattern", e.to_string()))?;
+        if pattern.captures_len() < 2 {
+            return Err(Error::config("env.action_pattern", "the pattern needs a group: what it holds is the action"));
+        }
+        Ok(Self { pattern, removed })
+    }
+
+    /// The action in `text`, looked up among `names` without regard to case.
+    pub fn find<A: Copy>(&self, text: &str, names: &[(&str, A)]) -> Parsed<A> {
+        let text = self.removed.iter().fold(text.to_string(), |text, removed| text.replace(removed.as_str(), ""));
+        let groups = self.pattern.captures(text.trim());
+        let found = groups.and_then(|groups| Some(groups.iter().flatten().last()?.as_str().trim().to_string()));
+        let found = found.unwrap_or_default();
+        let action =
+            names.iter().find(|(name, _)| name.to_lowercase() == found.to_lowercase()).map(|(_, action)| *action);
+        Parsed { action, text: found }
+    }
+}
+
+/// The special tokens that the reference takes out of an answer.
+pub fn default_special_tokens() -> Vec<String> {
+    vec!["<|im_start|>".into(), "<|im_end|>".into()]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const NAMES: [(&str, u8); 2] = [("Left", 0), ("Right", 2)];
+
+    #[test]
+    fn an_action_is_found_wherever_it_stands() {
+        let pattern = ActionPattern::new(DEFAULT_PATTERN, default_special_tokens()).unwrap();
+        for (text, action) in [
+            ("<answer>Right</answer>", Some(2)),
+            ("I go <answer>\n left </answer><|im_end|>", Some(0)),
+            ("<answer>Left</answer> or <answer>Right</answer>", Some(0)),
+            ("<answer>Jump</answer>", None),
+            ("<answer>Right", None),
+            ("", None),
+        ] {
+            assert_eq!(pattern.find(text, &NAMES).action, action, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_with_reasoning_takes_its_last_group() {
+        let pattern = ActionPattern::new(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", Vec::new()).unwrap();
+        let parsed = pattern.find("<think>the goal\nis right</think> <answer>right</answer>", &NAMES);
+        assert_eq!(parsed, Parsed { action: Some(2), text: "right".into() });
+        assert_eq!(pattern.find("<answer>right</answer>", &NAMES).action, None);
+    }
+
+    #[test]
+    fn a_pattern_that_cannot_hold_an_action_is_refused() {
+        assert!(ActionPattern::new("(", Vec::new()).is_err());
+        assert!(ActionPattern::new("<answer>", Vec::new()).unwrap_err().to_string().contains("group"));
+    }
+}

@@ -1,0 +1,187 @@
+//! A child process that is asked one line at a time, and whatever it does instead of answering.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child as Running, ChildStderr, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Lines that may wait to be read; a child that writes more waits itself.
+const WAITING_LINES: usize = 4;
+/// What is kept of the end of its errors.
+const KEPT_ERRORS: usize = 2048;
+
+/// Times 5 ms that are waited for the end of a child whose output is closed.
+const MOMENTS: usize = 100;
+
+/// How a child is started and spoken to.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Where it runs.
+    pub directory: PathBuf,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// Bytes that a line may have.
+    pub line_bytes: usize,
+}
+
+/// What the reader of its output met.
+enum Heard {
+    Line(Vec<u8>),
+    TooLong,
+    End,
+}
+
+/// A running child. It is killed when this is dropped.
+pub struct Child {
+    running: Running,
+    requests: Sender<Vec<u8>>,
+    answers: Receiver<Heard>,
+    errors: Arc<Mutex<Vec<u8>>>,
+    /// Ends when its errors do.
+    hearing: thread::JoinHandle<()>,
+    start: Start,
+}
+
+impl Child {
+    /// Starts it; the error says what is wrong with the command.
+    pub fn start(start: &Start) -> Result<Self, String> {
+        let (program, arguments) = start.command.split_first().ok_or("no command is given")?;
+        let mut running = Command::new(program)
+            .args(arguments)
+            .current_dir(&start.directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("`{program}` cannot be started: {e}"))?;
+        let pipes = (running.stdin.take(), running.stdout.take(), running.stderr.take());
+        let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
+            return Err(format!("`{program}` has no pipes"));
+        };
+        let (requests, to_write) = channel::<Vec<u8>>();
+        // Each pipe has a thread: a child that does not read, or floods one of them, must not stop us.
+        thread::spawn(move || {
+            while let Ok(line) = to_write.recv() {
+                if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
+                    break;
+                }
+            }
+        });
+        let (heard, answers) = sync_channel(WAITING_LINES);
+        let line_bytes = start.line_bytes;
+        thread::spawn(move || listen(stdout, line_bytes, &heard));
+        let errors = Arc::new(Mutex::new(Vec::new()));
+        let kept = errors.clone();
+        let hearing = thread::spawn(move || keep_errors(stderr, &kept));
+        Ok(Self { running, requests, answers, errors, hearing, start: start.clone() })
+    }
+
+    /// Sends a line and waits for the answer. After an error the child is of no use any more.
+    pub fn ask(&mut self, request: &str) -> Result<String, String> {
+        match self.answers.try_recv() {
+            Err(TryRecvError::Empty) => {}
+            Ok(Heard::Line(line)) => {
+                return Err(format!("it wrote a line that nobody asked for: {}", shortened(&line)));
+            }
+            Ok(Heard::TooLong) => return Err(self.too_long()),
+            Ok(Heard::End) | Err(TryRecvError::Disconnected) => return Err(self.gone()),
+        }
+        if self.requests.send(format!("{request}\n").into_bytes()).is_err() {
+            return Err(self.gone());
+        }
+        match self.answers.recv_timeout(self.start.timeout) {
+            Ok(Heard::Line(line)) => {
+                String::from_utf8(line).map_err(|e| format!("its answer is no UTF-8: {}", shortened(e.as_bytes())))
+            }
+            Ok(Heard::TooLong) => Err(self.too_long()),
+            Ok(Heard::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("it did not answer within {} s{}", self.start.timeout.as_secs_f64(), self.last_errors()))
+            }
+        }
+    }
+
+    fn too_long(&self) -> String {
+        format!("it wrote a line of more than {} bytes (`max_line_bytes`)", self.start.line_bytes)
+    }
+
+    /// How it ended.
+    fn gone(&mut self) -> String {
+        // Its output is closed; a moment later it has usually ended, and its last words are heard. Not always: children
+        // of its own may hold the pipe.
+        for _ in 0..MOMENTS {
+            if self.hearing.is_finished() && matches!(self.running.try_wait(), Ok(Some(_))) {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        match self.running.try_wait() {
+            Ok(Some(status)) => format!("it ended ({status}){}", self.last_errors()),
+            _ => format!("it closed its output{}", self.last_errors()),
+        }
+    }
+
+    fn last_errors(&self) -> String {
+        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&errors);
+        match text.trim() {
+            "" => String::new(),
+            text => format!("; the end of its stderr: {text}"),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It may have ended already; waiting takes it off the system's table either way.
+        let _ = self.running.kill();
+        let _ = self.running.wait();
+    }
+}
+
+fn listen(stdout: ChildStdout, line_bytes: usize, heard: &SyncSender<Heard>) {
+    let mut reader = BufReader::new(stdout);
+    loop {
+        let mut line = Vec::new();
+        // One byte more than allowed tells a line that is too long from one that just fits.
+        let read = reader.by_ref().take(line_bytes as u64 + 1).read_until(b'\n', &mut line);
+        let message = match read {
+            Ok(0) | Err(_) => Heard::End,
+            Ok(_) if line.ends_with(b"\n") => {
+                line.pop();
+                Heard::Line(line)
+            }
+            Ok(n) if n > line_bytes => Heard::TooLong,
+            // The last line without its end: the child died while it wrote.
+            Ok(_) => Heard::End,
+        };
+        let last = !matches!(message, Heard::Line(_));
+        if heard.send(message).is_err() || last {
+            return;
+        }
+    }
+}
+
+fn keep_errors(mut stderr: ChildStderr, kept: &Mutex<Vec<u8>>) {
+    let mut piece = [0; 1024];
+    while let Ok(n @ 1..) = stderr.read(&mut piece) {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(&piece[..n]);
+        let surplus = kept.len().saturating_sub(KEPT_ERRORS);
+        kept.drain(..surplus);
+    }
+}
+
+/// The beginning of a line, for a message.
+pub fn shortened(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&line[..line.len().min(200)]);
+    match line.len() {
+        0..=200 => format!("`{text}`"),
+        n => format!("`{text}...` ({n} bytes)"),
+    }
+}

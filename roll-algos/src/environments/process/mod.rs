@@ -1,0 +1,183 @@
+//! An environment in a process of its own, in whatever language: one JSON object a line, on stdin and stdout.
+//!
+//! ```text
+//! -> {"reset": {"seed": 7}}
+//! <- {"observation": "..."}                          also "instructions", shown once before the first observation
+//! -> {"step": {"action": "<answer>Left</answer>"}}
+//! <- {"observation": "...", "reward": 0.5, "terminated": false}
+//!                                                    also "truncated", "valid" (true unless given), "solved"
+//! <- {"error": "..."}                                instead of either: the episode is left out
+//! ```
+
+mod child;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use serde_json::json;
+
+use child::{Child, Start, shortened};
+
+const NAME: &str = "process";
+
+/// Options of the environment `process`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProcessOptions {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Directory it runs in. `null`: where relative paths of the configuration start.
+    pub directory: Option<PathBuf>,
+    /// Seconds that an answer may take; then the process is killed.
+    pub timeout: f64,
+    /// How often an episode is begun anew in another process when the process fails at its beginning.
+    pub restarts: usize,
+    /// Bytes that a line may have.
+    pub max_line_bytes: usize,
+}
+
+impl Default for ProcessOptions {
+    fn default() -> Self {
+        Self { command: Vec::new(), directory: None, timeout: 30.0, restarts: 1, max_line_bytes: 1 << 20 }
+    }
+}
+
+/// The environment. Its process starts with the first episode, and again after it failed.
+pub struct Process {
+    start: Start,
+    restarts: usize,
+    child: Option<Child>,
+    instructions: String,
+    solved: Option<bool>,
+}
+
+#[derive(serde::Deserialize)]
+struct Answer {
+    error: Option<String>,
+    observation: Option<String>,
+    instructions: Option<String>,
+    reward: Option<f64>,
+    terminated: Option<bool>,
+    #[serde(default)]
+    truncated: bool,
+    valid: Option<bool>,
+    solved: Option<bool>,
+}
+
+impl Process {
+    /// With these options; nothing is started yet.
+    pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
+        if options.command.first().is_none_or(String::is_empty) {
+            let problem = "which program? For example `[python3, my_environment.py]`";
+            return Err(Error::config("env.command", problem));
+        }
+        let timeout = Duration::try_from_secs_f64(options.timeout).ok().filter(|t| !t.is_zero());
+        let Some(timeout) = timeout else {
+            let problem = format!("expected a positive number of seconds, found {}", options.timeout);
+            return Err(Error::config("env.timeout", problem));
+        };
+        if options.max_line_bytes == 0 {
+            return Err(Error::config("env.max_line_bytes", "expected at least 1, found 0"));
+        }
+        let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
+        let start = Start { command: options.command, directory, timeout, line_bytes: options.max_line_bytes };
+        Ok(Self { start, restarts: options.restarts, child: None, instructions: String::new(), solved: None })
+    }
+
+    fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        Ok(Box::new(Self::new(parse_options("env", options)?, context)?))
+    }
+
+    /// Asks the process. One that fails is ended: what it says later would answer an older question.
+    fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {
+        let child = match &mut self.child {
+            Some(child) => child,
+            none => none.insert(Child::start(&self.start)?),
+        };
+        let answer = child.ask(&request.to_string()).and_then(|line| {
+            let parsed: std::result::Result<Answer, _> = serde_json::from_str(&line);
+            parsed.map_err(|e| format!("its answer {} is not what was expected: {e}", shortened(line.as_bytes())))
+        });
+        if answer.is_err() {
+            self.child = None;
+        }
+        // An error that it reports itself leaves it in order.
+        answer.and_then(|answer| match answer.error {
+            Some(error) => Err(format!("it reports: {error}")),
+            None => Ok(answer),
+        })
+    }
+
+    fn begin(&mut self, seed: u64) -> std::result::Result<Observation, String> {
+        let answer = self.ask(&json!({ "reset": { "seed": seed } }))?;
+        let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
+        self.instructions = answer.instructions.unwrap_or_default();
+        self.solved = answer.solved;
+        Ok(Observation { text })
+    }
+
+    fn advance(&mut self, action: &str) -> std::result::Result<Transition, String> {
+        if self.child.is_none() {
+            return Err("a step without an episode".into());
+        }
+        let answer = self.ask(&json!({ "step": { "action": action } }))?;
+        let missing = |key: &str| format!("its answer to `step` has no `{key}`");
+        self.solved = answer.solved;
+        Ok(Transition {
+            observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
+            reward: answer.reward.ok_or_else(|| missing("reward"))?,
+            terminated: answer.terminated.ok_or_else(|| missing("terminated"))?,
+            truncated: answer.truncated,
+            valid: answer.valid.unwrap_or(true),
+        })
+    }
+
+    fn failed(&self, problem: String) -> Error {
+        let command = self.start.command.join(" ");
+        Error::Unsupported(format!("the environment process `{command}`: {problem}"))
+    }
+}
+
+impl Environment for Process {
+    fn reset(&mut self, seed: u64) -> Result<Observation> {
+        let mut problem = String::new();
+        for attempt in 0..=self.restarts {
+            match self.begin(seed) {
+                Ok(observation) => return Ok(observation),
+                Err(found) => problem = found,
+            }
+            if attempt < self.restarts {
+                tracing::warn!("the environment process is started again: {problem}");
+                self.child = None;
+            }
+        }
+        Err(self.failed(problem))
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.advance(action).map_err(|problem| self.failed(problem))
+    }
+
+    fn instructions(&self) -> String {
+        self.instructions.clone()
+    }
+
+    fn solved(&self) -> Option<bool> {
+        self.solved
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "An environment in a process of its own: JSON lines over stdin and stdout",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<ProcessOptions>,
+        factory: Factory::Environment(Process::open),
+    }
+}

@@ -1,0 +1,108 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+
+fn context() -> BuildContext {
+    BuildContext { backend: "flex".into(), seed: 0, base_dir: std::env::temp_dir() }
+}
+
+/// An environment that is a shell script.
+fn script(text: &str, timeout: f64) -> Process {
+    let command = ["sh", "-c", text].map(String::from).to_vec();
+    let options = ProcessOptions { command, timeout, max_line_bytes: 4096, ..ProcessOptions::default() };
+    Process::new(options, &context()).unwrap()
+}
+
+fn told<T>(result: Result<T>) -> String {
+    result.map(drop).unwrap_err().to_string()
+}
+
+const START: &str = r#"read -r request; echo '{"observation": "begin", "instructions": "go"}';"#;
+
+#[test]
+fn an_episode_crosses_as_json_lines() {
+    let counts = r#"
+        n=0
+        while read -r request; do
+            case "$request" in
+                *reset*) n=0; echo "{\"observation\": \"begin\", \"instructions\": \"go\"}" ;;
+                *left*) n=$((n + 1)); echo "{\"observation\": \"$n\", \"reward\": 0.5, \"terminated\": true, \"solved\": true}" ;;
+                *odd*) echo '{"error": "no such thing"}' ;;
+                *) echo '{"observation": "same", "reward": -1, "terminated": false, "truncated": true, "valid": false}' ;;
+            esac
+        done"#;
+    let mut world = script(counts, 10.0);
+    for _ in 0..2 {
+        assert_eq!(world.reset(7).unwrap().text, "begin");
+        assert_eq!((world.instructions().as_str(), world.solved()), ("go", None));
+        let step = world.step("\"quoted\"\nlines √").unwrap();
+        assert_eq!((step.reward, step.truncated, step.valid, step.terminated), (-1.0, true, false, false));
+        // An error of its own ends nothing.
+        assert!(told(world.step("odd")).contains("no such thing"));
+        let step = world.step("left").unwrap();
+        assert_eq!((step.observation.text.as_str(), step.reward, step.terminated, step.valid), ("1", 0.5, true, true));
+        assert_eq!(world.solved(), Some(true));
+    }
+}
+
+#[test]
+fn a_process_that_dies_is_told_with_its_last_words_and_started_again() {
+    let mut world = script(&format!("{START} read -r request; echo 'out of ice' >&2; exit 3"), 10.0);
+    for _ in 0..2 {
+        world.reset(0).unwrap();
+        let told = told(world.step("x"));
+        assert!(told.contains("exit status: 3") && told.contains("out of ice"), "{told}");
+    }
+    assert!(told(world.step("x")).contains("without an episode"));
+}
+
+#[test]
+fn a_process_that_hangs_is_killed() {
+    let mut world = script(&format!("{START} exec sleep 600"), 0.2);
+    world.reset(0).unwrap();
+    assert!(told(world.step("x")).contains("within 0.2 s"));
+    // A request that nobody reads does not stop us either.
+    world.reset(0).unwrap();
+    assert!(told(world.step(&"x".repeat(1 << 20))).contains("within 0.2 s"));
+}
+
+#[test]
+fn a_process_that_floods_is_stopped() {
+    for (flood, word) in [
+        ("while true; do echo '{}'; done", "nobody asked"),
+        ("head -c 100000 /dev/zero | tr '\\0' 'x'; exec sleep 600", "more than 4096 bytes"),
+        ("head -c 10000000 /dev/zero | tr '\\0' 'x' >&2; exec sleep 600", "within"),
+    ] {
+        let mut world = script(&format!("{START} {flood}"), 0.5);
+        world.reset(0).unwrap();
+        // The first answer may still be taken for one: what follows is not.
+        let problems: Vec<String> = (0..2).map(|_| told(world.step("x").and_then(|_| world.step("x")))).collect();
+        assert!(problems.iter().any(|p| p.contains(word) || p.contains("has no `observation`")), "{problems:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_none_is_shown() {
+    for (answer, word) in [
+        ("echo hello", "hello"),
+        ("echo '[1]'", "expected"),
+        (r#"echo '{"observation": 3}'"#, "observation"),
+        (r#"echo '{"reward": 1}'"#, "no `observation`"),
+        (r"printf '\377\n'", "UTF-8"),
+        ("true", "it ended"),
+    ] {
+        let told = told(script(&format!("read -r request; {answer}"), 10.0).reset(0));
+        assert!(told.contains(word) && told.contains("sh -c"), "{answer}: {told}");
+    }
+}
+
+#[test]
+fn options_that_start_nothing_are_refused() {
+    let refused = |options: ProcessOptions| told(Process::new(options, &context()));
+    let command = vec!["sh".to_string()];
+    assert!(refused(ProcessOptions::default()).contains("env.command"));
+    let nan = ProcessOptions { timeout: f64::NAN, command: command.clone(), ..ProcessOptions::default() };
+    assert!(refused(nan).contains("env.timeout"));
+    assert!(refused(ProcessOptions { max_line_bytes: 0, command, ..ProcessOptions::default() }).contains("max_line"));
+    let none = ProcessOptions { command: vec!["/no/such/program".into()], ..ProcessOptions::default() };
+    assert!(told(Process::new(none, &context()).unwrap().reset(0)).contains("/no/such/program"));
+}

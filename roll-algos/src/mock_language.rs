@@ -1,0 +1,186 @@
+//! A language model small enough to differentiate by hand: the next character depends on the last one alone.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use rand::RngCore;
+use roll_core::*;
+
+/// ASCII.
+const V: usize = 128;
+
+/// log p(next | last) = log softmax of a row of logits. Parameters: the logits. Ends a turn with `$`.
+pub struct Bigram {
+    specs: Vec<ParameterSpec>,
+    pub logits: Vec<f32>,
+    gradients: Arc<Mutex<Vec<f32>>>,
+    /// The template leaves out what the assistant said once more messages follow.
+    pub forgets: bool,
+    pub context: usize,
+    /// The template fails.
+    pub fails: bool,
+}
+
+impl Bigram {
+    pub fn new() -> Self {
+        Self {
+            specs: vec![ParameterSpec { name: "logits".into(), shape: vec![V, V] }],
+            logits: vec![0.0; V * V],
+            gradients: Arc::new(Mutex::new(vec![0.0; V * V])),
+            forgets: false,
+            context: usize::MAX,
+            fails: false,
+        }
+    }
+
+    /// Writes only characters of `alphabet`, and the end of a turn.
+    pub fn of(alphabet: &str) -> Self {
+        let mut model = Self::new();
+        for (i, logit) in model.logits.iter_mut().enumerate() {
+            let next = char::from((i % V) as u8);
+            *logit = if next == '$' || alphabet.contains(next) { 0.0 } else { -20.0 };
+        }
+        model
+    }
+
+    fn log_softmax(&self, last: usize) -> Vec<f64> {
+        log_softmax(&self.logits, last)
+    }
+}
+
+fn log_softmax(logits: &[f32], last: usize) -> Vec<f64> {
+    let row = &logits[last * V..(last + 1) * V];
+    let sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
+    row.iter().map(|l| f64::from(*l) - sum).collect()
+}
+
+impl Model for Bigram {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.logits);
+        Ok(())
+    }
+
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.logits.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        for (to, g) in add_into.iter_mut().zip(self.gradients.lock().unwrap().iter_mut()) {
+            *to += std::mem::take(g);
+        }
+        Ok(())
+    }
+
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        Some(self)
+    }
+
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        Ok(BTreeMap::new())
+    }
+
+    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl LanguageModel for Bigram {
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(text.chars().map(|c| if c.is_ascii() { c as u32 } else { 1 }).collect())
+    }
+
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        Ok(tokens.iter().map(|t| char::from(*t as u8)).collect())
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        if self.fails {
+            return Err(Error::Unsupported("the chat template failed: roles must alternate".into()));
+        }
+        let last = messages.len().saturating_sub(1);
+        let mut text = String::new();
+        for (i, m) in messages.iter().enumerate() {
+            let gone = self.forgets && m.role == "assistant" && i < last;
+            text += &format!("{}:{}$", &m.role[..1], if gone { "" } else { &m.content });
+        }
+        Ok(if continue_as_assistant { text + "a:" } else { text })
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        vec!['$' as u32]
+    }
+
+    fn context_length(&self) -> usize {
+        self.context
+    }
+
+    fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
+        let noise = Noise::new(sampling.seed);
+        let mut made = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut rng = noise.generator(Purpose::Tokens, 0, i as u64);
+            let mut generation = Generation { tokens: Vec::new(), log_probs: Vec::new() };
+            let mut last = *prompt.last().unwrap() as usize;
+            while generation.tokens.len() < sampling.max_new_tokens {
+                let log_p = self.log_softmax(last);
+                let mut left = f64::from(rng.next_u32()) / f64::from(u32::MAX);
+                let drawn = (0..V).find(|v| {
+                    left -= log_p[*v].exp();
+                    left < 0.0
+                });
+                let best = (0..V).max_by(|a, b| log_p[*a].total_cmp(&log_p[*b])).unwrap();
+                last = if sampling.temperature == 0.0 { best } else { drawn.unwrap_or(best) };
+                generation.tokens.push(last as u32);
+                generation.log_probs.push(log_p[last] as f32);
+                if last == '$' as usize {
+                    break;
+                }
+            }
+            made.push(generation);
+        }
+        Ok(made)
+    }
+
+    fn evaluate(
+        &mut self,
+        tokens: &Tensor,
+        _mask: &Tensor,
+        _adapter: Adapter,
+        _grad: Grad,
+    ) -> Result<(TokenStats, Option<Pullback>)> {
+        let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
+        let ids: Vec<usize> = tokens.as_slice::<i64>()?.iter().map(|t| *t as usize).collect();
+        let pairs: Vec<[usize; 2]> =
+            (0..rows).flat_map(|b| (1..columns).map(move |t| b * columns + t)).map(|i| [ids[i - 1], ids[i]]).collect();
+        let rows_of: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
+        let log_probs = pairs.iter().zip(&rows_of).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
+        let entropy =
+            rows_of.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
+        let shape = [rows, columns - 1];
+        let stats =
+            TokenStats { log_probs: Tensor::new(log_probs, shape)?, entropy: Tensor::new(entropy.clone(), shape)? };
+        let gradients = self.gradients.clone();
+        let pullback = Pullback::new(move |cotangent: &Tensor| {
+            let (d_log, d_entropy) = cotangent.f32s()?.split_at(pairs.len());
+            let mut gradients = gradients.lock().unwrap();
+            for (i, [last, next]) in pairs.iter().enumerate() {
+                for v in 0..V {
+                    let (log_p, p) = (rows_of[i][v], rows_of[i][v].exp());
+                    let own = if v == *next { 1.0 } else { 0.0 };
+                    let d =
+                        f64::from(d_log[i]) * (own - p) - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
+                    gradients[last * V + v] += d as f32;
+                }
+            }
+            Tensor::new(Vec::<f32>::new(), [0])
+        });
+        Ok((stats, Some(pullback)))
+    }
+}

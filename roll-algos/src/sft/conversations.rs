@@ -1,0 +1,108 @@
+//! Conversations on disk, and as tokens of which some are trained on.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, LanguageModel, Message, Result};
+
+use super::TrainOn;
+
+/// What one line holds.
+#[derive(serde::Deserialize)]
+struct Line {
+    messages: Vec<Message>,
+}
+
+/// The conversations of a file, in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Conversations {
+    file: PathBuf,
+    /// Number of the line, from 1, and what it says.
+    rows: Vec<(usize, Vec<Message>)>,
+}
+
+/// A conversation as tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tokens {
+    /// Ids.
+    pub ids: Vec<u32>,
+    /// Which of them are trained on.
+    pub train: Vec<bool>,
+}
+
+impl Tokens {
+    /// Number of tokens that are predicted and trained on; the first is not predicted.
+    pub fn trained(&self) -> usize {
+        self.train.iter().skip(1).filter(|train| **train).count()
+    }
+}
+
+impl Conversations {
+    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and when there is none.
+    pub fn read(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file).map_err(Error::file("read", file))?;
+        let mut rows = Vec::new();
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let bad = |problem: String| Error::bad_file(file, format!("line {}: {problem}", i + 1));
+            let line: Line =
+                serde_json::from_str(line).map_err(|e| bad(format!("expected an object with `messages`: {e}")))?;
+            if line.messages.is_empty() {
+                return Err(bad("expected at least one message, found none".into()));
+            }
+            rows.push((i + 1, line.messages));
+        }
+        match rows.is_empty() {
+            true => Err(Error::bad_file(file, "expected conversations, one a line; found none")),
+            false => Ok(Self { file: file.into(), rows }),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Where a row stands, for messages.
+    pub fn origin(&self, row: usize) -> String {
+        format!("{}:{}", self.file.display(), self.rows[row].0)
+    }
+
+    /// The tokens of a row. What the assistant says is tokenized apart from what surrounds it, as it is when it acts.
+    pub fn tokens(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
+        let messages = &self.rows[row].1;
+        let whole = model.render_chat(messages, false)?;
+        let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
+        let mut done = 0;
+        let mut add = |text: &str, train: bool| -> Result<()> {
+            let ids = model.tokenize(text)?;
+            tokens.train.extend(std::iter::repeat_n(train, ids.len()));
+            tokens.ids.extend(ids);
+            Ok(())
+        };
+        let all = train_on == TrainOn::All;
+        for (i, _) in messages.iter().enumerate().filter(|(_, m)| m.role == "assistant") {
+            let (before, after) =
+                (model.render_chat(&messages[..i], true)?, model.render_chat(&messages[..=i], false)?);
+            let prompt = whole.starts_with(&before).then(|| whole.get(done..before.len())).flatten();
+            let answer = whole.starts_with(&after).then(|| whole.get(before.len()..after.len())).flatten();
+            let (Some(prompt), Some(answer)) = (prompt, answer) else {
+                let problem = format!(
+                    "line {}: the chat template writes message {} differently once more messages follow: give each of \
+                     its answers a conversation of its own",
+                    self.rows[row].0,
+                    i + 1
+                );
+                return Err(Error::bad_file(&self.file, problem));
+            };
+            add(prompt, all)?;
+            add(answer, true)?;
+            done = after.len();
+        }
+        add(&whole[done..], all)?;
+        Ok(tokens)
+    }
+}

@@ -1,0 +1,261 @@
+//! Supervised fine-tuning of language models on conversations.
+//!
+//! loss = - sum over trained tokens of log p(token) / number of trained tokens of the step. Trained tokens are those of
+//! the assistant's messages, or all.
+
+pub mod conversations;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, LanguageModel, Model, Options, Registration,
+    Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+};
+
+use crate::AlgorithmError;
+use crate::stopwatch::Stopwatch;
+use crate::update::{self, OnNonfinite};
+use conversations::{Conversations, Tokens};
+
+const NAME: &str = "sft";
+
+const TOKENIZE: &str = "time/tokenize";
+const TRAIN: &str = "time/step_train";
+
+/// Which tokens are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainOn {
+    /// Those of the assistant's messages.
+    #[default]
+    Responses,
+    /// All, what the template writes included: pretraining.
+    All,
+}
+
+/// Options of the algorithm `sft`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// JSON lines, each `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`.
+    pub data: Option<PathBuf>,
+    /// Conversations of one update, over all ranks.
+    pub batch_size: usize,
+    /// Conversations whose gradient is computed at once.
+    pub micro_batch_size: usize,
+    /// Longer conversations are left out and counted. `null`: the model's context.
+    pub sequence_length: Option<usize>,
+    /// Which tokens are trained on.
+    pub train_on: TrainOn,
+    /// Another order of the conversations each pass, keyed by `seed`.
+    pub shuffle: bool,
+    /// What a loss or gradient that is not finite does.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data: None,
+            batch_size: 32,
+            micro_batch_size: 8,
+            sequence_length: None,
+            train_on: TrainOn::Responses,
+            shuffle: true,
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+/// The algorithm `sft`.
+pub struct Sft {
+    config: Config,
+    conversations: Conversations,
+}
+
+impl Sft {
+    /// With these options, on these conversations.
+    pub fn new(config: Config, conversations: Conversations) -> Result<Self> {
+        for (name, value) in [("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)] {
+            if value == 0 {
+                return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
+            }
+        }
+        Ok(Self { config, conversations })
+    }
+
+    fn open(options: &Options, context: &BuildContext) -> Result<Self> {
+        let config: Config = parse_options("algo", options)?;
+        let Some(path) = &config.data else {
+            let problem = "no data are named: give a file of JSON lines, each with a list of `messages`";
+            return Err(Error::config("algo.data", problem));
+        };
+        let conversations = Conversations::read(&context.resolve(path))?;
+        Self::new(config, conversations)
+    }
+}
+
+fn language(model: &mut dyn Model) -> Result<&mut dyn LanguageModel> {
+    Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm: NAME })?)
+}
+
+impl Algorithm for Sft {
+    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
+        language(model)?;
+        if model.parameter_count() == 0 {
+            return Err(AlgorithmError::NothingToTrain.into());
+        }
+        if let Some(reward) = reward {
+            tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
+        }
+        Ok(())
+    }
+
+    fn data_source(&self) -> DataSource {
+        let steps = self.conversations.len().div_ceil(self.config.batch_size);
+        DataSource::Own { steps_per_epoch: Some(steps as u64) }
+    }
+
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        let report = self.update(context);
+        if report.is_err() {
+            // Whoever catches the error finds no half-summed gradient.
+            update::forget(context)?;
+        }
+        report
+    }
+}
+
+/// Sums over the trained tokens of a step.
+#[derive(Default)]
+struct Sums {
+    negative_log_likelihood: f64,
+    entropy: f64,
+}
+
+impl Sft {
+    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let mut watch = Stopwatch::new(ctx.progress, &[TOKENIZE, TRAIN]);
+        let mut report = StepReport::default();
+        ctx.strategy.discard();
+
+        watch.begin(TOKENIZE, None)?;
+        let rows = self.rows(ctx)?;
+        let mut batch = Vec::new();
+        for row in rows {
+            let model = language(ctx.model)?;
+            let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
+            let tokens = self.conversations.tokens(row, self.config.train_on, model)?;
+            match tokens.ids.len() {
+                n if n > limit => report
+                    .skipped
+                    .push((self.conversations.origin(row), format!("{n} tokens are more than the {limit} allowed"))),
+                _ if tokens.trained() == 0 => {
+                    report.skipped.push((self.conversations.origin(row), "no token of it is trained on".into()));
+                }
+                _ => batch.push(tokens),
+            }
+        }
+        // Similar lengths share a micro-batch, so that little is padded.
+        batch.sort_by_key(|t| t.ids.len());
+
+        watch.begin(TRAIN, None)?;
+        let own: usize = batch.iter().map(Tokens::trained).sum();
+        let mut total = [own as f32];
+        ctx.strategy.communicator().all_reduce(&mut total)?;
+        let total = f64::from(total[0]);
+        let mut sums = Sums::default();
+        let mut nonfinite = None;
+        for chunk in batch.chunks(self.config.micro_batch_size) {
+            let added = pull(ctx, chunk, total)?;
+            sums.negative_log_likelihood += added.negative_log_likelihood;
+            sums.entropy += added.entropy;
+            if !added.negative_log_likelihood.is_finite() {
+                nonfinite = Some(("the loss".to_string(), added.negative_log_likelihood));
+                break;
+            }
+        }
+        // The loss is divided by the tokens of all ranks already: one sample counts as the whole.
+        let counted = usize::from(total > 0.0 && ctx.strategy.communicator().rank().0 == 0);
+        let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
+        let tokens = own.max(1) as f64;
+        report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
+        report.metrics.insert("actor/entropy".into(), sums.entropy / tokens);
+        report.metrics.insert("tokens/trained".into(), own as f64);
+        if let Some(update) = update {
+            report.metrics.insert("actor/grad_norm".into(), update.grad_norm);
+            report.metrics.insert("actor/grad_clipped".into(), f64::from(u8::from(update.clipped)));
+            report.applied = update.applied;
+        }
+        report.metrics.extend(watch.seconds().into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
+        Ok(report)
+    }
+
+    /// The conversations of this rank in this step. All passes form one endless sequence, each pass in its own order.
+    fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
+        let (rank, ranks) = (ctx.strategy.communicator().rank().0, ctx.strategy.communicator().world_size());
+        if self.config.batch_size % ranks != 0 {
+            let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
+            return Err(Error::config("algo.batch_size", problem));
+        }
+        let (n, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
+        let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
+        let mut order: Option<(u64, Vec<usize>)> = None;
+        let row = |position: u64| {
+            let (pass, within) = (position / n, (position % n) as usize);
+            if !self.config.shuffle {
+                return within;
+            }
+            match &mut order {
+                Some((p, order)) if *p == pass => order[within],
+                other => other.insert((pass, ctx.noise.permutation(pass, n as usize))).1[within],
+            }
+        };
+        Ok((first..first + share).map(row).collect())
+    }
+}
+
+/// Adds the gradient of some conversations to the strategy.
+fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
+    let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
+    let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
+    for tokens in chunk {
+        let padding = width - tokens.ids.len();
+        ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
+        mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
+        // Column t speaks of token t + 1.
+        trained.extend(tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding)).skip(1));
+    }
+    let shape = [chunk.len(), width];
+    let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
+    let (stats, pullback) = language(ctx.model)?.evaluate(&ids, &mask, Adapter::On, Grad::Record)?;
+    let over = |values: &Tensor| -> Result<f64> {
+        let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
+        Ok(values.map(|(v, _)| f64::from(*v)).sum())
+    };
+    let sums = Sums { negative_log_likelihood: -over(&stats.log_probs)?, entropy: over(&stats.entropy)? };
+    if sums.negative_log_likelihood.is_finite() {
+        let slope = (-1.0 / total) as f32;
+        let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
+        cotangent.resize(2 * trained.len(), 0.0);
+        let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
+        let cotangent = Tensor::new(cotangent, [2, chunk.len(), width - 1])?;
+        pullback.pull(&cotangent).while_doing(|| "pulling back the loss".into())?;
+        ctx.strategy.accumulate(ctx.model)?;
+    }
+    Ok(sums)
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "Trains a language model on conversations",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
+    }
+}

@@ -1,0 +1,65 @@
+#![allow(clippy::unwrap_used)]
+use roll_core::Message;
+
+use super::conversations::Conversations;
+use super::*;
+use crate::mock_language::Bigram;
+
+fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data.jsonl");
+    std::fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn only_what_the_assistant_says_is_trained_on() {
+    let (_dir, path) = file(
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"ab\"}, {\"role\": \"assistant\", \"content\": \"c\"}, \
+         {\"role\": \"user\", \"content\": \"d\"}, {\"role\": \"assistant\", \"content\": \"ef\"}]}\n\n",
+    );
+    let data = Conversations::read(&path).unwrap();
+    let model = Bigram::new();
+    let tokens = data.tokens(0, TrainOn::Responses, &model).unwrap();
+    let whole = model.detokenize(&tokens.ids).unwrap();
+    assert_eq!(whole, "u:ab$a:c$u:d$a:ef$");
+    let trained: String = whole.chars().zip(&tokens.train).filter(|(_, t)| **t).map(|(c, _)| c).collect();
+    assert_eq!(trained, "c$ef$");
+    assert!(data.tokens(0, TrainOn::All, &model).unwrap().train.iter().all(|t| *t));
+}
+
+#[test]
+fn what_is_no_conversation_is_named_by_its_line() {
+    for (text, word) in [
+        ("{\"messages\": []}\n", "line 1"),
+        ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\nno\n", "line 2"),
+        ("\n", "found none"),
+        ("{\"message\": 3}\n", "messages"),
+    ] {
+        let (_dir, path) = file(text);
+        let told = Conversations::read(&path).map(drop).unwrap_err().to_string();
+        assert!(told.contains(word), "{told}");
+    }
+}
+
+#[test]
+fn a_template_that_rewrites_history_is_refused() {
+    let (_dir, path) = file(
+        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"ab\"}, {\"role\": \"assistant\", \"content\": \"c\"}]}",
+    );
+    let mut model = Bigram::new();
+    model.forgets = true;
+    let told = Conversations::read(&path).unwrap().tokens(0, TrainOn::Responses, &model).unwrap_err().to_string();
+    assert!(told.contains("line 1") && told.contains("differently"), "{told}");
+    let one = [Message::new("user", "a")];
+    assert_eq!(model.render_chat(&one, true).unwrap(), "u:a$a:");
+}
+
+#[test]
+fn options_that_make_no_training_are_refused() {
+    let zero = Config { batch_size: 0, ..Config::default() };
+    assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+    let told = Sft::open(&Options::new(), &context).err().unwrap().to_string();
+    assert!(told.contains("algo.data"), "{told}");
+}

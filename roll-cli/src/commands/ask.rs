@@ -1,0 +1,61 @@
+//! `roll ask`: a language model's answer.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use roll_core::config::ConfigLayers;
+use roll_core::{Error, Message, Result, Sampling};
+
+use crate::args::Ask;
+
+/// A language model without trainable adapters.
+const LOWEST: &str = "model:\n  name: causal_lm\n  lora_target_modules: \"\"\n";
+
+/// Prints the answer, and on stderr how fast it came.
+pub fn ask(args: Ask) -> Result<()> {
+    let registry = super::registry(&args.config)?;
+    let path = args.model_path.as_ref().map(|path| ("model.model_path", path.clone(), "--model-path"));
+    let lowest = match &args.adapter {
+        // The adapter says which layers it is on.
+        Some(_) => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
+        None => ConfigLayers::new().text("roll ask", LOWEST)?,
+    };
+    let loaded = super::layered(lowest, &args.config, &registry, path.as_slice())?;
+    let context = super::build_context(&loaded);
+    let name = &loaded.config.model.name;
+    let mut model = registry.model(name, &loaded.config.model.options, &context)?;
+    if let Some(path) = &args.adapter {
+        let file = roll_models::weights::Checkpoint::open(path)?.all()?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        model.import_adapter(&BTreeMap::from([(name, file)]))?;
+    }
+    let model =
+        model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is no language model")))?;
+    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
+    messages.push(Message::new("user", args.prompt.as_str()));
+    let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, true)? };
+    let prompt = model.tokenize(&text)?;
+    if prompt.len() >= model.context_length() {
+        let (found, most) = (prompt.len(), model.context_length());
+        return Err(Error::Unsupported(format!("the prompt has {found} tokens, and the model's context is {most}")));
+    }
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_p: args.top_p,
+        top_k: args.top_k,
+        max_new_tokens: args.max_new_tokens,
+        stop: Vec::new(),
+        seed: args.seed,
+    };
+    let begun = Instant::now();
+    let made = model.generate(&[prompt.clone()], &sampling)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut tokens = made.into_iter().next().map(|g| g.tokens).unwrap_or_default();
+    let count = tokens.len();
+    if tokens.last().is_some_and(|last| model.end_tokens().contains(last)) {
+        tokens.pop();
+    }
+    println!("{}", model.detokenize(&tokens)?);
+    tracing::info!("{} tokens in, {count} out, {:.1} tokens a second", prompt.len(), count as f64 / seconds);
+    Ok(())
+}

@@ -1,0 +1,310 @@
+//! A language model out of one GGUF file: shape, weights, tokenizer and chat template.
+
+use std::path::Path;
+
+use roll_core::{Error, Result, StateDict, Tensor};
+use serde_json::{Value as Json, json};
+
+use super::chat::ChatTemplate;
+use super::config::{LmConfig, Rope, RopeScaling};
+use super::source::Parts;
+use super::tokenizer::Tokenizer;
+use crate::weights::gguf::{GgufFile, Value};
+
+/// Ids of a tokenizer beyond which a file is wrong or hostile.
+const MAX_TOKENS: usize = 1 << 22;
+
+/// Opens the model in `path`.
+pub fn open(path: &Path) -> Result<Parts> {
+    let file = GgufFile::open(path)?;
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let config = config(&file).map_err(bad)?;
+    let state = state(&file, &config)?;
+    let tokens = Tokens::of(&file).map_err(bad)?;
+    let tokenizer = tokens.as_ref().map(|t| t.tokenizer(&file)).transpose().map_err(bad)?;
+    let template = match file.text("tokenizer.chat_template") {
+        Some(source) => {
+            let special = |key: &str| {
+                let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"));
+                tokens.as_ref().and_then(|t| t.texts.get(usize::try_from(id?).ok()?)).cloned().unwrap_or_default()
+            };
+            Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?)
+        }
+        None => None,
+    };
+    Ok(Parts { config, state, tokenizer, template, place: path.display().to_string() })
+}
+
+/// Shape of the network, from the metadata and the tensors that are there.
+fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
+    let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
+    if !["llama", "qwen2", "qwen3"].contains(&family) {
+        return Err(format!("the architecture `{family}` is not supported; known: llama, qwen2, qwen3"));
+    }
+    if file.number(&format!("{family}.expert_count")).is_some_and(|n| n > 0.0) {
+        return Err("mixtures of experts are not supported".into());
+    }
+    let maybe = |key: &str| -> std::result::Result<Option<usize>, String> {
+        let name = format!("{family}.{key}");
+        match file.value(&name) {
+            None => Ok(None),
+            Some(Value::Integer(n)) => usize::try_from(*n).map(Some).map_err(|_| format!("`{name}` is {n}")),
+            Some(other) => Err(format!("`{name}`: expected a whole number, found {other:?}")),
+        }
+    };
+    let size = |key: &str| maybe(key)?.ok_or_else(|| format!("the key `{family}.{key}` is missing"));
+    let embedding = file.shape("token_embd.weight").ok_or("the tensor `token_embd.weight` is missing")?;
+    let heads = size("attention.head_count")?;
+    let dim = size("embedding_length")?;
+    let head_dim = match maybe("attention.key_length")? {
+        Some(width) => width,
+        None => dim / heads.max(1),
+    };
+    if maybe("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
+        return Err("rotary positions on part of a head are not supported".into());
+    }
+    let has = |name: &str| file.shape(name).is_some();
+    let ends = ["eos", "eot"].iter().filter_map(|name| file.integer(&format!("tokenizer.ggml.{name}_token_id")));
+    let mut end_ids: Vec<u32> = ends.filter_map(|id| u32::try_from(id).ok()).collect();
+    end_ids.sort_unstable();
+    end_ids.dedup();
+    let config = LmConfig {
+        vocab: embedding.first().copied().unwrap_or_default(),
+        dim,
+        ffn_dim: size("feed_forward_length")?,
+        layers: size("block_count")?,
+        heads,
+        kv_heads: maybe("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        norm_eps: file.number(&format!("{family}.attention.layer_norm_rms_epsilon")).unwrap_or(1e-6),
+        rope: Rope {
+            theta: file.number(&format!("{family}.rope.freq_base")).unwrap_or(10_000.0),
+            scaling: scaling(file, family)?,
+        },
+        tied: !has("output.weight"),
+        qkv_bias: has("blk.0.attn_q.bias"),
+        out_bias: has("blk.0.attn_output.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias"),
+        qk_norm: has("blk.0.attn_q_norm.weight"),
+        context: size("context_length")?,
+        end_ids,
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn scaling(file: &GgufFile, family: &str) -> std::result::Result<RopeScaling, String> {
+    if file.shape("rope_freqs.weight").is_some() {
+        let factors = file.tensor("rope_freqs.weight").map_err(|e| e.to_string())?;
+        return Ok(RopeScaling::Factors(factors.to_f32_vec().into_iter().map(f64::from).collect()));
+    }
+    match file.text(&format!("{family}.rope.scaling.type")) {
+        None | Some("none") => Ok(RopeScaling::None),
+        Some("linear") => {
+            let factor = file.number(&format!("{family}.rope.scaling.factor")).filter(|f| *f > 0.0);
+            Ok(RopeScaling::Linear { factor: factor.ok_or("linear rope scaling needs a positive factor")? })
+        }
+        Some(other) => Err(format!("the rope scaling `{other}` is not supported; known: none, linear")),
+    }
+}
+
+/// The weights under the names of Hugging Face, as f32.
+fn state(file: &GgufFile, config: &LmConfig) -> Result<StateDict> {
+    let interleaved = file.text("general.architecture") == Some("llama");
+    let mut state = StateDict::new();
+    for (name, shape) in config.weights() {
+        let stored = stored_name(&name);
+        let tensor = file.tensor(&stored)?;
+        if tensor.shape() != shape {
+            return Err(Error::shape(
+                format!("{stored} of {}", file.path().display()),
+                format!("{shape:?}"),
+                tensor.shape(),
+            ));
+        }
+        let heads = match interleaved {
+            true if name.contains(".q_proj.") => Some(config.heads),
+            true if name.contains(".k_proj.") => Some(config.kv_heads),
+            _ => None,
+        };
+        let tensor = match heads {
+            Some(heads) => halves_apart(&tensor, heads)?,
+            None => tensor,
+        };
+        state.insert(name, tensor);
+    }
+    Ok(state)
+}
+
+/// The name in GGUF of a weight that Hugging Face calls `name`.
+fn stored_name(name: &str) -> String {
+    const LAYERS: [(&str, &str); 11] = [
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+    ];
+    match name {
+        "model.embed_tokens.weight" => return "token_embd.weight".into(),
+        "model.norm.weight" => return "output_norm.weight".into(),
+        "lm_head.weight" => return "output.weight".into(),
+        _ => {}
+    }
+    let within = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let found = within.and_then(|(block, rest)| {
+        let (layer, part) = rest.rsplit_once('.')?;
+        let (_, own) = LAYERS.iter().find(|(theirs, _)| *theirs == layer)?;
+        Some(format!("blk.{block}.{own}.{part}"))
+    });
+    found.unwrap_or_else(|| name.into())
+}
+
+/// Llama's converter interleaves the two halves of each head, for rotations of neighbours. This puts them apart again.
+fn halves_apart(tensor: &Tensor, heads: usize) -> Result<Tensor> {
+    let values = tensor.to_f32_vec();
+    let rows = tensor.shape()[0];
+    let (width, per_head) = (values.len() / rows.max(1), rows / heads);
+    let mut apart = Vec::with_capacity(values.len());
+    for head in 0..heads {
+        for half in 0..2 {
+            for pair in 0..per_head / 2 {
+                let row = head * per_head + 2 * pair + half;
+                apart.extend_from_slice(&values[row * width..][..width]);
+            }
+        }
+    }
+    Tensor::new(apart, tensor.shape().to_vec())
+}
+
+/// The vocabulary of a file.
+struct Tokens {
+    texts: Vec<String>,
+    /// 3 is a control token, 4 one that the user added.
+    kinds: Vec<i64>,
+}
+
+impl Tokens {
+    fn of(file: &GgufFile) -> std::result::Result<Option<Self>, String> {
+        let texts = match file.value("tokenizer.ggml.tokens") {
+            None => return Ok(None),
+            Some(Value::Texts(texts)) if texts.len() <= MAX_TOKENS => texts.clone(),
+            Some(_) => return Err("`tokenizer.ggml.tokens`: expected a list of texts".into()),
+        };
+        let kinds = match file.value("tokenizer.ggml.token_type") {
+            Some(Value::Integers(kinds)) if kinds.len() == texts.len() => kinds.clone(),
+            None => vec![1; texts.len()],
+            Some(_) => return Err("`tokenizer.ggml.token_type`: expected a number for each token".into()),
+        };
+        Ok(Some(Self { texts, kinds }))
+    }
+
+    /// A byte-level BPE tokenizer, split before the merges as the file says.
+    fn tokenizer(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
+        let model = file.text("tokenizer.ggml.model").unwrap_or("missing");
+        if model != "gpt2" {
+            return Err(format!(
+                "the tokenizer `{model}` is not supported, only `gpt2` (byte-level BPE); convert the model to a \
+                 directory with a tokenizer.json"
+            ));
+        }
+        let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
+            return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
+        };
+        let kind = file.text("tokenizer.ggml.pre").unwrap_or("default");
+        let (split, ignore_merges) = before_merges(kind)?;
+        let vocab: serde_json::Map<String, Json> =
+            self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
+        let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
+        let added: Vec<Json> = added
+            .map(|(id, (text, kind))| {
+                json!({
+                    "id": id, "content": text, "special": *kind == 3, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false,
+                })
+            })
+            .collect();
+        let json = json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": if kind == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
+            "pre_tokenizer": split,
+            "decoder": byte_level(true),
+            "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges },
+        });
+        Tokenizer::parse(json.to_string().as_bytes())
+    }
+}
+
+fn byte_level(split: bool) -> Json {
+    json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
+}
+
+/// What text is cut into before the merges, and whether a whole piece that is a token needs none.
+fn before_merges(kind: &str) -> std::result::Result<(Json, bool), String> {
+    /// Contractions, words, up to `{}` digits, punctuation, line breaks, blanks.
+    fn pieces(digits: &str) -> Json {
+        let pattern = format!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        );
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
+    }
+    Ok(match kind {
+        "default" | "gpt-2" | "gpt2" => (byte_level(true), false),
+        "smollm" => {
+            let digits = json!({ "type": "Digits", "individual_digits": true });
+            (json!({ "type": "Sequence", "pretokenizers": [digits, byte_level(true)] }), false)
+        }
+        "qwen2" => (pieces(r"\p{N}"), false),
+        "llama-bpe" | "llama3" | "llama-v3" => (pieces(r"\p{N}{1,3}"), true),
+        other => {
+            return Err(format!(
+                "the splitting of text `{other}` (tokenizer.ggml.pre) is not known; known: default, gpt-2, smollm, \
+                 qwen2, llama-bpe"
+            ));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_of_both_worlds_correspond() {
+        for (theirs, ours) in [
+            ("model.embed_tokens.weight", "token_embd.weight"),
+            ("model.layers.12.self_attn.q_proj.bias", "blk.12.attn_q.bias"),
+            ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
+            ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
+            ("lm_head.weight", "output.weight"),
+        ] {
+            assert_eq!(stored_name(theirs), ours);
+        }
+    }
+
+    #[test]
+    fn halves_of_heads_are_put_apart() {
+        // One head of four channels: stored 0 2 1 3 (pairs), wanted 0 1 2 3 (halves).
+        let stored = Tensor::new(vec![0.0f32, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0], [8, 1]).unwrap();
+        let apart = halves_apart(&stored, 2).unwrap();
+        assert_eq!(apart.f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);
+    }
+
+    #[test]
+    fn a_splitting_that_is_not_known_is_named() {
+        assert!(before_merges("tekken").unwrap_err().contains("tekken"));
+        for known in ["default", "smollm", "qwen2", "llama-bpe"] {
+            assert!(before_merges(known).is_ok());
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The output layer: log-probabilities and entropies of tokens without ever holding all logits.
+//!
+//! Logits of a few hundred rows and a few thousand ids exist at a time. The forward pass keeps three numbers per row
+//! (the largest logit, the logarithm of the sum of exponentials, the entropy); the pull computes the logits again.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use roll_backends::{Parameters, Weight};
+use roll_core::Result;
+
+use super::block::integers;
+
+/// Logits of one chunk: 16 MiB in f32.
+const CHUNK_LOGITS: usize = 1 << 22;
+/// Ids of one chunk.
+const CHUNK_IDS: usize = 1 << 13;
+
+/// The weight of the output layer, `[V, D]`.
+#[derive(Clone)]
+pub enum HeadWeight {
+    /// Frozen, in its stored dtype; a chunk of it is widened for the moment of its use.
+    Frozen(Weight),
+    /// Trained: value and position among the parameters.
+    Trained(Tensor<2>, usize),
+}
+
+/// What is known of each token of `[N]`.
+pub struct Statistics {
+    /// Log-probability of the target.
+    pub log_probs: Vec<f32>,
+    /// Entropy of the distribution it came from.
+    pub entropy: Vec<f32>,
+}
+
+/// What the pull needs: nothing of the size of the logits.
+pub struct HeadRecord {
+    hidden: Tensor<2>,
+    weight: HeadWeight,
+    targets: Tensor<1, Int>,
+    /// Logarithm of the sum of exponentials, `[N, 1]`.
+    log_sum: Tensor<2>,
+    /// `[N, 1]`.
+    entropy: Tensor<2>,
+}
+
+impl HeadWeight {
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Frozen(weight) => [weight.shape()[0], weight.shape()[1]],
+            Self::Trained(weight, _) => weight.dims(),
+        }
+    }
+
+    /// The weights of some ids.
+    fn chunk(&self, start: usize, len: usize) -> Result<Tensor<2>> {
+        let chunk = match self {
+            Self::Frozen(weight) => weight.stored::<2>()?.narrow(0, start, len),
+            Self::Trained(weight, _) => weight.clone().narrow(0, start, len),
+        };
+        Ok(widened(chunk))
+    }
+
+    /// The weights of single ids.
+    fn rows(&self, ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
+        let rows = match self {
+            Self::Frozen(weight) => weight.stored::<2>()?.select(0, ids.clone()),
+            Self::Trained(weight, _) => weight.clone().select(0, ids.clone()),
+        };
+        Ok(widened(rows))
+    }
+
+    /// Logits of all ids, `[N, V]`: for few rows.
+    pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        let [vocab, _] = self.shape();
+        let chunks = pieces(vocab, CHUNK_IDS).map(|(start, len)| Ok(product(hidden.clone(), self.chunk(start, len)?)));
+        Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
+    }
+}
+
+fn widened(x: Tensor<2>) -> Tensor<2> {
+    if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
+}
+
+fn product(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    roll_backends::ops::linear(x, weight, None)
+}
+
+/// (start, length) of the pieces of `0..total`.
+fn pieces(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total).step_by(size.max(1)).map(move |start| (start, size.min(total - start)))
+}
+
+fn rows_per_chunk(vocab: usize) -> usize {
+    (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
+}
+
+/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and what their pull needs.
+pub fn evaluate(hidden: Tensor<2>, weight: HeadWeight, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
+    let device = hidden.device();
+    let [vocab, _] = weight.shape();
+    let rows = targets.len();
+    let targets = integers(targets.to_vec(), &device);
+    let mut parts: Vec<[Tensor<2>; 2]> = Vec::new();
+    for (first, len) in pieces(rows, rows_per_chunk(vocab)) {
+        let h = hidden.clone().narrow(0, first, len);
+        // Sums relative to the largest logit so far, as the ids come chunk by chunk: of exp(l - max), and of that
+        // times (l - max).
+        let mut running: Option<[Tensor<2>; 3]> = None;
+        for (start, ids) in pieces(vocab, CHUNK_IDS) {
+            let logits = product(h.clone(), weight.chunk(start, ids)?);
+            let own = logits.clone().max_dim(1);
+            let (max, kept) = match running {
+                None => (own, None),
+                Some([max, sum, weighted]) => {
+                    let larger = max.clone().max_pair(own);
+                    let shift = max - larger.clone();
+                    let scale = shift.clone().exp();
+                    // Sums over (l - old max) become sums over (l - new max).
+                    let weighted = (weighted + sum.clone() * shift) * scale.clone();
+                    (larger, Some((sum * scale, weighted)))
+                }
+            };
+            let centred = logits - max.clone();
+            let exponentials = centred.clone().exp();
+            let mut sum = exponentials.clone().sum_dim(1);
+            let mut weighted = (exponentials * centred).sum_dim(1);
+            if let Some((old_sum, old_weighted)) = kept {
+                sum = sum + old_sum;
+                weighted = weighted + old_weighted;
+            }
+            running = Some([max, sum, weighted]);
+        }
+        if let Some([max, sum, weighted]) = running {
+            let log = sum.clone().log();
+            parts.push([max + log.clone(), log - weighted / sum]);
+        }
+    }
+    let column = |i: usize| match parts.is_empty() {
+        true => Tensor::zeros([0, 1], &device),
+        false => Tensor::cat(parts.iter().map(|p| p[i].clone()).collect(), 0),
+    };
+    let (log_sum, entropy) = (column(0), column(1));
+    if rows == 0 {
+        let record = HeadRecord { hidden, weight, targets, log_sum, entropy };
+        return Ok((Statistics { log_probs: Vec::new(), entropy: Vec::new() }, record));
+    }
+    let own = (weight.rows(&targets)? * hidden.clone()).sum_dim(1);
+    let statistics = Statistics {
+        log_probs: roll_backends::to_host(own - log_sum.clone())?.to_f32_vec(),
+        entropy: roll_backends::to_host(entropy.clone())?.to_f32_vec(),
+    };
+    Ok((statistics, HeadRecord { hidden, weight, targets, log_sum, entropy }))
+}
+
+impl HeadRecord {
+    /// The cotangent of the hidden states, given those of log-probabilities and entropies, `[N]` each. The gradient of a
+    /// trained weight is added to `parameters`.
+    pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32], parameters: Option<&Parameters>) -> Result<Tensor<2>> {
+        let device = self.hidden.device();
+        let [rows, _] = self.hidden.dims();
+        if rows == 0 {
+            return Ok(self.hidden);
+        }
+        let [vocab, _] = self.weight.shape();
+        let column = |values: &[f32]| {
+            Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), (&device, DType::F32))
+        };
+        let (d_log, d_entropy) = (column(d_log_probs), column(d_entropy));
+        let trains = match (&self.weight, parameters) {
+            (HeadWeight::Trained(_, index), Some(parameters)) => Some((*index, parameters)),
+            _ => None,
+        };
+        // d log p(target) / d l_v = [v = target] - p_v: the first part belongs to single rows of the weight.
+        let mut d_hidden = self.weight.rows(&self.targets)? * d_log.clone();
+        let mut d_weight = Vec::new();
+        for (start, ids) in pieces(vocab, CHUNK_IDS) {
+            let weight = self.weight.chunk(start, ids)?;
+            let mut d_chunk: Option<Tensor<2>> = None;
+            let mut d_rows = Vec::new();
+            for (first, len) in pieces(rows, rows_per_chunk(vocab)) {
+                let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
+                let h = part(&self.hidden);
+                let log_p = product(h.clone(), weight.clone()) - part(&self.log_sum);
+                // d H / d l_v = -p_v (log p_v + H).
+                let slope = (log_p.clone() + part(&self.entropy)) * part(&d_entropy) + part(&d_log);
+                let d_logits = -(log_p.exp() * slope);
+                d_rows.push(d_logits.clone().matmul(weight.clone()));
+                if trains.is_some() {
+                    let d = d_logits.transpose().matmul(h);
+                    d_chunk = Some(match d_chunk {
+                        Some(sum) => sum + d,
+                        None => d,
+                    });
+                }
+            }
+            d_hidden = d_hidden + Tensor::cat(d_rows, 0);
+            d_weight.extend(d_chunk);
+        }
+        if let Some((index, parameters)) = trains {
+            let dense = Tensor::cat(d_weight, 0);
+            let own = self.hidden * d_log;
+            let d_weight = dense.select_assign(0, self.targets, own, burn::tensor::IndexingUpdateOp::Add);
+            let count = d_weight.shape().num_elements();
+            parameters.add_gradient(index, d_weight.reshape([count]));
+        }
+        Ok(d_hidden)
+    }
+}

@@ -1,0 +1,140 @@
+//! From options to a model: where it comes from, what is trained, on which device.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use burn::tensor::DType;
+use roll_backends::Memory;
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt};
+use serde::{Deserialize, Serialize};
+
+use super::model::CausalLm;
+use super::network::Network;
+use super::source::{self, Parts};
+use crate::trainable::Trainable;
+use crate::weights::{Checkpoint, stored_dtype};
+
+/// Options of the model `causal_lm`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CausalLmOptions {
+    /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
+    /// a chat template in `chat_template.jinja` or `tokenizer_config.json`. Or a GGUF file, which holds all of it.
+    /// `null`: the small model that is built in.
+    pub model_path: Option<PathBuf>,
+    /// Layers that carry the LoRA, by the end of their name, comma-separated.
+    pub lora_target_modules: String,
+    /// Rank of the LoRA; 0 trains every weight instead.
+    pub lora_rank: usize,
+    /// LoRA scale numerator; the rank unless given.
+    pub lora_alpha: Option<f64>,
+    /// LoRA file to start from.
+    pub lora_checkpoint: Option<PathBuf>,
+    /// Recompute activations block by block in the backward pass instead of holding them.
+    pub use_gradient_checkpointing: bool,
+    /// Keep the inputs of the blocks in host memory meanwhile.
+    pub use_gradient_checkpointing_offload: bool,
+    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
+    pub weights_dtype: WeightsDType,
+    /// Most tokens of a sequence; the model's own context unless given.
+    pub max_length: Option<usize>,
+}
+
+/// Storage of frozen weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightsDType {
+    /// As in the file.
+    #[default]
+    Auto,
+    /// Four bytes.
+    F32,
+    /// Two bytes.
+    Bf16,
+}
+
+impl Default for CausalLmOptions {
+    fn default() -> Self {
+        Self {
+            model_path: None,
+            lora_target_modules: "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj".into(),
+            lora_rank: 32,
+            lora_alpha: None,
+            lora_checkpoint: None,
+            use_gradient_checkpointing: true,
+            use_gradient_checkpointing_offload: false,
+            weights_dtype: WeightsDType::Auto,
+            max_length: None,
+        }
+    }
+}
+
+impl CausalLmOptions {
+    /// What is trained.
+    fn trainable(&self) -> Trainable {
+        let targets = self.lora_target_modules.split(',').map(str::trim).filter(|t| !t.is_empty());
+        match self.lora_rank {
+            0 => Trainable::Full,
+            rank => Trainable::Lora {
+                rank,
+                alpha: self.lora_alpha.unwrap_or(rank as f64),
+                targets: targets.map(Into::into).collect(),
+            },
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        match (self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload) {
+            (_, true) => Memory::Offload,
+            (true, false) => Memory::Recompute,
+            (false, false) => Memory::Hold,
+        }
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: "causal_lm",
+        summary: "Language models: Qwen2, Qwen2.5, Qwen3, Llama",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<CausalLmOptions>,
+        factory: Factory::Model(make),
+    }
+}
+
+fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
+    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+}
+
+/// Opens the model that `options` describe.
+pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
+    let device = roll_backends::device(&context.backend)?;
+    let Parts { mut config, state, tokenizer, template, place } = match &options.model_path {
+        Some(path) => source::open(&context.resolve(path))?,
+        None => source::built_in()?,
+    };
+    if let Some(length) = options.max_length {
+        if length == 0 || length > config.context {
+            let problem = format!("expected 1 to {}, the model's context; found {length}", config.context);
+            return Err(Error::config("model.max_length", problem));
+        }
+        config.context = length;
+    }
+    let reading = || format!("reading {place}");
+    let dtype = match options.weights_dtype {
+        WeightsDType::F32 => DType::F32,
+        WeightsDType::Bf16 => DType::BF16,
+        WeightsDType::Auto => state.get("model.norm.weight").map_or(DType::F32, stored_dtype),
+    };
+    let mut network = Network::new(config, &state, dtype, &device).while_doing(reading)?.with_memory(options.memory());
+    network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
+    let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
+    if let Some(path) = &options.lora_checkpoint {
+        let path = context.resolve(path);
+        let files = BTreeMap::from([(model.adapter_file().to_string(), Checkpoint::open(&path)?.all()?)]);
+        model.import_adapter(&files).while_doing(|| format!("reading {}", path.display()))?;
+    }
+    Ok(model)
+}

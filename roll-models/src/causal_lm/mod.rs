@@ -1,0 +1,26 @@
+//! Causal language models: Qwen2, Qwen2.5, Qwen3 and Llama in one implementation, configured by `config.json`.
+//!
+//! Batches are packed without padding ([`packed`]). The network is a chain of recomputed segments ([`block`]), like the
+//! video transformer; the output layer ([`head`]) gives log-probabilities and entropies without holding the logits.
+
+mod adapter;
+pub mod block;
+pub mod chat;
+pub mod config;
+mod generate;
+mod gguf;
+pub mod head;
+mod loading;
+mod model;
+mod network;
+pub mod packed;
+mod sampling;
+mod source;
+mod tokenizer;
+
+pub use chat::ChatTemplate;
+pub use config::LmConfig;
+pub use loading::{CausalLmOptions, WeightsDType, open};
+pub use model::CausalLm;
+pub use network::Network;
+pub use tokenizer::Tokenizer;

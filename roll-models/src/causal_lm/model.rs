@@ -1,0 +1,158 @@
+//! The language model as the algorithms see it: network, tokenizer and chat template behind the traits of roll-core.
+
+use std::collections::BTreeMap;
+
+use roll_core::{
+    Adapter, Error, Generation, Grad, LanguageModel, Message, Model, ParameterSpec, Pullback, Result, Sampling,
+    StateDict, Tensor, TokenStats, model::flat,
+};
+
+use super::adapter;
+use super::chat::ChatTemplate;
+use super::generate::{Endings, generate};
+use super::network::Network;
+use super::tokenizer::Tokenizer;
+
+/// A causal language model.
+pub struct CausalLm {
+    network: Network,
+    tokenizer: Option<Tokenizer>,
+    template: Option<ChatTemplate>,
+    end_ids: Vec<u32>,
+    specs: Vec<ParameterSpec>,
+}
+
+impl CausalLm {
+    /// Puts the parts together; the network's trainable parameters are already chosen. Fails when the tokenizer has ids
+    /// that the network has no embedding for.
+    pub fn new(network: Network, tokenizer: Option<Tokenizer>, template: Option<ChatTemplate>) -> Result<Self> {
+        let vocab = network.config().vocab;
+        if let Some(found) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|found| *found > vocab) {
+            return Err(Error::Unsupported(format!(
+                "the tokenizer has {found} ids, the model {vocab} embeddings: they do not belong together"
+            )));
+        }
+        let end_ids = network.config().end_ids.clone();
+        let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
+        Ok(Self { network, tokenizer, template, end_ids, specs })
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Whether only adapters are trained.
+    fn is_lora(&self) -> bool {
+        self.specs.iter().all(|s| s.name.contains(".lora_"))
+    }
+
+    /// Name of the file that [`Model::export_adapter`] gives.
+    pub fn adapter_file(&self) -> &'static str {
+        if self.is_lora() { "adapter_model" } else { "model" }
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        let missing =
+            || Error::Unsupported("this model has no tokenizer: put its tokenizer.json beside the weights".into());
+        self.tokenizer.as_ref().ok_or_else(missing)
+    }
+}
+
+impl Model for CausalLm {
+    fn parameters(&self) -> &[ParameterSpec] {
+        &self.specs
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        match self.network.parameters() {
+            Some(parameters) => parameters.read(out),
+            None => nothing(out.len()),
+        }
+    }
+
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        match self.network.parameters() {
+            Some(parameters) => parameters.write(values),
+            None => nothing(values.len()),
+        }
+    }
+
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        match self.network.parameters() {
+            Some(parameters) => parameters.take_gradients(add_into),
+            None => nothing(add_into.len()),
+        }
+    }
+
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        Some(self)
+    }
+
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        let Some(parameters) = self.network.parameters() else { return Ok(BTreeMap::new()) };
+        let mut values = vec![0.0; self.parameter_count()];
+        parameters.read(&mut values)?;
+        let state = flat::to_state(&self.specs, &values)?;
+        let state = if self.is_lora() { adapter::to_file(state) } else { state };
+        Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
+    }
+
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        let Some(parameters) = self.network.parameters() else { return Ok(()) };
+        let name = self.adapter_file();
+        let file = files.get(name).ok_or_else(|| {
+            let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
+            Error::Unsupported(format!("the adapter has no file `{name}`; it has: {found}"))
+        })?;
+        let state = if self.is_lora() { adapter::from_file(file) } else { file.clone() };
+        parameters.write(&flat::from_state(&self.specs, &state)?)
+    }
+}
+
+fn nothing(found: usize) -> Result<()> {
+    match found {
+        0 => Ok(()),
+        _ => Err(Error::shape("flat parameters", "[0]", &[found])),
+    }
+}
+
+impl LanguageModel for CausalLm {
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokenizer()?.encode(text)
+    }
+
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        self.tokenizer()?.decode(tokens)
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        let missing = || {
+            Error::Unsupported("this model has no chat template: put a chat_template.jinja beside its weights".into())
+        };
+        self.template.as_ref().ok_or_else(missing)?.render(messages, continue_as_assistant)
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        self.end_ids.clone()
+    }
+
+    fn context_length(&self) -> usize {
+        self.network.config().context
+    }
+
+    fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
+        let decode = |tokens: &[u32]| self.detokenize(tokens);
+        generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode })
+    }
+
+    fn evaluate(
+        &mut self,
+        tokens: &Tensor,
+        mask: &Tensor,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(TokenStats, Option<Pullback>)> {
+        self.network.evaluate(tokens, mask, adapter, grad)
+    }
+}

@@ -1,0 +1,232 @@
+//! The network: hidden states, statistics of tokens with their pullback, and one step of generation.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor as Burn};
+use roll_backends::{Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, WeightStore, to_host, weights};
+use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
+
+use super::block::{Block, Cache, Embedding, FinalNorm, Pass, integers};
+use super::config::LmConfig;
+use super::head::{self, HeadWeight};
+use super::packed::{Batch, Packed};
+use crate::trainable::{Trainable, lora_parameters};
+
+/// A decoder-only language model.
+pub struct Network {
+    config: LmConfig,
+    store: Arc<dyn WeightStore>,
+    parameters: Option<Parameters>,
+    lora_scale: f64,
+    memory: Memory,
+}
+
+impl Network {
+    /// Takes resident weights (Hugging Face names), stored as `dtype`. Fails when one is missing or misshapen; weights
+    /// that the network does not have are left aside, as is an output layer that the configuration ties.
+    pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
+        let mut own = StateDict::new();
+        for (name, shape) in config.weights() {
+            let tensor = state.get(&name).ok_or_else(|| Error::Misuse(format!("the weight `{name}` is missing")))?;
+            if tensor.shape() != shape {
+                return Err(Error::shape(&name, format!("{shape:?}, as config.json has it"), tensor.shape()));
+            }
+            own.insert(name, tensor.clone());
+        }
+        let store = Arc::new(Resident::new(&own, dtype, device));
+        Ok(Self { config, store, parameters: None, lora_scale: 1.0, memory: Memory::default() })
+    }
+
+    /// Chooses what the pullback keeps.
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Adds trainable parameters. `base` holds the weights that full training starts from; the frozen ones stay, as the
+    /// reference policy.
+    pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+        let (specs, values) = match trainable {
+            Trainable::Frozen => {
+                self.parameters = None;
+                return Ok(());
+            }
+            Trainable::Lora { rank, alpha, targets } => {
+                let (specs, values) = lora_parameters(
+                    // The output layer and the embedding are no layers of a block: adapters there would not be read.
+                    self.config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
+                    *rank,
+                    targets,
+                    noise,
+                    "layers of a block: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+                )?;
+                self.lora_scale = alpha / *rank as f64;
+                (specs, values)
+            }
+            Trainable::Full => {
+                let (mut specs, mut values) = (Vec::new(), Vec::new());
+                for (name, shape) in self.config.weights() {
+                    let value = base.get(&name);
+                    let value =
+                        value.ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
+                    values.push(value.to_f32_vec());
+                    specs.push(ParameterSpec { name, shape });
+                }
+                (specs, values)
+            }
+        };
+        self.parameters = Some(Parameters::new(specs, values, self.store.device()));
+        Ok(())
+    }
+
+    /// Shape of the network.
+    pub fn config(&self) -> &LmConfig {
+        &self.config
+    }
+
+    /// Trainable parameters, if there are any.
+    pub fn parameters(&self) -> Option<&Parameters> {
+        self.parameters.as_ref()
+    }
+
+    /// alpha / rank.
+    pub fn lora_scale(&self) -> f64 {
+        self.lora_scale
+    }
+
+    /// Log-probability and entropy of each token of `tokens` given those before it; see
+    /// [`roll_core::LanguageModel::evaluate`].
+    pub fn evaluate(
+        &self,
+        tokens: &Tensor,
+        mask: &Tensor,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(TokenStats, Option<Pullback>)> {
+        let batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        let predictions = batch.predictions();
+        let trainable = self.trainable(adapter);
+        let parameters = trainable.as_ref().map(|s| s.parameters().clone());
+        let head = self.head(trainable.as_ref())?;
+        let device = self.store.device().clone();
+        // Without parameters there is nothing that a pullback could give.
+        let recorded = if parameters.is_some() { grad } else { Grad::Skip };
+
+        let rows = integers(predictions.rows.clone(), &device);
+        let (predicting, total, record) = match batch.packed.is_empty() {
+            true => (Burn::zeros([0, self.config.dim], (&device, DType::F32)), 0, None),
+            false => {
+                let pass = self.pass(&batch.packed, trainable, None);
+                let start = NdTensor::from(Burn::<1>::zeros([1], (&device, DType::F32)));
+                let (hidden, record) =
+                    chain(&pass).forward(start, Vec::new(), recorded, self.memory, false, parameters.clone())?;
+                let hidden = hidden.rank::<2>()?;
+                let total = hidden.dims()[0];
+                (hidden.select(0, rows.clone()), total, record)
+            }
+        };
+        let (statistics, head_record) = head::evaluate(predicting, head, &predictions.targets)?;
+        let stats = TokenStats {
+            log_probs: batch.spread(&statistics.log_probs, &predictions)?,
+            entropy: batch.spread(&statistics.entropy, &predictions)?,
+        };
+        let shape = [2, batch.rows(), batch.columns().saturating_sub(1)];
+        let dim = self.config.dim;
+        let pullback = grad.is_on().then(|| {
+            Pullback::new(move |cotangent: &Tensor| {
+                if cotangent.shape() != shape {
+                    return Err(Error::shape("cotangent of token statistics", format!("{shape:?}"), cotangent.shape()));
+                }
+                let empty = Tensor::new(Vec::<f32>::new(), [0])?;
+                let Some(record) = record else { return Ok(empty) };
+                let (d_log_probs, d_entropy) = cotangent.f32s()?.split_at(shape[1] * shape[2]);
+                let of = |values: &[f32]| predictions.places.iter().map(|p| values[*p]).collect::<Vec<_>>();
+                let d = head_record.pull(&of(d_log_probs), &of(d_entropy), parameters.as_ref())?;
+                let hidden = Burn::zeros([total, dim], (&device, DType::F32));
+                let hidden = hidden.select_assign(0, rows, d, burn::tensor::IndexingUpdateOp::Add);
+                record.pull(hidden.into())?;
+                Ok(empty)
+            })
+        });
+        Ok((stats, pullback))
+    }
+
+    /// All logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests: [`Network::evaluate`] never holds them.
+    pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        let batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        let trainable = self.trainable(adapter);
+        let head = self.head(trainable.as_ref())?;
+        let values = match batch.packed.is_empty() {
+            true => Vec::new(),
+            false => to_host(head.logits(self.hidden(&self.pass(&batch.packed, trainable, None))?)?)?.to_f32_vec(),
+        };
+        batch.spread_rows(&values, self.config.vocab)
+    }
+
+    /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier
+    /// tokens come from `cache`, and those of the new ones are added to it.
+    pub(super) fn next_logits(
+        &self,
+        packed: &Packed,
+        cache: &Arc<Cache>,
+        trainable: Option<&Snapshot>,
+    ) -> Result<Vec<f32>> {
+        self.check(packed)?;
+        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some(cache.clone())))?;
+        let last: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
+        let last = hidden.select(0, integers(last, self.store.device()));
+        Ok(to_host(self.head(trainable)?.logits(last)?)?.to_f32_vec())
+    }
+
+    /// The trainable parameters as they are now, when the adapter is on.
+    pub(super) fn trainable(&self, adapter: Adapter) -> Option<Snapshot> {
+        self.parameters.as_ref().filter(|_| adapter == Adapter::On).map(Parameters::snapshot)
+    }
+
+    fn hidden(&self, pass: &Arc<Pass>) -> Result<Burn<2>> {
+        let start = NdTensor::from(Burn::<1>::zeros([1], (self.store.device(), DType::F32)));
+        chain(pass).forward(start, Vec::new(), Grad::Skip, self.memory, false, None)?.0.rank::<2>()
+    }
+
+    fn pass(&self, packed: &Packed, trainable: Option<Snapshot>, cache: Option<Arc<Cache>>) -> Arc<Pass> {
+        let mut pass = Pass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
+        pass.cache = cache;
+        Arc::new(pass)
+    }
+
+    fn head(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
+        let name = self.config.head_weight();
+        if let Some((index, shape, value)) = trainable.and_then(|s| s.get(name)) {
+            let value = value.clone().reshape([shape[0], shape[1]]);
+            return Ok(HeadWeight::Trained(value, index));
+        }
+        let prefix = &name[..name.len() - "weight".len()];
+        Ok(HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone()))
+    }
+
+    /// Fails on ids that the embedding does not have and on sequences beyond the context.
+    fn check(&self, packed: &Packed) -> Result<()> {
+        if let Some(id) = packed.ids.iter().find(|id| **id < 0 || **id >= self.config.vocab as i64) {
+            return Err(Error::Misuse(format!("the token id {id} is outside the vocabulary of {}", self.config.vocab)));
+        }
+        match packed.positions.iter().max() {
+            Some(last) if *last >= self.config.context => Err(Error::Unsupported(format!(
+                "a sequence of {} tokens is longer than the model's context of {}",
+                last + 1,
+                self.config.context
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn chain(pass: &Arc<Pass>) -> Chain {
+    let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(Embedding(pass.clone()))];
+    for index in 0..pass.config.layers {
+        segments.push(Arc::new(Block { index, pass: pass.clone() }));
+    }
+    segments.push(Arc::new(FinalNorm(pass.clone())));
+    Chain::new(segments)
+}

@@ -1,0 +1,175 @@
+//! Batches without padding: the tokens of all sequences, one after the other.
+
+use std::ops::Range;
+
+use roll_core::{Error, Result, Tensor};
+
+/// Tokens of several sequences laid end to end. Layers work on all of them at once; attention within each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Packed {
+    /// Token ids.
+    pub ids: Vec<i64>,
+    /// Position of each in its sequence.
+    pub positions: Vec<usize>,
+    /// Where each sequence lies; an empty one has an empty range.
+    pub spans: Vec<Range<usize>>,
+}
+
+impl Packed {
+    /// Packs sequences that start at position 0.
+    pub fn of(sequences: &[Vec<u32>]) -> Self {
+        let mut packed = Self::default();
+        for sequence in sequences {
+            packed.push(sequence.iter().map(|id| i64::from(*id)), 0);
+        }
+        packed
+    }
+
+    /// Adds a sequence, or the part of one that starts at position `from`.
+    pub fn push(&mut self, ids: impl Iterator<Item = i64>, from: usize) {
+        let start = self.ids.len();
+        self.ids.extend(ids);
+        let end = self.ids.len();
+        self.positions.extend(from..from + end - start);
+        self.spans.push(start..end);
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there are no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+}
+
+/// A rectangular batch, packed: which of its places hold tokens.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The tokens.
+    pub packed: Packed,
+    /// Place of each token in `[B, L]`, row-major.
+    places: Vec<usize>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Batch {
+    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row count
+    /// their positions from 0, wherever the padding stands.
+    pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
+        let [rows, columns] = *tokens.shape() else {
+            return Err(Error::shape("tokens", "[B, L]", tokens.shape()));
+        };
+        if mask.shape() != tokens.shape() {
+            return Err(Error::shape("mask of tokens", format!("[{rows}, {columns}]"), mask.shape()));
+        }
+        let ids = integers("tokens", tokens)?;
+        let kept = mask.to_f32_vec();
+        let (mut packed, mut places) = (Packed::default(), Vec::new());
+        for row in 0..rows {
+            let held = (row * columns..(row + 1) * columns).filter(|i| kept[*i] != 0.0);
+            places.extend(held.clone());
+            packed.push(held.map(|i| ids[i]), 0);
+        }
+        Ok(Self { packed, places, rows, columns })
+    }
+
+    /// Each predicted token: row of the hidden state that predicts it, its id, and its place in `[B, L - 1]`.
+    pub fn predictions(&self) -> Predictions {
+        let mut found = Predictions::default();
+        let width = self.columns.saturating_sub(1);
+        for span in &self.packed.spans {
+            for at in span.start..span.end.saturating_sub(1) {
+                // A prediction stands where its own token is, one column to the left.
+                let place = self.places[at + 1];
+                found.rows.push(at as i64);
+                found.targets.push(self.packed.ids[at + 1]);
+                found.places.push(place / self.columns * width + place % self.columns - 1);
+            }
+        }
+        found
+    }
+
+    /// Values per prediction as `[B, L - 1]`, 0 where nothing is predicted.
+    pub fn spread(&self, values: &[f32], predictions: &Predictions) -> Result<Tensor> {
+        let width = self.columns.saturating_sub(1);
+        let mut out = vec![0.0f32; self.rows * width];
+        for (value, place) in values.iter().zip(&predictions.places) {
+            out[*place] = *value;
+        }
+        Tensor::new(out, [self.rows, width])
+    }
+
+    /// Rows of `width` values per token as `[B, L, width]`, 0 at padding.
+    pub fn spread_rows(&self, values: &[f32], width: usize) -> Result<Tensor> {
+        let mut out = vec![0.0f32; self.rows * self.columns * width];
+        for (row, place) in values.chunks_exact(width.max(1)).zip(&self.places) {
+            out[place * width..][..width].copy_from_slice(row);
+        }
+        Tensor::new(out, [self.rows, self.columns, width])
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns, padding included.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+}
+
+/// The predicted tokens of a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Predictions {
+    /// Row of the hidden states that predicts it.
+    pub rows: Vec<i64>,
+    /// The token that came.
+    pub targets: Vec<i64>,
+    /// Place in `[B, L - 1]`, row-major.
+    pub places: Vec<usize>,
+}
+
+fn integers(what: &str, tensor: &Tensor) -> Result<Vec<i64>> {
+    use roll_core::DType;
+    match tensor.dtype() {
+        DType::I64 => Ok(tensor.as_slice::<i64>()?.to_vec()),
+        DType::I32 => Ok(tensor.as_slice::<i32>()?.iter().map(|v| i64::from(*v)).collect()),
+        other => Err(Error::DType { what: what.into(), expected: "i64 or i32".into(), found: format!("{other:?}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn padding_on_either_side_gives_the_same_tokens() {
+        let mask = |m: [u8; 8]| Tensor::new(m.to_vec(), [2, 4]).unwrap();
+        let left =
+            Batch::new(&Tensor::new(vec![0i64, 7, 8, 9, 1, 2, 3, 4], [2, 4]).unwrap(), &mask([0, 1, 1, 1, 1, 1, 1, 1]))
+                .unwrap();
+        let right =
+            Batch::new(&Tensor::new(vec![7i64, 8, 9, 0, 1, 2, 3, 4], [2, 4]).unwrap(), &mask([1, 1, 1, 0, 1, 1, 1, 1]))
+                .unwrap();
+        assert_eq!(left.packed, right.packed);
+        assert_eq!(left.packed.positions, [0, 1, 2, 0, 1, 2, 3]);
+        let (l, r) = (left.predictions(), right.predictions());
+        assert_eq!((&l.rows, &l.targets), (&r.rows, &r.targets));
+        assert_eq!(l.places, [1, 2, 3, 4, 5]);
+        assert_eq!(r.places, [0, 1, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_row_without_tokens_predicts_nothing() {
+        let tokens = Tensor::new(vec![5i64, 6, 7, 8], [2, 2]).unwrap();
+        let batch = Batch::new(&tokens, &Tensor::new(vec![0u8, 0, 0, 1], [2, 2]).unwrap()).unwrap();
+        assert!(batch.predictions().rows.is_empty());
+        assert_eq!(batch.spread(&[], &batch.predictions()).unwrap().shape(), [2, 1]);
+    }
+}

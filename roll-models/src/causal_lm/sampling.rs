@@ -1,0 +1,143 @@
+//! Drawing tokens from logits.
+
+use rand::RngCore;
+use roll_core::{Error, Result, Sampling};
+
+/// A drawn token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability under the distribution it was drawn from: after temperature, top-k and top-p.
+    pub log_prob: f32,
+}
+
+/// Fails on settings that draw nothing.
+pub fn check(sampling: &Sampling) -> Result<()> {
+    if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
+        let problem = format!("expected a number of at least 0, found {}", sampling.temperature);
+        return Err(Error::config("temperature", problem));
+    }
+    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
+        return Err(Error::config("top_p", format!("expected a number in (0, 1], found {}", sampling.top_p)));
+    }
+    if sampling.stop.iter().any(String::is_empty) {
+        return Err(Error::config("stop", "an empty text would stop at once"));
+    }
+    Ok(())
+}
+
+/// Draws one token from a row of logits. Temperature 0 takes the likeliest, the lowest id among equals, with the
+/// log-probability it has at temperature 1. Fails when the logits are not finite.
+pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
+    let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
+    if logits.iter().any(|l| l.is_nan()) {
+        return Err(nonfinite());
+    }
+    let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).ok_or_else(nonfinite)?;
+    if !logits[best].is_finite() {
+        return Err(nonfinite());
+    }
+    let max = f64::from(logits[best]);
+    if sampling.temperature == 0.0 {
+        let sum: f64 = logits.iter().map(|l| (f64::from(*l) - max).exp()).sum();
+        return Ok(Drawn { id: best as u32, log_prob: -sum.ln() as f32 });
+    }
+    // Likelihoods relative to the best token's.
+    let weight = |i: usize| ((f64::from(logits[i]) - max) / sampling.temperature).exp();
+    let mut candidates: Vec<(usize, f64)> = (0..logits.len()).map(|i| (i, weight(i))).collect();
+    let descending = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if sampling.top_k > 0 && sampling.top_k < candidates.len() {
+        candidates.select_nth_unstable_by(sampling.top_k - 1, descending);
+        candidates.truncate(sampling.top_k);
+    }
+    if sampling.top_p < 1.0 {
+        candidates.sort_unstable_by(descending);
+        let wanted = sampling.top_p * candidates.iter().map(|(_, w)| w).sum::<f64>();
+        // The token that reaches the mass belongs to it.
+        let reached = candidates.iter().scan(0.0, |mass, (_, w)| {
+            *mass += w;
+            Some(*mass)
+        });
+        let short = reached.take_while(|mass| *mass < wanted).count();
+        candidates.truncate(short + 1);
+    }
+    let total: f64 = candidates.iter().map(|(_, w)| w).sum();
+    // 53 bits of a uniform number in [0, 1).
+    let mut left = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
+    let chosen = candidates.iter().find(|(_, w)| {
+        left -= w;
+        left < 0.0
+    });
+    // Rounding can leave a rest beyond the last candidate; the likeliest is then as good as any.
+    let (id, weight) = chosen.or(candidates.first()).copied().ok_or_else(nonfinite)?;
+    Ok(Drawn { id: id as u32, log_prob: (weight / total).ln() as f32 })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::{Noise, Purpose};
+
+    use super::*;
+
+    fn sampling() -> Sampling {
+        Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, max_new_tokens: 1, stop: Vec::new(), seed: 0 }
+    }
+
+    fn frequencies(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
+        let mut rng = Noise::new(1).generator(Purpose::Tokens, 0, 0);
+        let mut counts = vec![0.0; logits.len()];
+        let draws = 20_000;
+        for _ in 0..draws {
+            counts[draw(logits, sampling, &mut rng).unwrap().id as usize] += 1.0 / f64::from(draws);
+        }
+        counts
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_their_log_probability_says() {
+        let logits = [0.0, 1.0, 2.0, -1.0];
+        for sampling in [
+            sampling(),
+            Sampling { temperature: 0.5, ..sampling() },
+            Sampling { top_k: 2, ..sampling() },
+            Sampling { top_p: 0.8, ..sampling() },
+        ] {
+            let found = frequencies(&logits, &sampling);
+            let mut rng = Noise::new(2).generator(Purpose::Tokens, 0, 0);
+            for _ in 0..50 {
+                let drawn = draw(&logits, &sampling, &mut rng).unwrap();
+                let expected = f64::from(drawn.log_prob).exp();
+                assert!((found[drawn.id as usize] - expected).abs() < 0.015, "{sampling:?}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_nucleus_holds_the_token_that_reaches_its_mass() {
+        // Probabilities 0.09, 0.24, 0.67.
+        let at = |top_p| frequencies(&[0.0, 1.0, 2.0], &Sampling { top_p, ..sampling() });
+        assert_eq!(at(0.5)[..2], [0.0, 0.0]);
+        assert!(at(0.7)[0] == 0.0 && at(0.7)[1] > 0.2);
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_best() {
+        let mut rng = Noise::new(1).generator(Purpose::Tokens, 0, 0);
+        let drawn = draw(&[1.0, 3.0, 3.0], &Sampling { temperature: 0.0, ..sampling() }, &mut rng).unwrap();
+        assert_eq!(drawn.id, 1);
+        assert!((f64::from(drawn.log_prob) - -(2.0 + (-2.0f64).exp()).ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_an_error() {
+        let mut rng = Noise::new(1).generator(Purpose::Tokens, 0, 0);
+        for logits in [vec![f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![]] {
+            assert!(draw(&logits, &sampling(), &mut rng).is_err());
+        }
+        assert!(check(&Sampling { top_p: 0.0, ..sampling() }).is_err());
+        assert!(check(&Sampling { temperature: -1.0, ..sampling() }).is_err());
+        assert!(check(&Sampling { stop: vec![String::new()], ..sampling() }).is_err());
+    }
+}

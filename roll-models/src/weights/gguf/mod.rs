@@ -1,0 +1,302 @@
+//! GGUF: metadata and (often quantised) tensors of a language model in one file.
+//!
+//! Read here rather than through a crate because what a file says of its own lengths must be bounded by the file, and
+//! an error must name the key or tensor.
+
+pub mod blocks;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use roll_core::Tensor;
+
+use super::error::WeightsError;
+use blocks::BlockType;
+
+/// Most dimensions of a tensor.
+const MAX_RANK: u32 = 4;
+/// Alignment of the data unless the file says otherwise.
+const ALIGNMENT: u64 = 32;
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Any whole number, or a flag as 0 or 1.
+    Integer(i64),
+    /// Any fraction.
+    Float(f64),
+    /// Text.
+    Text(String),
+    /// A list of whole numbers.
+    Integers(Vec<i64>),
+    /// A list of fractions.
+    Floats(Vec<f64>),
+    /// A list of texts.
+    Texts(Vec<String>),
+}
+
+/// Where a tensor stands, and how it is stored.
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    kind: u32,
+    /// Outermost dimension first, as everywhere else here; the file has them the other way round.
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+/// An open GGUF file; the tensors stay in the map until they are read.
+pub struct GgufFile {
+    path: PathBuf,
+    map: Mmap,
+    metadata: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, Place>,
+}
+
+impl GgufFile {
+    /// Opens a file of version 2 or 3. Everything the header says is checked here; no tensor is read.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let file = File::open(path).map_err(WeightsError::io("read", path))?;
+        // SAFETY: the map is read-only; like every mapped weight file it must not be truncated meanwhile.
+        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
+        let mut reader = Reader { bytes: &map, at: 0 };
+        let (metadata, tensors) = reader.header().map_err(|problem| WeightsError::Header {
+            path: path.into(),
+            problem: format!("not a GGUF file that can be read: {problem}"),
+        })?;
+        Ok(Self { path: path.into(), metadata, tensors, map })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A value of the metadata.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// A whole number of the metadata.
+    pub fn integer(&self, key: &str) -> Option<i64> {
+        match self.value(key)? {
+            Value::Integer(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A number of the metadata.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        match self.value(key)? {
+            Value::Integer(value) => Some(*value as f64),
+            Value::Float(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A text of the metadata.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        match self.value(key)? {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Names of the tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Shape of a tensor, outermost dimension first.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|place| place.shape.as_slice())
+    }
+
+    /// Reads a tensor as f32.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
+        let place = self.tensors.get(name).ok_or_else(missing)?;
+        let unsupported =
+            || WeightsError::DType { path: self.path.clone(), tensor: name.into(), found: blocks::name_of(place.kind) };
+        let kind = BlockType::of(place.kind).ok_or_else(unsupported)?;
+        let values = kind.decode(&self.map[place.bytes.clone()]);
+        let problem = |e| WeightsError::Header { path: self.path.clone(), problem: format!("tensor `{name}`: {e}") };
+        Tensor::new(values, place.shape.clone()).map_err(problem)
+    }
+}
+
+type Header = (BTreeMap<String, Value>, BTreeMap<String, Place>);
+
+/// Reads numbers and texts one after the other; every length is compared with what is left.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn header(&mut self) -> Result<Header, String> {
+        if self.take(4)? != b"GGUF" {
+            return Err("it does not begin with `GGUF`".into());
+        }
+        let version = self.u32()?;
+        if !(2..=3).contains(&version) {
+            return Err(format!("expected version 2 or 3, found {version}"));
+        }
+        // A tensor takes 32 bytes of the header at least, a value 13.
+        let (tensors, values) = (self.count(32)?, self.count(13)?);
+        let mut metadata = BTreeMap::new();
+        for _ in 0..values {
+            let key = self.text()?;
+            let value = self.value().map_err(|problem| format!("`{key}`: {problem}"))?;
+            if metadata.insert(key.clone(), value).is_some() {
+                return Err(format!("the key `{key}` stands twice"));
+            }
+        }
+        let mut found = Vec::new();
+        for _ in 0..tensors {
+            let name = self.text()?;
+            let tensor = self.tensor().map_err(|problem| format!("tensor `{name}`: {problem}"))?;
+            found.push((name, tensor));
+        }
+        let alignment = match metadata.get("general.alignment") {
+            None => ALIGNMENT,
+            Some(Value::Integer(n)) if *n > 0 && *n % 8 == 0 => *n as u64,
+            Some(other) => return Err(format!("`general.alignment`: expected a multiple of 8, found {other:?}")),
+        };
+        let start = (self.at as u64).next_multiple_of(alignment);
+        let mut places = BTreeMap::new();
+        for (name, (kind, shape, offset)) in found {
+            let bytes =
+                self.place(start, kind, &shape, offset).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
+            if places.insert(name.clone(), Place { kind, shape, bytes }).is_some() {
+                return Err(format!("the tensor `{name}` stands twice"));
+            }
+        }
+        Ok((metadata, places))
+    }
+
+    /// Where the bytes of a tensor stand. Of a type that is not known the size is not known either: its range is empty.
+    fn place(&self, start: u64, kind: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
+        let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let elements = elements.ok_or_else(|| format!("the shape {shape:?} overflows"))?;
+        let Some(kind) = BlockType::of(kind) else { return Ok(0..0) };
+        let row = shape.last().copied().unwrap_or(1);
+        if row % kind.values() != 0 {
+            return Err(format!("rows of {row} values cannot be stored in blocks of {}", kind.values()));
+        }
+        let length = (elements / kind.values()).checked_mul(kind.bytes());
+        let begin = start.checked_add(offset).and_then(|b| usize::try_from(b).ok());
+        let range = begin.zip(length).and_then(|(begin, length)| Some(begin..begin.checked_add(length)?));
+        range.filter(|r| r.end <= self.bytes.len()).ok_or_else(|| {
+            format!("{length:?} bytes at {offset} of the data lie beyond the end of the file of {}", self.bytes.len())
+        })
+    }
+
+    fn tensor(&mut self) -> Result<(u32, Vec<usize>, u64), String> {
+        let rank = self.u32()?;
+        if rank > MAX_RANK {
+            return Err(format!("expected at most {MAX_RANK} dimensions, found {rank}"));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..rank {
+            let size = self.u64()?;
+            shape.push(usize::try_from(size).map_err(|_| format!("the dimension {size} is too large"))?);
+        }
+        shape.reverse();
+        Ok((self.u32()?, shape, self.u64()?))
+    }
+
+    fn value(&mut self) -> Result<Value, String> {
+        match self.u32()? {
+            8 => Ok(Value::Text(self.text()?)),
+            9 => self.list(),
+            kind => self.scalar(kind),
+        }
+    }
+
+    fn list(&mut self) -> Result<Value, String> {
+        let kind = self.u32()?;
+        match kind {
+            8 => {
+                let n = self.count(8)?;
+                (0..n).map(|_| self.text()).collect::<Result<_, _>>().map(Value::Texts)
+            }
+            6 | 12 => {
+                let n = self.count(if kind == 6 { 4 } else { 8 })?;
+                let value = |reader: &mut Self| match reader.scalar(kind)? {
+                    Value::Float(value) => Ok::<_, String>(value),
+                    other => Err(format!("{other:?} among fractions")),
+                };
+                (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Floats)
+            }
+            _ => {
+                let n = self.count(1)?;
+                let value = |reader: &mut Self| match reader.scalar(kind)? {
+                    Value::Integer(value) => Ok::<_, String>(value),
+                    other => Err(format!("{other:?} among whole numbers")),
+                };
+                (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Integers)
+            }
+        }
+    }
+
+    fn scalar(&mut self, kind: u32) -> Result<Value, String> {
+        Ok(match kind {
+            0 | 7 => Value::Integer(i64::from(self.array::<1>()?[0])),
+            1 => Value::Integer(i64::from(i8::from_le_bytes(self.array()?))),
+            2 => Value::Integer(i64::from(u16::from_le_bytes(self.array()?))),
+            3 => Value::Integer(i64::from(i16::from_le_bytes(self.array()?))),
+            4 => Value::Integer(i64::from(self.u32()?)),
+            5 => Value::Integer(i64::from(i32::from_le_bytes(self.array()?))),
+            6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
+            10 => {
+                let value = self.u64()?;
+                Value::Integer(i64::try_from(value).map_err(|_| format!("{value} is too large"))?)
+            }
+            11 => Value::Integer(i64::from_le_bytes(self.array()?)),
+            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            other => return Err(format!("the type {other} of a value is not known")),
+        })
+    }
+
+    fn text(&mut self) -> Result<String, String> {
+        let n = self.count(1)?;
+        let bytes = self.take(n)?;
+        String::from_utf8(bytes.to_vec()).map_err(|e| format!("a text is no UTF-8: {e}"))
+    }
+
+    /// A number of things that take `least` bytes each.
+    fn count(&mut self, least: usize) -> Result<usize, String> {
+        let n = self.u64()?;
+        let left = self.bytes.len() - self.at;
+        match usize::try_from(n).ok().filter(|n| n.checked_mul(least).is_some_and(|needed| needed <= left)) {
+            Some(n) => Ok(n),
+            None => Err(format!("it says that {n} things follow, but only {left} bytes are left")),
+        }
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn take(&mut self, n: usize) -> Result<&[u8], String> {
+        let bytes = self.bytes.get(self.at..).and_then(|rest| rest.get(..n));
+        let bytes = bytes.ok_or_else(|| format!("it ends after {} bytes, within the header", self.bytes.len()))?;
+        self.at += n;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,164 @@
+#![allow(clippy::unwrap_used)]
+use super::blocks::BlockType;
+use super::*;
+
+/// Writes a file of version 3.
+#[derive(Default)]
+struct Writer {
+    values: Vec<u8>,
+    value_count: u64,
+    tensors: Vec<u8>,
+    tensor_count: u64,
+    data: Vec<u8>,
+}
+
+impl Writer {
+    fn text(into: &mut Vec<u8>, text: &str) {
+        into.extend((text.len() as u64).to_le_bytes());
+        into.extend(text.as_bytes());
+    }
+
+    fn value(mut self, key: &str, kind: u32, bytes: &[u8]) -> Self {
+        Self::text(&mut self.values, key);
+        self.values.extend(kind.to_le_bytes());
+        self.values.extend(bytes);
+        self.value_count += 1;
+        self
+    }
+
+    fn tensor(mut self, name: &str, shape: &[u64], kind: u32, bytes: &[u8]) -> Self {
+        Self::text(&mut self.tensors, name);
+        self.tensors.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().rev().for_each(|d| self.tensors.extend(d.to_le_bytes()));
+        self.tensors.extend(kind.to_le_bytes());
+        self.data.resize(self.data.len().next_multiple_of(32), 0);
+        self.tensors.extend((self.data.len() as u64).to_le_bytes());
+        self.data.extend(bytes);
+        self.tensor_count += 1;
+        self
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend(self.tensor_count.to_le_bytes());
+        out.extend(self.value_count.to_le_bytes());
+        out.extend(&self.values);
+        out.extend(&self.tensors);
+        out.resize(out.len().next_multiple_of(32), 0);
+        out.extend(&self.data);
+        out
+    }
+}
+
+fn open(bytes: &[u8]) -> Result<GgufFile, WeightsError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    GgufFile::open(&path)
+}
+
+fn sample() -> Writer {
+    let mut list = 8u32.to_le_bytes().to_vec();
+    list.extend(2u64.to_le_bytes());
+    Writer::text(&mut list, "a");
+    Writer::text(&mut list, "bc");
+    let mut text = Vec::new();
+    Writer::text(&mut text, "llama");
+    let numbers: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    Writer::default()
+        .value("general.architecture", 8, &text)
+        .value("llama.block_count", 4, &3u32.to_le_bytes())
+        .value("llama.eps", 6, &0.5f32.to_le_bytes())
+        .value("tokens", 9, &list)
+        .tensor("x", &[2, 3], 0, &numbers)
+        .tensor("odd", &[1, 32], 2, &[[0x00, 0x3c].as_slice(), &[0x98; 16]].concat())
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let file = open(&sample().bytes()).unwrap();
+    assert_eq!(file.text("general.architecture"), Some("llama"));
+    assert_eq!((file.integer("llama.block_count"), file.number("llama.eps")), (Some(3), Some(0.5)));
+    assert_eq!(file.value("tokens"), Some(&Value::Texts(vec!["a".into(), "bc".into()])));
+    assert_eq!(file.shape("x"), Some([2, 3].as_slice()));
+    assert_eq!(file.tensor("x").unwrap().f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let odd = file.tensor("odd").unwrap();
+    // Scale 1; low halves 8 - 8, high halves 9 - 8.
+    assert_eq!(odd.f32s().unwrap()[..16], [0.0; 16]);
+    assert_eq!(odd.f32s().unwrap()[16..], [1.0; 16]);
+}
+
+#[test]
+fn a_file_that_is_cut_anywhere_is_an_error() {
+    let whole = sample().bytes();
+    for length in 0..whole.len() {
+        assert!(open(&whole[..length]).is_err(), "{length} of {}", whole.len());
+    }
+}
+
+#[test]
+fn a_file_that_lies_is_an_error() {
+    let whole = sample().bytes();
+    let told = |bytes: &[u8]| open(bytes).map(|_| ()).unwrap_err().to_string();
+    let changed = |at: usize, value: u8| {
+        let mut bytes = whole.clone();
+        bytes[at] = value;
+        bytes
+    };
+    assert!(told(&changed(0, b'X')).contains("GGUF"));
+    assert!(told(&changed(4, 9)).contains("version"));
+    for at in [8, 16] {
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].fill(0xff);
+        assert!(told(&bytes).contains("left"));
+    }
+    // No single byte that changes makes it panic.
+    for at in 0..whole.len() {
+        for value in [0, 1, 0x7f, 0xff] {
+            if let Ok(file) = open(&changed(at, value)) {
+                let names: Vec<String> = file.names().map(String::from).collect();
+                names.iter().for_each(|name| drop(file.tensor(name)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_type_that_cannot_be_read_is_named() {
+    let file = open(&Writer::default().tensor("w", &[256], 10, &[0; 84]).bytes()).unwrap();
+    let told = file.tensor("w").unwrap_err().to_string();
+    assert!(told.contains("Q2_K") && told.contains('w'), "{told}");
+    let told = open(&Writer::default().tensor("w", &[48], 2, &[0; 27]).bytes()).map(|_| ()).unwrap_err().to_string();
+    assert!(told.contains("blocks of 32"), "{told}");
+}
+
+#[test]
+fn every_type_fills_its_blocks() {
+    for kind in (0..40).filter_map(BlockType::of) {
+        assert_eq!(kind.decode(&vec![0; 3 * kind.bytes()]), vec![0.0; 3 * kind.values()]);
+    }
+}
+
+/// Values of blocks as the Python package `gguf` 0.19 decodes them: four of them, and all weighted by their place.
+#[test]
+fn blocks_decode_as_they_do_elsewhere() {
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
+    for (kind, halves, some, sum) in [
+        (BlockType::Q4_0, vec![(0, 0.125)], [-0.375, 0.25, -0.375, 0.0], -64.75),
+        (BlockType::Q4_1, vec![(0, 0.125), (2, -0.75)], [1.125, -0.25, 0.375, 0.75], 101.875),
+        (BlockType::Q8_0, vec![(0, 0.125)], [10.625, 15.25, -11.375, -6.0], -1010.0),
+        (BlockType::Q4K, vec![(0, 0.125), (2, -0.75)], [80.875, 38.25, 62.625, 34.5], 1_719_637.0),
+        (BlockType::Q6K, vec![(208, 0.125)], [-178.875, 212.0, -43.875, -7.5], 98_052.5),
+    ] {
+        let mut bytes: Vec<u8> = (0..kind.bytes()).map(|i| (i * 37 + 11) as u8).collect();
+        for (at, value) in halves {
+            bytes[at..at + 2].copy_from_slice(&half(value));
+        }
+        let values = kind.decode(&bytes);
+        let n = values.len();
+        assert_eq!([values[0], values[1], values[n / 2], values[n - 1]], some, "{kind:?}");
+        let weighted = values.iter().enumerate().map(|(i, v)| (i + 1) as f64 * f64::from(*v)).sum::<f64>();
+        assert_eq!(weighted, sum, "{kind:?}");
+    }
+}

@@ -1,0 +1,155 @@
+//! `roll run --algo agentic_ppo` and `--algo sft` from the command line: what they leave, and what they refuse.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn roll(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
+        command.env_remove(name);
+    }
+    command.current_dir(directory).args(arguments).output().unwrap()
+}
+
+/// The built-in agent, for two short steps, with `settings` on top.
+fn agent(directory: &Path, settings: &[&str]) -> Output {
+    let mut arguments = vec!["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", "run", "--steps", "2"];
+    let short = ["algo.num_env_groups=2", "algo.group_size=4", "algo.val_batch_size=6", "algo.max_actions_per_traj=3"];
+    for setting in short.iter().chain(settings) {
+        arguments.extend(["--set", setting]);
+    }
+    roll(directory, &arguments)
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    std::fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_run_without_files_leaves_curves_trajectories_and_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = agent(dir.path(), &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let run = dir.path().join("run");
+    let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    for key in ["success_before", "success_after", "score_before", "seconds"] {
+        assert!(summary[key].as_f64().is_some_and(f64::is_finite), "{key}: {}", summary[key]);
+    }
+    for file in ["curves.png", "report.html", "config.yaml", "checkpoints/step-000002/model.safetensors"] {
+        assert!(run.join(file).exists(), "{file}");
+    }
+    let metrics = lines(&run.join("metrics.jsonl"));
+    for name in ["actor/pg_loss", "actor/ratio_mean", "critic/advantages/mean", "env/success", "time/step_rollout"] {
+        assert!(metrics[1][name].is_number(), "{name}: {}", metrics[1]);
+    }
+    let episodes = lines(&run.join("trajectories.jsonl"));
+    // Validations of six before and after, and eight in each of two steps.
+    assert_eq!(episodes.len(), 6 + 8 + 8 + 6);
+    let kinds: Vec<&str> = episodes.iter().map(|e| e["kind"].as_str().unwrap()).collect();
+    assert_eq!((kinds[0], kinds[6], kinds[27]), ("validation", "training", "validation"));
+    for episode in &episodes {
+        let turns = episode["turns"].as_array().unwrap();
+        assert!((1..=3).contains(&turns.len()));
+        assert!(turns[0]["observation"].as_str().unwrap().contains('P'));
+    }
+}
+
+/// An environment in Python's place, without Python: counts up, ends after two turns.
+const COUNTER: &str = r#"n=0
+while read -r request; do
+  case "$request" in
+    *reset*) n=0; echo '{"observation": "start", "instructions": "Count."}' ;;
+    *) n=$((n + 1)); if [ $n -ge 2 ]; then end=true; else end=false; fi
+       echo "{\"observation\": \"$n\", \"reward\": $((n % 2)), \"terminated\": $end}" ;;
+  esac
+done
+"#;
+
+#[test]
+fn an_environment_may_be_a_process_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("counter.sh"), COUNTER).unwrap();
+    let process = ["env.name=process", "env.command=[sh, counter.sh]", "algo.max_tokens_per_step=4"];
+    let output = agent(dir.path(), &process);
+    assert!(output.status.success(), "{}", said(&output));
+    let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
+    assert!(episodes.iter().all(|e| e["score"] == 1.0 && e["ending"] == "terminated"), "{}", episodes[0]);
+}
+
+#[test]
+fn mistakes_say_what_to_do_and_leave_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("dies.sh"), "echo no licence >&2; exit 7").unwrap();
+    std::fs::write(dir.path().join("talk.jsonl"), "{\"messages\": []}\n").unwrap();
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    for (settings, words) in [
+        (&["env.name=process"][..], &["env.command"][..]),
+        (&["env.name=process", "env.command=[sh, dies.sh]"], &["exit status: 7", "no licence"]),
+        (&["env.name=frozen_lak"], &["frozen_lake"]),
+        (&["env.size=1"], &["env.size"]),
+        (&["algo.adv_estimator=gae"], &["critic"]),
+        (&["algo.agent_template=no place"], &["observation"]),
+        (&["algo.gama=1"], &["algo.gamma"]),
+        (&["algo.sequence_length=4"], &["sequence_length"]),
+        (&["model.model_path=empty"], &["config.json"]),
+    ] {
+        let output = agent(dir.path(), settings);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{settings:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{settings:?} should say `{word}`: {said}");
+        }
+        assert!(!dir.path().join("run").exists(), "{settings:?} left a run directory");
+    }
+    let sft = |data: &str| {
+        let data = format!("algo.data={data}");
+        said(&roll(dir.path(), &["run", "--algo", "sft", "--model", "causal_lm", "--set", &data]))
+    };
+    assert!(sft("none.jsonl").contains("none.jsonl"));
+    assert!(sft("talk.jsonl").contains("line 1"));
+    let clips = roll(dir.path(), &["run", "--algo", "reward_fl", "--env", "frozen_lake"]);
+    assert!(said(&clips).contains("no environment"), "{}", said(&clips));
+}
+
+#[test]
+fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
+    std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
+    let arguments = [
+        "run",
+        "--algo",
+        "sft",
+        "--model",
+        "causal_lm",
+        "--out",
+        "run",
+        "--steps",
+        "12",
+        "--set",
+        "algo.data=talk.jsonl",
+        "--set",
+        "algo.batch_size=2",
+        "--set",
+        "model.lora_rank=0",
+        "--set",
+        "training.learning_rate=1e-2",
+    ];
+    let output = roll(dir.path(), &arguments);
+    assert!(output.status.success(), "{}", said(&output));
+    let losses = lines(&dir.path().join("run/metrics.jsonl"));
+    let loss = |row: &Value| row["actor/loss"].as_f64().unwrap();
+    assert!(loss(&losses[11]) < 0.2 * loss(&losses[0]), "{} to {}", losses[0], losses[11]);
+    let weights = "run/checkpoints/step-000012/model.safetensors";
+    let asked = roll(dir.path(), &["ask", "P_", "--adapter", weights, "--set", "model.lora_rank=0"]);
+    assert!(asked.status.success(), "{}", said(&asked));
+    assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "at goal");
+}

