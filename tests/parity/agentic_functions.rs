@@ -126,10 +126,11 @@ impl Context {
     }
 
     fn kl_estimates(&mut self) -> Outcome {
-        let (p, q, g, mask) = (self.grid("lp")?, self.grid("lp_base")?, self.grid("g")?, self.mask.clone());
+        let (p, q, mask) = (self.grid("lp")?, self.grid("lp_base")?, self.mask.clone());
         for (name, estimate) in ESTIMATES {
             self.see(&format!("approx_kl.{name}"), &estimate.of(&p, &q).masked(&mask))?;
-            let d = estimate.slopes(&p, &q).zip(&g, |slope, g| slope * g).masked(&mask);
+            // The gradient of the sum.
+            let d = estimate.slopes(&p, &q).masked(&mask);
             self.see(&format!("approx_kl.{name}.grad"), &d)?;
         }
         let log_softmax = |name: &str| -> Outcome<Vec<Vec<f64>>> {
@@ -304,7 +305,8 @@ impl Context {
         let Config { traj_group_id, traj_id, step, step_scores, state_hash, episode_scores, .. } = &self.config;
         let returns = rewards::step_returns(step_scores, traj_id, step, self.config.step_gamma);
         let (groups, states, episodes) = (traj_group_id.clone(), state_hash.clone(), episode_scores.clone());
-        let scores = self.vector("scores")?;
+        // What GRPO normalises is the sum of a response's token rewards.
+        let totals = statistics::row_sums(&self.grid("rewards")?, &self.mask);
         self.see_vector("discounted_step_returns", &returns)?;
         // Weights and clip are not in the configuration; they follow from the numbers.
         let (weights, bound) = (GigpoWeights { episode: 0.7, step: 1.3 }, 1.0);
@@ -324,7 +326,7 @@ impl Context {
             self.see_vector(&format!("{key}.step_norm"), &gigpo.step)?;
             let plain = |values: &[f64]| rewards::normalize_grouped(values, &groups, resolved);
             for (estimator, mut found) in
-                [("gigpo", gigpo.rewards), ("step_reinforce", plain(&returns)), ("grpo", plain(&scores))]
+                [("gigpo", gigpo.rewards), ("step_reinforce", plain(&returns)), ("grpo", plain(&totals))]
             {
                 let key = format!("response_rewards.{estimator}.{name}");
                 let fraction = rewards::clip(&mut found, bound);
