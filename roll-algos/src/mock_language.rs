@@ -125,7 +125,7 @@ impl LanguageModel for Bigram {
         let noise = Noise::new(sampling.seed);
         let mut made = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
-            let mut rng = noise.generator(Purpose::Tokens, 0, i as u64);
+            let mut rng = noise.generator(Purpose::Tokens, 0, sampling.number(i));
             let mut generation = Generation { tokens: Vec::new(), log_probs: Vec::new() };
             let mut last = *prompt.last().unwrap() as usize;
             while generation.tokens.len() < sampling.max_new_tokens {

@@ -19,6 +19,8 @@ impl Message {
 }
 
 /// How tokens are drawn.
+///
+/// What a prompt gets depends on itself, its number and the seed, never on the prompts beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -33,6 +35,21 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Key of the random draws.
     pub seed: u64,
+    /// Numbers of the prompts among all that are continued under this key, one each, so that ranks and batches can
+    /// share them out; empty counts from 0.
+    pub numbers: Vec<u64>,
+}
+
+impl Sampling {
+    /// The likeliest tokens, at most `max_new_tokens` of them.
+    pub fn greedy(max_new_tokens: usize) -> Self {
+        Self { temperature: 0.0, top_p: 1.0, top_k: 0, max_new_tokens, stop: Vec::new(), seed: 0, numbers: Vec::new() }
+    }
+
+    /// Number of prompt `index` of a call.
+    pub fn number(&self, index: usize) -> u64 {
+        self.numbers.get(index).copied().unwrap_or(index as u64)
+    }
 }
 
 /// One generated continuation.

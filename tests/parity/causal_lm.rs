@@ -80,8 +80,7 @@ fn generation(model: &mut CausalLm, ids: &Tensor, mask: &Tensor, count: usize, r
         .enumerate()
         .map(|(b, row)| row.iter().zip(kept.row(b)).filter(|(_, kept)| **kept).map(|(id, _)| *id as u32).collect())
         .collect();
-    let sampling =
-        Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, max_new_tokens: count, stop: Vec::new(), seed: 0 };
+    let sampling = Sampling::greedy(count);
     let found = model.generate(&prompts, &sampling)?;
     let tokens: Vec<i64> = found.iter().flat_map(|g| g.tokens.iter().map(|t| i64::from(*t))).collect();
     report.compare("generate.ids", &Tensor::new(tokens, [rows, count])?);

@@ -50,14 +50,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
                 format!("{prompt:?}: log p({text:?}) is {found:.5}, expected {expected:.5}")
             });
         }
-        let sampling = Sampling {
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            max_new_tokens: greedy_ids.len(),
-            stop: Vec::new(),
-            seed: 0,
-        };
+        let sampling = Sampling::greedy(greedy_ids.len());
         let found = model.generate(&[ids], &sampling)?.swap_remove(0).tokens;
         report.check(found == greedy_ids, || {
             format!("{prompt:?}: greedy generation gives {found:?}, expected {greedy_ids:?}")

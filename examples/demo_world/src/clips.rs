@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use roll_core::{Error, Result, Tensor, Video};
 use roll_data::write_mp4;
 
-use crate::face::{Clip, clip};
+use crate::face::{Clip, clip, swapped};
 use crate::files;
 
 /// Height and width of every frame.
@@ -25,11 +25,24 @@ pub fn video(clip: &Clip) -> Result<Video> {
 
 /// Writes `count` clips, each of another person, and `metadata.csv`.
 pub fn write(directory: &Path, first_identity: u64, count: u64, seed: u64) -> Result<()> {
+    write_all(directory, first_identity, count, |identity| clip(identity, seed, FRAMES, SIZE))
+}
+
+/// As [`write`], but in `swaps` of ten clips somebody else (one of the next `count` people) takes the person's place
+/// after the first frame, as video that was gathered without care shows more than one person.
+pub fn write_mixed(directory: &Path, first_identity: u64, count: u64, seed: u64, swaps: u64) -> Result<()> {
+    write_all(directory, first_identity, count, |identity| match identity % 10 < swaps {
+        true => swapped(identity, identity + count, seed, FRAMES, SIZE),
+        false => clip(identity, seed, FRAMES, SIZE),
+    })
+}
+
+fn write_all(directory: &Path, first_identity: u64, count: u64, clip: impl Fn(u64) -> Clip + Sync) -> Result<()> {
     std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
     let rows: Vec<String> = (first_identity..first_identity + count)
         .into_par_iter()
         .map(|identity| {
-            let clip = clip(identity, seed, FRAMES, SIZE);
+            let clip = clip(identity);
             let name = format!("person-{identity:05}.mp4");
             write_mp4(directory.join(&name), &video(&clip)?)?;
             Ok(format!("{name},\"{}\"", clip.prompt))

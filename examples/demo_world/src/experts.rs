@@ -12,6 +12,8 @@ use crate::clips;
 
 /// People that are trained on, each in one clip.
 const PEOPLE: u64 = 1000;
+/// Of ten clips, in how many the person does not stay: what the reward then teaches is to keep to the picture.
+const SWAPS: u64 = 3;
 /// Key of the untrained weights and of the motions.
 const SEED: u64 = 3;
 /// Folder of each expert, and the end of its file's name in a checkpoint of both.
@@ -21,7 +23,7 @@ const EXPERTS: [(&str, &str); 2] = [("high_noise_model", "high_noise"), ("low_no
 /// VAE and text encoder already; clips and the run go below `work`.
 pub fn train(out: &Path, work: &Path, config: &Path, steps: Option<u64>) -> Result<()> {
     let data = work.join("clips");
-    clips::write(&data, 0, PEOPLE, SEED)?;
+    clips::write_mixed(&data, 0, PEOPLE, SEED, SWAPS)?;
     let sizes = Sizes::default();
     let paths = init_experts(out, TinyKind::I2v, &sizes, SEED)?;
     let run = work.join("run");

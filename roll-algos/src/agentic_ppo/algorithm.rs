@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, DataSource, Environment, Error, Factory, Grad, LanguageModel, Model, Noise, Progress,
-    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Validation,
+    Adapter, Algorithm, Communicator, DataSource, Environment, Error, Factory, Grad, LanguageModel, Model, Noise,
+    Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Validation, communicator,
 };
 
 use super::advantages::{Estimator, estimate};
@@ -145,23 +145,22 @@ impl AgenticPpo {
         ctx.strategy.discard();
 
         watch.begin(ROLLOUT, None)?;
-        let (rank, ranks) = (ctx.strategy.communicator().rank(), ctx.strategy.communicator().world_size());
-        let rank = rank.0;
-        if self.config.num_env_groups % ranks != 0 {
-            let problem = format!("{} groups cannot be shared out among {ranks} ranks", self.config.num_env_groups);
-            return Err(Error::config("algo.num_env_groups", problem));
-        }
-        let groups = self.config.num_env_groups / ranks;
+        let groups = share(ctx, self.config.num_env_groups);
         let plan = Plan {
             step: ctx.step,
-            first_group: rank * groups,
-            groups,
+            first_group: groups.start,
+            groups: groups.len(),
             group_size: self.config.group_size,
             temperature: self.config.temperature,
             held_out: false,
         };
         let model = language(ctx.model)?;
-        let played = play(&self.config, plan, model, &mut self.environments, ctx.noise, ctx.progress)?;
+        let own = play(&self.config, plan, model, &mut self.environments, ctx.noise, ctx.progress)?;
+        // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
+        let played = match ctx.strategy.communicator() {
+            ranks if ranks.world_size() == 1 => own,
+            ranks => communicator::join(ranks, &own)?.concat(),
+        };
         let mut report = StepReport { metrics: episode_metrics(&played), ..StepReport::default() };
         report.records = self.records(&played, ctx.step + 1, "training");
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
@@ -175,7 +174,8 @@ impl AgenticPpo {
 
         watch.begin(TRAIN, None)?;
         report.applied = self.train(ctx, &prepared, &mut report.metrics)?;
-        report.metrics.extend(watch.seconds().into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
+        let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
+        report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)
     }
 
@@ -269,19 +269,19 @@ impl AgenticPpo {
         rewards::at_last_token(&found, &whole.attention_mask)
     }
 
-    /// Log-probabilities of all samples under the model as it is, or without its adapter.
+    /// Log-probabilities of all samples under the model as it is, or without its adapter. Each rank computes a share.
     fn log_probs(&self, ctx: &mut StepContext<'_>, samples: &[Sample], width: usize, adapter: Adapter) -> Result<Grid> {
-        let mut values = Vec::new();
-        for chunk in samples.chunks(self.config.micro_batch_size) {
+        let mut values: Vec<f64> = Vec::new();
+        for chunk in samples[share(ctx, samples.len())].chunks(self.config.micro_batch_size) {
             let batch = Batch::new(&chunk.iter().collect::<Vec<_>>(), width)?;
             let model = language(ctx.model)?;
             let (stats, _) = model.evaluate(&batch.tokens, &batch.attention, adapter, Grad::Skip)?;
             values.extend(Grid::from_tensor("log-probabilities", &stats.log_probs)?.values());
         }
-        Grid::new(width - 1, values)
+        Grid::new(width - 1, join_values(ctx.strategy.communicator(), values)?)
     }
 
-    /// Samples per update.
+    /// Samples per update, over all ranks.
     fn mini_batch(&self, samples: usize) -> usize {
         match self.config.mini_batch_size {
             0 => samples.max(1),
@@ -306,9 +306,6 @@ impl AgenticPpo {
                 joined
                     .add(&parts.reduced().into_iter().map(|(name, value)| (name.replace("@sum", ""), value)).collect());
             }
-            if order.is_empty() {
-                applied |= self.one_update(ctx, prepared, &[], &mut Joined::default())?;
-            }
         }
         metrics.extend(joined.reduced());
         if let Some(loss) = metrics.get("actor/total_loss").copied() {
@@ -317,7 +314,7 @@ impl AgenticPpo {
         Ok(applied)
     }
 
-    /// One update by the samples `rows`.
+    /// One update by the samples `rows`, of which each rank pulls back a share.
     fn one_update(
         &self,
         ctx: &mut StepContext<'_>,
@@ -325,23 +322,19 @@ impl AgenticPpo {
         rows: &[usize],
         metrics: &mut Joined,
     ) -> Result<bool> {
-        let response = rows_of_mask(&prepared.whole.response, rows)?;
-        let own = Totals::of_responses(&response);
-        let mut sums = [own.tokens as f32, own.samples as f32];
-        ctx.strategy.communicator().all_reduce(&mut sums)?;
-        let totals = Totals {
-            tokens: f64::from(sums[0]),
-            samples: f64::from(sums[1]),
-            length: self.config.sequence_length as f64,
-        };
-        let mut nonfinite = None;
-        for rows in rows.chunks(self.config.micro_batch_size) {
+        let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
+        let totals = Totals { length: self.config.sequence_length as f64, ..all };
+        let (mut own, mut nonfinite) = (Joined::default(), None);
+        for rows in rows[share(ctx, rows.len())].chunks(self.config.micro_batch_size) {
             let loss = self.pull(ctx, prepared, rows, totals)?;
-            metrics.add(&loss.1);
+            own.add(&loss.1);
             if !loss.0.is_finite() {
                 nonfinite = Some(("the loss".to_string(), loss.0));
                 break;
             }
+        }
+        for part in communicator::join(ctx.strategy.communicator(), &own)? {
+            metrics.append(part);
         }
         self.apply(ctx, nonfinite, metrics)
     }
@@ -432,6 +425,21 @@ impl AgenticPpo {
             }
         }
     }
+}
+
+/// What this rank does of `count` things in a row.
+fn share(ctx: &StepContext<'_>, count: usize) -> std::ops::Range<usize> {
+    let (rank, world) = (ctx.strategy.communicator().rank().0, ctx.strategy.communicator().world_size());
+    rank * count / world..(rank + 1) * count / world
+}
+
+/// The values of all ranks, one after another, bit by bit: JSON has no NaN.
+fn join_values(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
+    if ranks.world_size() == 1 {
+        return Ok(own);
+    }
+    let own: Vec<u64> = own.into_iter().map(f64::to_bits).collect();
+    Ok(communicator::join(ranks, &own)?.into_iter().flatten().map(f64::from_bits).collect())
 }
 
 /// The reward of each turn at the end of its answer.

@@ -88,7 +88,7 @@ pub struct Config {
     // Updates
     /// Passes over the episodes of a step.
     pub ppo_epochs: usize,
-    /// Samples per update; 0 is all.
+    /// Samples per update, over all ranks; 0 is all.
     pub mini_batch_size: usize,
     /// Samples whose gradient is computed at once.
     pub micro_batch_size: usize,
@@ -196,8 +196,8 @@ impl Config {
         self.loss.use_kl_loss || self.add_token_level_kl
     }
 
-    /// How answers are drawn, with at most `tokens` each.
-    pub fn sampling(&self, temperature: f64, tokens: usize, seed: u64) -> Sampling {
+    /// How answers of at most `tokens` tokens are drawn, those of the episodes `numbers`.
+    pub fn sampling(&self, temperature: f64, tokens: usize, seed: u64, numbers: Vec<u64>) -> Sampling {
         Sampling {
             temperature,
             top_p: self.top_p,
@@ -205,6 +205,7 @@ impl Config {
             max_new_tokens: tokens,
             stop: self.stop.clone(),
             seed,
+            numbers,
         }
     }
 

@@ -30,16 +30,24 @@ impl Reduction {
 }
 
 /// Metrics of many micro-batches.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Joined {
-    values: BTreeMap<String, Vec<f64>>,
+    /// The bits of the values: they pass between ranks as JSON, which has no infinity.
+    values: BTreeMap<String, Vec<u64>>,
 }
 
 impl Joined {
     /// Adds those of one.
     pub fn add(&mut self, metrics: &BTreeMap<String, f64>) {
         for (name, value) in metrics {
-            self.values.entry(name.clone()).or_default().push(*value);
+            self.values.entry(name.clone()).or_default().push(value.to_bits());
+        }
+    }
+
+    /// Adds those of `other`.
+    pub fn append(&mut self, other: Self) {
+        for (name, values) in other.values {
+            self.values.entry(name).or_default().extend(values);
         }
     }
 
@@ -51,7 +59,8 @@ impl Joined {
             Reduction::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
             Reduction::Mean => values.iter().sum::<f64>() / values.len() as f64,
         };
-        self.values.iter().map(|(name, values)| (name.clone(), reduce(name, values))).collect()
+        let floats = |bits: &[u64]| bits.iter().map(|bits| f64::from_bits(*bits)).collect::<Vec<f64>>();
+        self.values.iter().map(|(name, values)| (name.clone(), reduce(name, &floats(values)))).collect()
     }
 }
 

@@ -1,8 +1,13 @@
 //! The whole algorithm on a model that can be differentiated by hand.
 
 #![allow(clippy::unwrap_used)]
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
-    Algorithm, Environment, Model, Noise, Observation, Result, Silent, StepContext, StepReport, Transition,
+    Algorithm, Environment, Model, Noise, Observation, OptimizerConfig, Result, Silent, StepContext, StepReport,
+    Strategy, ThreadRanks, Transition,
 };
 
 use super::advantages::Estimator;
@@ -99,6 +104,64 @@ fn training_differs_between_steps_and_repeats_with_the_seed() {
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
+}
+
+#[test]
+fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
+    let train = |ranks: usize| -> (Vec<f32>, Vec<BTreeMap<String, f64>>) {
+        let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
+            let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
+            // Uneven shares, several updates per step, statistics over everything.
+            let config = Config {
+                num_env_groups: 5,
+                group_size: 3,
+                mini_batch_size: 7,
+                micro_batch_size: 2,
+                ppo_epochs: 2,
+                whiten_advantages: true,
+                add_token_level_kl: true,
+                ..config()
+            };
+            let mut algorithm = algorithm(config, true);
+            let mut model = Bigram::of("xyz");
+            strategy.attach(&mut model, &OptimizerConfig::default())?;
+            let mut metrics = Vec::new();
+            for step in 0..4 {
+                let report = algorithm.step(&mut StepContext {
+                    step,
+                    samples: &[],
+                    model: &mut model,
+                    reward: None,
+                    strategy: &mut strategy,
+                    learning_rate: 0.1,
+                    noise: &Noise::new(1),
+                    progress: &Silent,
+                    want_videos: false,
+                })?;
+                metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
+            }
+            Ok((model.logits, metrics))
+        });
+        let mut results = results.into_iter().map(Result::unwrap);
+        let first = results.next().unwrap();
+        assert!(results.all(|other| other == first), "the ranks disagree");
+        first
+    };
+    let (parameters, metrics) = train(1);
+    for ranks in [2, 4] {
+        let (theirs, their_metrics) = train(ranks);
+        assert!(parameters.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 2e-6 * 20.0));
+        for (ours, theirs) in metrics.iter().zip(&their_metrics) {
+            assert!(ours.keys().eq(theirs.keys()));
+            for (name, value) in ours {
+                assert!(
+                    (value - theirs[name]).abs() <= 1e-5 * value.abs().max(1.0),
+                    "{name}: {value}, {}",
+                    theirs[name]
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -46,6 +46,7 @@ pub fn ask(args: Ask) -> Result<()> {
         max_new_tokens: args.max_new_tokens,
         stop: Vec::new(),
         seed: args.seed,
+        numbers: Vec::new(),
     };
     let begun = Instant::now();
     let made = model.generate(&[prompt.clone()], &sampling)?;

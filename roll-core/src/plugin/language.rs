@@ -32,6 +32,8 @@ boundary! {
         pub stop: *const RollStr,
         pub stop_count: usize,
         pub seed: u64,
+        pub numbers: *const u64,
+        pub number_count: usize,
     }
 }
 
@@ -187,6 +189,7 @@ unsafe extern "C" fn generate(
                 max_new_tokens: i.max_new_tokens,
                 stop: stop.collect::<Result<_>>()?,
                 seed: i.seed,
+                numbers: slice(i.numbers, i.number_count)?.to_vec(),
             };
             (prompts.collect::<Result<Vec<_>>>()?, sampling)
         };
@@ -332,6 +335,8 @@ impl LanguageModel for ForeignModel {
             stop: stop.as_ptr(),
             stop_count: stop.len(),
             seed: sampling.seed,
+            numbers: sampling.numbers.as_ptr(),
+            number_count: sampling.numbers.len(),
         };
         let made: RollOwned<RollGeneration> = self.object.call("generate", |t, state, out, error| {
             // SAFETY: the arguments live during the call.

@@ -52,7 +52,7 @@ pub fn generate(
         .map(|(index, prompt)| Row {
             index,
             length: prompt.len(),
-            rng: noise.generator(Purpose::Tokens, 0, index as u64),
+            rng: noise.generator(Purpose::Tokens, 0, sampling.number(index)),
             pending: prompt.clone(),
             generation: Generation { tokens: Vec::new(), log_probs: Vec::new() },
         })

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn sampling() -> Sampling {
-        Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, max_new_tokens: 1, stop: Vec::new(), seed: 0 }
+        Sampling { temperature: 1.0, ..Sampling::greedy(1) }
     }
 
     fn frequencies(logits: &[f32], sampling: &Sampling) -> Vec<f64> {

@@ -230,6 +230,7 @@ fn a_language_model_from_a_library_does_what_it_does_linked_in() {
             max_new_tokens: 3,
             stop: vec!["\n".into(), "end".into()],
             seed: 3,
+            numbers: vec![4, 5, 9],
         };
         let made = language.generate(&[tokens, vec![], vec![7]], &sampling).unwrap();
         let given = Tensor::new(vec![1i64, 2, 3, 4, 5, 6], [2, 3]).unwrap();

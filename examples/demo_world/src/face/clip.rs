@@ -68,7 +68,12 @@ fn prompt([motion, expression, light, background]: [usize; 4]) -> String {
 
 /// A clip of `frames` frames of `[height, width]` pixels.
 pub fn clip(identity_seed: u64, clip_seed: u64, frames: usize, size: [usize; 2]) -> Clip {
-    let identity = Identity::new(identity_seed);
+    swapped(identity_seed, identity_seed, clip_seed, frames, size)
+}
+
+/// As [`clip`], with somebody else in the place of the person from the second frame on.
+pub fn swapped(identity_seed: u64, later: u64, clip_seed: u64, frames: usize, size: [usize; 2]) -> Clip {
+    let (first, later) = (Identity::new(identity_seed), Identity::new(later));
     let mut rng = ChaCha8Rng::seed_from_u64(clip_seed ^ (identity_seed << 20) ^ 0xc11b);
     let chosen =
         [0..MOTIONS.len(), 0..EXPRESSIONS.len(), 0..LIGHTS.len(), 0..BACKGROUNDS.len()].map(|r| rng.random_range(r));
@@ -99,7 +104,7 @@ pub fn clip(identity_seed: u64, clip_seed: u64, frames: usize, size: [usize; 2])
         express(&mut shot, expression, t, strength);
         shot.centre[0] += drift[0] * t;
         shot.centre[1] += drift[1] * t;
-        render(&identity, &shot, size)
+        render(if frame == 0 { &first } else { &later }, &shot, size)
     });
     Clip { identity: identity_seed, prompt: prompt(chosen), pictures: pictures.collect() }
 }

@@ -11,7 +11,7 @@ mod shot;
 #[cfg(test)]
 mod tests;
 
-pub use clip::{Clip, clip, prompts};
+pub use clip::{Clip, clip, prompts, swapped};
 pub use identity::Identity;
 pub use shot::{Shot, random_shot};
 

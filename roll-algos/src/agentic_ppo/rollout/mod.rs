@@ -15,7 +15,7 @@ use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 
 /// One answer of the agent, and what came of it.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
     /// What the agent saw.
     pub observation: String,
@@ -26,12 +26,11 @@ pub struct Step {
     /// Whether the environment could read an action.
     pub valid: bool,
     /// The tokens it wrote, as a range of the episode's.
-    #[serde(skip)]
     pub tokens: std::ops::Range<usize>,
 }
 
 /// Why an episode ended.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// Solved or lost.
@@ -47,7 +46,7 @@ pub enum Ending {
 }
 
 /// One episode.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Episode {
     /// Episodes of one group had the same start.
     pub group: usize,
@@ -80,6 +79,11 @@ impl Episode {
 
     /// A line for people.
     pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
+        let turns = self.steps.iter().map(|s| {
+            serde_json::json!({
+                "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
+            })
+        });
         serde_json::json!({
             "step": step,
             "kind": what,
@@ -89,7 +93,7 @@ impl Episode {
             "solved": self.solved,
             "ending": self.ending,
             "tokens": self.tokens.len(),
-            "turns": self.steps,
+            "turns": turns.collect::<Vec<_>>(),
         })
     }
 }
@@ -225,12 +229,14 @@ fn answers(
         by_limit.entry(limit).or_default().push(i);
     }
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
-    let mut seeds = noise.generator(purpose, plan.step, ((plan.first_group as u64) << 32) | turn as u64);
+    let seed = noise.generator(purpose, plan.step, turn as u64).next_u64();
+    let first = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
     for (limit, places) in by_limit {
         for places in places.chunks(config.infer_batch_size) {
             let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.tokens.clone()).collect();
-            let sampling = config.sampling(plan.temperature, limit, seeds.next_u64());
+            let numbers = places.iter().map(|i| (first + i) as u64).collect();
+            let sampling = config.sampling(plan.temperature, limit, seed, numbers);
             answers.extend(places.iter().copied().zip(model.generate(&prompts, &sampling)?));
         }
     }
