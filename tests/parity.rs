@@ -15,6 +15,8 @@ mod dit;
 mod face_tools;
 #[path = "parity/i2v_condition.rs"]
 mod i2v_condition;
+#[path = "parity/merge_lora.rs"]
+mod merge_lora;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
 #[path = "parity/reward_fl_step.rs"]
@@ -42,7 +44,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("gguf_smollm2", None),
     ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", None),
-    ("merge_lora", None),
+    ("merge_lora", Some(merge_lora::run)),
     ("optimizer", Some(optimizer::run)),
     ("qwen2_tiny", None),
     ("qwen3_tiny", None),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use roll_core::{DType, Tensor};
@@ -116,10 +117,32 @@ impl WeightFile {
         }
     }
 
+    /// The bytes of a mapped tensor, whatever its dtype. `None` when there is no such tensor, or the file is a torch
+    /// checkpoint.
+    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.bytes(key),
+            Contents::Torch(_) => None,
+        }
+    }
+
     /// Gives back the memory of a mapped tensor, which stays readable.
     pub fn release(&self, key: &str) {
+        self.release_part(key, 0..usize::MAX);
+    }
+
+    /// As [`WeightFile::release`], for these bytes of the tensor.
+    pub fn release_part(&self, key: &str, part: Range<usize>) {
         if let Contents::Safetensors(file) = &self.contents {
-            file.release(key);
+            file.release(key, part);
+        }
+    }
+
+    /// Name of the format.
+    pub fn format(&self) -> &'static str {
+        match &self.contents {
+            Contents::Safetensors(_) => "safetensors",
+            Contents::Torch(_) => "torch checkpoint",
         }
     }
 

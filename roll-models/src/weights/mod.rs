@@ -5,9 +5,11 @@ mod checkpoint;
 mod error;
 mod file;
 mod pth;
+mod rewrite;
 mod safetensors;
 mod save;
 mod streamed;
+mod writer;
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +19,10 @@ use std::path::PathBuf;
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
 pub use file::{TensorInfo, WeightFile};
+pub use rewrite::{Change, Outputs, rewrite};
 pub use save::save_safetensors;
 pub use streamed::{Streamed, stored_dtype};
+pub use writer::{SafetensorsWriter, TensorEntry};
 
 /// The weight files that match a glob, sorted. Indexes of shards and other files that match are left aside; no match
 /// is an error.

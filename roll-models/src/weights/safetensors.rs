@@ -107,16 +107,24 @@ impl SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Tells the system that the memory of a tensor is not needed for now: it is read from the file when it is used
-    /// again.
-    pub fn release(&self, name: &str) {
+    /// The bytes of the tensor `name`, in the map.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let (_, range) = self.tensors.get(name)?;
+        Some(&self.map[range.clone()])
+    }
+
+    /// Tells the system that the memory of a part of a tensor is not needed for now: it is read from the file when it
+    /// is used again.
+    pub fn release(&self, name: &str, part: Range<usize>) {
         #[cfg(unix)]
-        if let Some((_, range)) = self.tensors.get(name).filter(|(_, range)| !range.is_empty()) {
-            // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file does
-            // not change is the caveat of the type. A refusal costs memory, nothing else.
-            let _ = unsafe {
-                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
-            };
+        if let Some((_, range)) = self.tensors.get(name) {
+            let start = range.start + part.start.min(range.len());
+            let len = part.len().min(range.end - start);
+            if len > 0 {
+                // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file
+                // does not change is the caveat of the type. A refusal costs memory, nothing else.
+                let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+            }
         }
     }
 }
