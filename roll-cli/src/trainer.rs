@@ -94,7 +94,8 @@ impl Trainer {
         let noise = config.noise();
         let evaluator = Evaluator::open(&loaded, &dataset, registry, context)?;
         let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
-        let steps = config.steps.unwrap_or_else(|| data.steps(t.num_train_epochs));
+        let steps =
+            config.steps.unwrap_or_else(|| data.steps(t.num_train_epochs).min(config.max_steps.unwrap_or(u64::MAX)));
         if steps == 0 {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
