@@ -52,6 +52,10 @@ impl Written {
             }
             let listed = stem.strip_prefix(prefix(convention, lora.expert)).unwrap_or(&stem);
             config.insert(listed.to_string(), (layer.rank(), alpha));
+            if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
+                let what = "two layers whose names differ in dots and underscores alone";
+                return Err(LoraError::NoPlace { convention, what, layer: name.clone(), instead: "ComfyUI or PEFT" });
+            }
             written.add(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
@@ -81,11 +85,7 @@ impl Written {
     }
 
     fn add(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
-        let (a, b) = match convention {
-            Convention::Kohya => (".lora_down", ".lora_up"),
-            Convention::DiffSynth => (".lora_A.default", ".lora_B.default"),
-            _ => (".lora_A", ".lora_B"),
-        };
+        let (a, b) = matrix_names(convention);
         let mut up = layer.up.clone();
         let mut bias = layer.bias.clone();
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
@@ -166,6 +166,15 @@ fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
         (Convention::Diffusers, _) => "transformer.",
         (Convention::ComfyUi, _) => "diffusion_model.",
         (Convention::Kohya, _) => "lora_unet_",
+    }
+}
+
+/// What follows the name of the layer for its two matrices.
+fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
+    match convention {
+        Convention::Kohya => (".lora_down", ".lora_up"),
+        Convention::DiffSynth => (".lora_A.default", ".lora_B.default"),
+        _ => (".lora_A", ".lora_B"),
     }
 }
 
