@@ -26,7 +26,7 @@ pub fn split_shards(args: SplitShards) -> Result<()> {
 fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>) -> Result<()> {
     let metadata: BTreeMap<String, String> = source.metadata();
     let files =
-        megabytes(source, |progress| rewrite::<WeightsError>(source, outputs, dtype, &(), &metadata, progress))?;
+        megabytes(source, |progress| rewrite::<WeightsError>(source, outputs, dtype, &mut (), &metadata, progress))?;
     files.iter().for_each(|file| println!("{}", file.display()));
     Ok(())
 }

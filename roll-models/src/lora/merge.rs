@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use roll_core::DType;
+use roll_core::{DType, Tensor};
 
 use crate::weights::{Change, Checkpoint, Outputs, rewrite};
 
@@ -53,13 +53,13 @@ pub fn merge_lora(
     options: &MergeOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Merged, LoraError> {
-    let deltas = Deltas::find(base, lora, options)?;
+    let mut deltas = Deltas::find(base, lora, options)?;
     let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
     let outputs = match is_file {
         true => Outputs::one_file(base, out),
         false => Outputs::like(base, out),
     };
-    let files = rewrite(base, &outputs, options.dtype, &deltas, &base.metadata(), progress)?;
+    let files = rewrite(base, &outputs, options.dtype, &mut deltas, &base.metadata(), progress)?;
     Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
 }
 
@@ -68,13 +68,31 @@ struct Deltas {
     of: HashMap<String, Vec<Delta>>,
     missing: Vec<String>,
     path: PathBuf,
+    /// The tensor whose rows come now, and its changes in f32: those of one tensor at a time.
+    current: (String, Vec<Widened>),
 }
 
 enum Delta {
     /// `scale * up down`, `[rows, rank]` times `[rank, columns]`.
-    LowRank { up: Vec<f32>, down: Vec<f32>, rank: usize, scale: f32 },
+    LowRank { up: Tensor, down: Tensor, rank: usize, scale: f32 },
     /// `scale * values`.
+    Whole { values: Tensor, scale: f32 },
+}
+
+enum Widened {
+    LowRank { up: Vec<f32>, down: Vec<f32>, rank: usize, scale: f32 },
     Whole { values: Vec<f32>, scale: f32 },
+}
+
+impl Delta {
+    fn widen(&self) -> Widened {
+        match self {
+            Self::LowRank { up, down, rank, scale } => {
+                Widened::LowRank { up: up.to_f32_vec(), down: down.to_f32_vec(), rank: *rank, scale: *scale }
+            }
+            Self::Whole { values, scale } => Widened::Whole { values: values.to_f32_vec(), scale: *scale },
+        }
+    }
 }
 
 /// Wrappers that programs put around the names of a base.
@@ -94,7 +112,8 @@ impl Deltas {
             by_name.insert(name, key);
         }
         let find = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
-        let mut deltas = Self { of: HashMap::new(), missing: Vec::new(), path: base.path().into() };
+        let path = base.path().to_path_buf();
+        let mut deltas = Self { of: HashMap::new(), missing: Vec::new(), path, current: Default::default() };
         let strength = options.strength as f32;
         let mut total = 0;
         for (name, layer) in &lora.layers {
@@ -107,7 +126,7 @@ impl Deltas {
             check_shape(base, weight, name, layer)?;
             let scale = (options.strength * layer.scale()) as f32;
             let rank = layer.rank();
-            let (up, down) = (layer.up.to_f32_vec(), layer.down.to_f32_vec());
+            let (up, down) = (layer.up.clone(), layer.down.clone());
             deltas.add(weight, Delta::LowRank { up, down, rank, scale });
             if let Some((bias, Some(key))) = bias {
                 deltas.whole(base, key, name, bias, scale)?;
@@ -137,7 +156,7 @@ impl Deltas {
         base: &Checkpoint,
         key: &str,
         layer: &str,
-        tensor: &roll_core::Tensor,
+        tensor: &Tensor,
         scale: f32,
     ) -> Result<(), LoraError> {
         let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
@@ -149,7 +168,7 @@ impl Deltas {
                 found: format!("{found:?}"),
             });
         }
-        self.add(key, Delta::Whole { values: tensor.to_f32_vec(), scale });
+        self.add(key, Delta::Whole { values: tensor.clone(), scale });
         Ok(())
     }
 
@@ -178,13 +197,17 @@ impl Change<LoraError> for Deltas {
         self.of.contains_key(key)
     }
 
-    fn apply(&self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), LoraError> {
-        for delta in self.of.get(key).into_iter().flatten() {
+    fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), LoraError> {
+        if self.current.0 != key {
+            let widened = self.of.get(key).into_iter().flatten().map(Delta::widen).collect();
+            self.current = (key.to_string(), widened);
+        }
+        for delta in &self.current.1 {
             match delta {
-                Delta::LowRank { up, down, rank, scale } => {
+                Widened::LowRank { up, down, rank, scale } => {
                     add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
                 }
-                Delta::Whole { values: added, scale } => {
+                Widened::Whole { values: added, scale } => {
                     let first = rows.start * (values.len() / rows.len().max(1));
                     values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
                 }

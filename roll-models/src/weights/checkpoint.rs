@@ -187,17 +187,17 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of a mapped tensor, whatever its dtype; `None` for tensors of torch checkpoints.
-    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
+    /// As [`WeightFile::stored_bytes`].
+    pub fn stored_bytes(&self, key: &str) -> Option<usize> {
         let (file, stored) = self.index.get(key)?;
-        self.files[*file].bytes(stored)
+        self.files[*file].stored_bytes(stored)
     }
 
-    /// As [`Checkpoint::release`], for these bytes of the tensor.
-    pub fn release_part(&self, key: &str, part: std::ops::Range<usize>) {
-        if let Some((file, stored)) = self.index.get(key) {
-            self.files[*file].release_part(stored, part);
-        }
+    /// As [`WeightFile::read_part`].
+    pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
+        let (file, stored) = self.index.get(key).ok_or_else(missing)?;
+        self.files[*file].read_part(stored, at, buffer)
     }
 
     /// Its files, each with the names of the tensors in it.

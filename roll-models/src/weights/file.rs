@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use roll_core::{DType, Tensor};
@@ -117,24 +116,27 @@ impl WeightFile {
         }
     }
 
-    /// The bytes of a mapped tensor, whatever its dtype. `None` when there is no such tensor, or the file is a torch
-    /// checkpoint.
-    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
+    /// Bytes that a tensor of a safetensors file takes, whatever its dtype; `None` for torch checkpoints, whose tensors
+    /// can only be read whole.
+    pub fn stored_bytes(&self, key: &str) -> Option<usize> {
         match &self.contents {
-            Contents::Safetensors(file) => file.bytes(key),
+            Contents::Safetensors(file) => file.tensors.get(key).map(|(_, range)| range.len()),
             Contents::Torch(_) => None,
+        }
+    }
+
+    /// Reads bytes of such a tensor from `at` on, whatever its dtype, without the memory of the rest.
+    pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.read_part(&self.path, key, at, buffer),
+            Contents::Torch(_) => Err(WeightsError::MissingTensor { path: self.path.clone(), tensor: key.into() }),
         }
     }
 
     /// Gives back the memory of a mapped tensor, which stays readable.
     pub fn release(&self, key: &str) {
-        self.release_part(key, 0..usize::MAX);
-    }
-
-    /// As [`WeightFile::release`], for these bytes of the tensor.
-    pub fn release_part(&self, key: &str, part: Range<usize>) {
         if let Contents::Safetensors(file) = &self.contents {
-            file.release(key, part);
+            file.release(key);
         }
     }
 

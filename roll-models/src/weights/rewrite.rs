@@ -25,7 +25,7 @@ pub trait Change<E> {
 
     /// Changes these rows of a tensor seen as `[shape[0], rest]`, widened to f32, row-major. They are rounded once
     /// afterwards.
-    fn apply(&self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
+    fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
 }
 
 /// Nothing happens.
@@ -33,7 +33,7 @@ impl<E> Change<E> for () {
     fn touches(&self, _: &str) -> bool {
         false
     }
-    fn apply(&self, _: &str, _: Range<usize>, _: &mut [f32]) -> Result<(), E> {
+    fn apply(&mut self, _: &str, _: Range<usize>, _: &mut [f32]) -> Result<(), E> {
         Ok(())
     }
 }
@@ -119,7 +119,7 @@ pub fn rewrite<E: From<WeightsError>>(
     source: &Checkpoint,
     outputs: &Outputs,
     dtype: Option<DType>,
-    change: &dyn Change<E>,
+    change: &mut dyn Change<E>,
     metadata: &BTreeMap<String, String>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<PathBuf>, E> {
@@ -155,7 +155,7 @@ fn write_directory<E: From<WeightsError>>(
     outputs: &Outputs,
     directory: &Path,
     dtype: Option<DType>,
-    change: &dyn Change<E>,
+    change: &mut dyn Change<E>,
     metadata: &BTreeMap<String, String>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), E> {
@@ -185,7 +185,7 @@ fn write_file<E: From<WeightsError>>(
     path: &Path,
     keys: &[String],
     dtype: Option<DType>,
-    change: &dyn Change<E>,
+    change: &mut dyn Change<E>,
     metadata: &BTreeMap<String, String>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, E> {
@@ -203,54 +203,57 @@ fn copy<E: From<WeightsError>>(
     source: &Checkpoint,
     key: &str,
     dtype: Option<DType>,
-    change: &dyn Change<E>,
+    change: &mut dyn Change<E>,
     writer: &mut SafetensorsWriter,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), E> {
-    // Torch checkpoints are read whole; a mapped tensor is read as it is needed.
-    let read = match source.bytes(key) {
+    // Torch checkpoints are read whole; the others as they are needed.
+    let whole = match source.stored_bytes(key) {
         Some(_) => None,
         None => Some(source.tensor(key)?),
     };
-    let bytes = read.as_ref().map(Tensor::as_bytes).or_else(|| source.bytes(key)).unwrap_or_default();
+    let length = whole.as_ref().map(|t| t.as_bytes().len()).or_else(|| source.stored_bytes(key)).unwrap_or_default();
+    let mut buffer = Vec::new();
+    let mut read = |at: usize, bytes: usize, buffer: &mut Vec<u8>| -> Result<(), WeightsError> {
+        let bytes = bytes.min(length - at);
+        buffer.resize(bytes, 0);
+        progress(bytes as u64);
+        match &whole {
+            Some(tensor) => buffer.copy_from_slice(&tensor.as_bytes()[at..at + bytes]),
+            None => source.read_part(key, at, buffer)?,
+        }
+        Ok(())
+    };
     let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
     let info = source.info(key).ok_or_else(missing)?;
-    let from = info.dtype;
-    let to = from.map(|from| target(from, dtype));
     let changed = change.touches(key);
-    let (Some(from), Some(to)) = (from.filter(|_| changed || to != from), to) else {
+    let types = info.dtype.map(|from| (from, target(from, dtype))).filter(|(from, to)| changed || to != from);
+    let Some((from, to)) = types else {
         if changed {
             return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing).into());
         }
-        let mut done = 0;
-        for piece in bytes.chunks(4 * CHUNK) {
-            writer.write(key, piece)?;
-            source.release_part(key, done..done + piece.len());
-            done += piece.len();
-            progress(piece.len() as u64);
+        for at in (0..length).step_by(4 * CHUNK) {
+            read(at, 4 * CHUNK, &mut buffer)?;
+            writer.write(key, &buffer)?;
         }
         return Ok(());
     };
-    let elements = bytes.len() / from.size();
-    let columns = elements / info.shape.first().copied().unwrap_or(1).max(1);
+    let rows = info.shape.first().copied().unwrap_or(1);
+    let columns = length / from.size() / rows.max(1);
+    let row_bytes = columns * from.size();
     let rows_at_once = (CHUNK / columns.max(1)).max(1);
     let (mut values, mut narrowed) = (Vec::new(), Vec::new());
-    let mut row = 0;
-    for piece in bytes.chunks((rows_at_once * columns * from.size()).max(1)) {
-        widen(from, piece, &mut values);
-        let rows = values.len() / columns.max(1);
+    for row in (0..if row_bytes == 0 { 0 } else { rows }).step_by(rows_at_once) {
+        read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
+        widen(from, &buffer, &mut values);
         if changed {
-            change.apply(key, row..row + rows, &mut values)?;
+            change.apply(key, row..row + values.len() / columns, &mut values)?;
         }
         narrow(to, &values, &mut narrowed).map_err(|value| WeightsError::Header {
             path: source.path().into(),
             problem: format!("tensor `{key}`: {value} is beyond the values of {to}"),
         })?;
         writer.write(key, &narrowed)?;
-        let done = row * columns * from.size();
-        source.release_part(key, done..done + piece.len());
-        row += rows;
-        progress(piece.len() as u64);
     }
     Ok(())
 }
@@ -260,13 +263,13 @@ fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorE
     let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
     let info = source.info(key).ok_or_else(missing)?;
     let elements: usize = info.shape.iter().product();
-    let (name, bytes, alignment) = match (info.dtype, source.bytes(key)) {
+    let (name, bytes, alignment) = match (info.dtype, source.stored_bytes(key)) {
         (Some(from), _) => {
             let to = target(from, dtype);
             (dtype_name(to).to_string(), (elements * to.size()) as u64, to.size())
         }
         // Copied byte for byte, whatever it is.
-        (None, Some(bytes)) => (info.stored.to_uppercase(), bytes.len() as u64, bytes.len() / elements.max(1)),
+        (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
         (None, None) => return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing)),
     };
     Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })

@@ -27,6 +27,8 @@ pub(super) const MAX_HEADER: u64 = 100_000_000;
 /// [`super::save_safetensors`] does.
 pub(super) struct SafetensorsFile {
     map: Arc<Mmap>,
+    #[cfg_attr(not(unix), allow(dead_code))]
+    file: File,
     pub tensors: BTreeMap<String, (TensorInfo, Range<usize>)>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -90,7 +92,7 @@ impl SafetensorsFile {
         let header: Header =
             serde_json::from_str(text).map_err(|e| problem(format!("the header is no safetensors header: {e}")))?;
         let tensors = locate(path, header.tensors, start, length)?;
-        Ok(Self { map: Arc::new(map), tensors, metadata: header.metadata })
+        Ok(Self { map: Arc::new(map), file, tensors, metadata: header.metadata })
     }
 
     /// The tensor `name`, sharing the map where its alignment allows.
@@ -107,24 +109,35 @@ impl SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// The bytes of the tensor `name`, in the map.
-    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
-        let (_, range) = self.tensors.get(name)?;
-        Some(&self.map[range.clone()])
+    /// Reads bytes of the tensor `name` from `at` on into `buffer`. They do not pass through the map, whose pages would
+    /// count as this process's memory.
+    pub fn read_part(&self, path: &Path, name: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
+        let (_, range) = self.tensors.get(name).ok_or_else(missing)?;
+        if at.checked_add(buffer.len()).is_none_or(|end| end > range.len()) {
+            return Err(missing());
+        }
+        let start = range.start + at;
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, start as u64)
+            .map_err(WeightsError::io("read", path));
+        #[cfg(not(unix))]
+        {
+            buffer.copy_from_slice(&self.map[start..start + buffer.len()]);
+            Ok(())
+        }
     }
 
-    /// Tells the system that the memory of a part of a tensor is not needed for now: it is read from the file when it
-    /// is used again.
-    pub fn release(&self, name: &str, part: Range<usize>) {
+    /// Tells the system that the memory of a tensor is not needed for now: it is read from the file when it is used
+    /// again.
+    pub fn release(&self, name: &str) {
         #[cfg(unix)]
-        if let Some((_, range)) = self.tensors.get(name) {
-            let start = range.start + part.start.min(range.len());
-            let len = part.len().min(range.end - start);
-            if len > 0 {
-                // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file
-                // does not change is the caveat of the type. A refusal costs memory, nothing else.
-                let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
-            }
+        if let Some((_, range)) = self.tensors.get(name).filter(|(_, range)| !range.is_empty()) {
+            // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file does
+            // not change is the caveat of the type. A refusal costs memory, nothing else.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
         }
     }
 }

@@ -357,7 +357,7 @@ fn shards_are_split_and_joined_bit_for_bit() {
     let parts = dir.path().join("parts");
     let outputs = Outputs::split(&source, &parts, 4000, None).unwrap();
     let copy = |source: &Checkpoint, outputs: &Outputs, dtype| {
-        rewrite::<WeightsError>(source, outputs, dtype, &(), &BTreeMap::new(), &mut |_| {})
+        rewrite::<WeightsError>(source, outputs, dtype, &mut (), &BTreeMap::new(), &mut |_| {})
     };
     let files = copy(&source, &outputs, None).unwrap();
     assert!(files.len() > 4 && files[0].ends_with(format!("model-00001-of-{:05}.safetensors", files.len())));
@@ -393,9 +393,12 @@ fn dtypes_that_cannot_be_loaded_are_copied_as_they_are() {
     let source = Checkpoint::open(raw(dir.path(), header, &[1, 2, 3])).unwrap();
     let out = dir.path().join("y.safetensors");
     let outputs = Outputs::one_file(&source, &out);
-    rewrite::<WeightsError>(&source, &outputs, Some(DType::F32), &(), &BTreeMap::new(), &mut |_| {}).unwrap();
+    rewrite::<WeightsError>(&source, &outputs, Some(DType::F32), &mut (), &BTreeMap::new(), &mut |_| {}).unwrap();
     let copy = WeightFile::open(&out).unwrap();
-    assert_eq!((copy.bytes("a"), copy.info("a").unwrap().stored.as_str()), (Some(&[1u8, 2, 3][..]), "f8_e4m3"));
+    let mut bytes = [0; 3];
+    copy.read_part("a", 0, &mut bytes).unwrap();
+    assert_eq!((bytes, copy.info("a").unwrap().stored.as_str()), ([1, 2, 3], "f8_e4m3"));
+    assert!(copy.read_part("a", 1, &mut bytes).is_err() && copy.read_part("b", 0, &mut []).is_err());
 }
 
 #[test]
