@@ -25,6 +25,8 @@ mod gguf;
 mod i2v_condition;
 #[path = "parity/logits.rs"]
 mod logits;
+#[path = "parity/merge_lora.rs"]
+mod merge_lora;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
 #[path = "parity/reward_fl_step.rs"]
@@ -52,7 +54,7 @@ const KINDS: &[(&str, Option<Run>)] = &[
     ("gguf_smollm2", Some(gguf::run)),
     ("i2v_condition", Some(i2v_condition::run)),
     ("llama_tiny", Some(causal_lm::run)),
-    ("merge_lora", None),
+    ("merge_lora", Some(merge_lora::run)),
     ("optimizer", Some(optimizer::run)),
     ("qwen2_tiny", Some(causal_lm::run)),
     ("qwen3_tiny", Some(causal_lm::run)),

@@ -51,6 +51,25 @@ pub enum Command {
         after_help = "Example:\n  roll export-expert runs/x/checkpoints/step-000100 --base wan/low_noise_model --out wan-trained/low_noise_model"
     )]
     ExportExpert(ExportExpert),
+    /// Add a LoRA of any convention to its base.
+    #[command(
+        after_help = "Example:\n  roll merge-lora wan/low_noise_model high_noise_lora.safetensors merged --alpha 0.8 --dtype bf16\n\nOUT is a file when it ends in .safetensors, otherwise a new directory with the shards of the base."
+    )]
+    MergeLora(MergeLora),
+    /// Rewrite a LoRA file for another program.
+    #[command(
+        after_help = "Example:\n  roll convert-lora runs/x/checkpoints/step-000100/adapter.safetensors kohya.safetensors --to kohya\n  roll convert-lora lora.safetensors peft_adapter --to peft --names diffusers\n\nA file with adapters for both transformers becomes two, OUT_high_noise and OUT_low_noise."
+    )]
+    ConvertLora(ConvertLora),
+    /// Join the shards of a network into one file.
+    #[command(after_help = "Example:\n  roll merge-shards wan/high_noise_model high_noise.safetensors --dtype bf16")]
+    MergeShards(MergeShards),
+    /// Split a weight file into shards with an index.
+    #[command(after_help = "Example:\n  roll split-shards high_noise.safetensors wan/high_noise_model --max-size 5GB")]
+    SplitShards(SplitShards),
+    /// Say what is in a weight file: network, convention, sizes.
+    #[command(after_help = "Example:\n  roll inspect lora.safetensors")]
+    Inspect(Inspect),
     /// List what can be named in the configuration; look at a plugin, and try it.
     #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
     Plugins(Plugins),
@@ -345,6 +364,144 @@ pub struct ExportExpert {
     pub dtype: StoredDType,
 }
 
+/// Arguments of `roll merge-lora`.
+#[derive(Debug, ClapArgs)]
+pub struct MergeLora {
+    /// Weight file, index of shards, directory or glob of the transformer.
+    pub base: PathBuf,
+    /// LoRA file, or the directory of a PEFT adapter.
+    pub lora: PathBuf,
+    /// File (.safetensors) or new directory to write.
+    pub out: PathBuf,
+    /// Factor of what the LoRA adds, beside its own alpha / rank.
+    #[arg(long, default_value_t = 1.0, value_name = "N", allow_negative_numbers = true)]
+    pub alpha: f64,
+    /// How the weights are stored; each as in the base unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+    /// Merge what matches when some layers of the LoRA are not in the base.
+    #[arg(long)]
+    pub allow_missing: bool,
+    /// Of a LoRA file with adapters for both transformers, which.
+    #[arg(long, value_enum)]
+    pub expert: Option<ExpertName>,
+}
+
+/// Arguments of `roll convert-lora`.
+#[derive(Debug, ClapArgs)]
+pub struct ConvertLora {
+    /// LoRA file, or the directory of a PEFT adapter.
+    pub lora: PathBuf,
+    /// File (.safetensors) to write; for PEFT also a directory, which gets its adapter_config.json.
+    pub out: PathBuf,
+    /// For which program.
+    #[arg(long, value_enum, value_name = "CONVENTION")]
+    pub to: ConventionName,
+    /// Layer names of a PEFT file: those of the model it is for.
+    #[arg(long, value_enum, default_value_t = LayerNames::Official)]
+    pub names: LayerNames,
+    /// Of a file with adapters for both transformers, which; `low` makes a diffusers file for `transformer_2`.
+    #[arg(long, value_enum)]
+    pub expert: Option<ExpertName>,
+    /// The model it is for, when it is none of Wan and kohya's names must be told apart.
+    #[arg(long, value_name = "FILE")]
+    pub base: Option<PathBuf>,
+}
+
+/// Arguments of `roll merge-shards`.
+#[derive(Debug, ClapArgs)]
+pub struct MergeShards {
+    /// Directory of the shards, their index, or a glob.
+    pub dir: PathBuf,
+    /// File to write.
+    pub out: PathBuf,
+    /// How the weights are stored; as they are unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+}
+
+/// Arguments of `roll split-shards`.
+#[derive(Debug, ClapArgs)]
+pub struct SplitShards {
+    /// Weight file.
+    pub file: PathBuf,
+    /// Directory to make.
+    pub out: PathBuf,
+    /// Most bytes of a shard: 5GB, 500MB.
+    #[arg(long, default_value = "5GB", value_name = "SIZE", value_parser = bytes)]
+    pub max_size: u64,
+    /// How the weights are stored; as they are unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+}
+
+/// Arguments of `roll inspect`.
+#[derive(Debug, ClapArgs)]
+pub struct Inspect {
+    /// Weight file, index of shards, directory or glob.
+    pub file: PathBuf,
+    /// List every tensor.
+    #[arg(long)]
+    pub keys: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `5GB` as a number.
+fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit: u64 = match text[at..].trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KIB" => 1 << 10,
+        "MIB" => 1 << 20,
+        "GIB" => 1 << 30,
+        other => return Err(format!("expected a size such as 5GB or 500MiB, found the unit `{other}`")),
+    };
+    let number: u64 = text[..at].parse().map_err(|_| "expected a size such as 5GB or 500MiB".to_string())?;
+    number.checked_mul(unit).filter(|n| *n > 0).ok_or_else(|| "expected a size above 0 and below 2^64".to_string())
+}
+
+/// Programs whose LoRA files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConventionName {
+    /// `base_model.model.X.lora_A.weight`, with an adapter_config.json.
+    Peft,
+    /// `X.lora_A.default.weight`: DiffSynth-Studio and ROLL.
+    Diffsynth,
+    /// `transformer.X.lora_A.weight`.
+    Diffusers,
+    /// `diffusion_model.X.lora_A.weight`.
+    #[value(alias = "comfy")]
+    Comfyui,
+    /// `lora_unet_X.lora_down.weight`.
+    Kohya,
+}
+
+/// Whose layer names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LayerNames {
+    /// `blocks.0.self_attn.q`.
+    Official,
+    /// `blocks.0.attn1.to_q`.
+    Diffusers,
+}
+
+/// The two transformers of Wan2.2-A14B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExpertName {
+    /// The high-noise one, `dit` and `transformer`.
+    #[value(alias = "dit", alias = "high_noise")]
+    High,
+    /// The low-noise one, `dit2` and `transformer_2`.
+    #[value(alias = "dit2", alias = "low_noise")]
+    Low,
+}
+
 /// How weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoredDType {
@@ -352,6 +509,19 @@ pub enum StoredDType {
     F32,
     /// Two bytes, rounded.
     Bf16,
+    /// Two bytes, rounded, of less range.
+    F16,
+}
+
+impl StoredDType {
+    /// As the dtype of a tensor.
+    pub fn dtype(self) -> roll_core::DType {
+        match self {
+            Self::F32 => roll_core::DType::F32,
+            Self::Bf16 => roll_core::DType::Bf16,
+            Self::F16 => roll_core::DType::F16,
+        }
+    }
 }
 
 /// Kinds of Wan model.

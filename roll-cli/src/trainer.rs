@@ -109,10 +109,13 @@ impl Trainer {
         let data = dataset.map(|dataset| {
             Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size())
         });
+        let most = config.max_steps.unwrap_or(u64::MAX);
         let steps = match (config.steps, &data, source) {
             (Some(steps), ..) => steps,
-            (None, Some(data), _) => data.steps(t.num_train_epochs),
-            (None, None, DataSource::Own { steps_per_epoch: Some(n) }) => n.saturating_mul(t.num_train_epochs),
+            (None, Some(data), _) => data.steps(t.num_train_epochs).min(most),
+            (None, None, DataSource::Own { steps_per_epoch: Some(n) }) => {
+                n.saturating_mul(t.num_train_epochs).min(most)
+            }
             (None, None, _) => {
                 let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
                 return Err(Error::config("steps", problem));

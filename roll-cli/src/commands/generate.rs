@@ -19,7 +19,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let image = args.image.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
     let mut model = registry.model(&loaded.config.model.name, &loaded.config.model.options, &context)?;
     if let Some(path) = &args.adapter {
-        let file = roll_models::weights::Checkpoint::open(path)?.all()?;
+        let file = roll_models::lora::open_adapter(path)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         model.import_adapter(&BTreeMap::from([(name, file)]))?;
     }

@@ -2,15 +2,19 @@
 
 mod ask;
 mod config;
+mod convert_lora;
 mod export_expert;
 mod generate;
 mod init_experts;
 mod init_tiny;
+mod inspect;
+mod merge_lora;
 mod plan;
 mod plot;
 mod plugins;
 mod run;
 mod score;
+mod shards;
 
 use roll_core::config::{ConfigLayers, Loaded};
 use roll_core::{BuildContext, Registry, Replaces, Result, plugin};
@@ -29,6 +33,11 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
+        Command::MergeLora(args) => merge_lora::merge_lora(args),
+        Command::ConvertLora(args) => convert_lora::convert_lora(args),
+        Command::MergeShards(args) => shards::merge_shards(args),
+        Command::SplitShards(args) => shards::split_shards(args),
+        Command::Inspect(args) => inspect::print(args),
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::print(args),
     }

@@ -10,6 +10,7 @@ use super::RunConfig;
 use super::loaded::{Loaded, Provenance};
 use super::schema;
 use super::yaml::{YamlFormat, parse_value};
+use super::{hydra, reference};
 use crate::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
@@ -76,10 +77,17 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// Adds a YAML file. Fails when it cannot be read or is no mapping.
-    pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
+    /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
+    /// read or is no mapping.
+    pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        self.add(path, YamlFormat::read(path)?)
+        let mut map = hydra::read(path)?;
+        if reference::is_reference(&map) {
+            let (translated, notes) = reference::translate(path, map)?;
+            map = translated;
+            self.notes.extend(notes);
+        }
+        self.add(path, map)
     }
 
     /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.

@@ -22,6 +22,8 @@ pub struct RunConfig {
     pub backend: String,
     /// Optimizer steps to take. `null`: what `training.num_train_epochs` passes over the data need.
     pub steps: Option<u64>,
+    /// At most so many, when `steps` is not set. `null`: no limit.
+    pub max_steps: Option<u64>,
     /// A checkpoint every so many steps, and one at the end. 0: only at the end.
     pub save_steps: u64,
     /// Sample videos every so many steps. 0: never.
@@ -61,6 +63,7 @@ impl Default for RunConfig {
             output_dir: "runs".into(),
             backend: "flex".into(),
             steps: None,
+            max_steps: None,
             save_steps: 25,
             sample_steps: 25,
             logging_steps: 1,

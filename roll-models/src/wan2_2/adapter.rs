@@ -1,12 +1,14 @@
 //! Adapter files: the names under which other programs read a LoRA.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use roll_core::{Error, Result, StateDict, Tensor};
+
+use crate::lora::{Expert, LoraFile};
 
 /// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
-
-/// Prefixes and infixes of other writers, which are accepted too.
-const FOREIGN_PREFIXES: [&str; 4] = ["base_model.model.", "diffusion_model.", "pipe.dit.", "transformer."];
 
 /// Names parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. An `alpha` that is not the rank is written out,
 /// since readers assume it to be the rank.
@@ -22,36 +24,32 @@ pub fn to_file(parameters: StateDict, scale: f64) -> Result<StateDict> {
     Ok(file)
 }
 
-/// The reverse. Fails when the file asks for another scale than `scale`; a layer without `alpha` asks for 1.
-pub fn from_file(file: &StateDict, scale: f64) -> Result<StateDict> {
-    let mut parameters = StateDict::new();
-    let mut alphas = StateDict::new();
-    for (name, tensor) in file {
-        let own = own_name(name);
-        match own.strip_suffix(".alpha") {
-            Some(layer) => alphas.insert(layer.to_string(), tensor.clone()),
-            None => parameters.insert(own, tensor.clone()),
-        };
+/// The reverse, from any convention; of a file with adapters for both transformers, `expert`'s. `name` is the file's,
+/// for messages. Fails when the file asks for another scale than `scale`, or has more than low-rank layers.
+pub fn from_file(name: &str, file: &StateDict, expert: Expert, scale: f64) -> Result<StateDict> {
+    let file = LoraFile::read(Path::new(name), file, BTreeMap::new(), None)?;
+    let wanted = (file.adapters.len() > 1).then_some(expert);
+    let lora = file.one(wanted)?;
+    if let Some(layer) = lora.differences.keys().next() {
+        return Err(Error::Unsupported(format!(
+            "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \
+             on; put it into the base with `roll merge-lora`"
+        )));
     }
-    for (name, down) in &parameters {
-        let Some(layer) = name.strip_suffix(".lora_A.weight") else { continue };
-        let rank = down.shape().first().copied().unwrap_or(1) as f64;
-        let found = match alphas.get(layer) {
-            Some(alpha) => f64::from(alpha.item()?) / rank,
-            None => 1.0,
-        };
+    let mut parameters = StateDict::new();
+    for (name, layer) in lora.layers {
+        let found = layer.scale();
         if (found - scale).abs() > 1e-6 * scale.abs() {
             return Err(Error::Unsupported(format!(
-                "the layer `{layer}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
+                "the layer `{name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
                  `lora_alpha` to match"
             )));
         }
+        if let Some(bias) = layer.bias {
+            parameters.insert(format!("{name}.lora_B.bias"), bias);
+        }
+        parameters.insert(format!("{name}.lora_A.weight"), layer.down);
+        parameters.insert(format!("{name}.lora_B.weight"), layer.up);
     }
     Ok(parameters)
-}
-
-/// This project's name of a tensor, whoever wrote it.
-fn own_name(name: &str) -> String {
-    let stripped = FOREIGN_PREFIXES.iter().fold(name, |name, prefix| name.strip_prefix(prefix).unwrap_or(name));
-    stripped.replace(".default.weight", ".weight")
 }

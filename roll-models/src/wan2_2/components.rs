@@ -1,5 +1,6 @@
 //! Recognising the networks of Wan by the keys of their weights.
 
+use crate::lora::is_lora_key;
 use crate::weights::{Checkpoint, WeightsError};
 
 use super::names::{self, Direction};
@@ -38,10 +39,6 @@ impl std::fmt::Display for Component {
 const WRAPPERS: &[&str] =
     &["state_dict.", "model_state.", "model.diffusion_model.", "diffusion_model.", "model.", "module."];
 
-/// Parts of the names of LoRA tensors, in every common convention.
-const LORA_MARKS: &[&str] =
-    &[".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".lora.down.", ".lora.up.", "lora_unet_"];
-
 /// The keys that tell a component: every one of a row must be there.
 const SIGNATURES: &[(Component, Naming, &[&str])] = &[
     (Component::Clip, Naming::Official, &["visual.patch_embedding.weight", "visual.pre_norm.weight"]),
@@ -67,7 +64,7 @@ enum Naming {
 /// taken off, diffusers and transformers names translated. Keys that have no official name in a translated checkpoint
 /// are an error; in an official one extra keys are kept.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
-    if checkpoint.keys().any(|key| LORA_MARKS.iter().any(|mark| key.contains(mark))) {
+    if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));
     }
     let checkpoint = unwrap(checkpoint)?;

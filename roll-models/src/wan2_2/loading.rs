@@ -11,6 +11,7 @@ use roll_core::{
     BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt, StateDict, communicator,
 };
 
+use crate::lora;
 use crate::weights::{Checkpoint, Streamed};
 
 use super::clip::Clip;
@@ -84,7 +85,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);
         let name = model.adapter_files().into_iter().next().unwrap_or_default();
-        let file = Checkpoint::open(&path)?.all()?;
+        let file = lora::open_adapter(&path)?;
         model.import_adapter(&BTreeMap::from([(name, file)])).while_doing(|| format!("reading {}", path.display()))?;
     }
     Ok(model)

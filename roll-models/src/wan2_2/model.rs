@@ -9,6 +9,8 @@ use roll_core::{
     Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
 };
 
+use crate::lora;
+
 use super::adapter;
 use super::clip::Clip;
 use super::conditioning;
@@ -224,6 +226,10 @@ fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
 }
 
 impl Expert {
+    fn which(&self) -> lora::Expert {
+        if self.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
+    }
+
     fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
         let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
         specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
@@ -292,7 +298,9 @@ impl Model for Wan {
         for expert in &self.experts {
             let Some(parameters) = expert.dit.parameters() else { continue };
             let name = self.file_name(expert);
-            let file = files.get(&name).ok_or_else(|| {
+            // One file for one adapter is that adapter's, whatever it is called.
+            let only = files.values().next().filter(|_| files.len() == 1 && self.adapter_files().len() == 1);
+            let file = files.get(&name).or(only).ok_or_else(|| {
                 let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
                 Error::Unsupported(format!(
                     "the adapter has no file `{name}` for expert `{}`; it has: {found}",
@@ -300,7 +308,7 @@ impl Model for Wan {
                 ))
             })?;
             let state = match expert.lora {
-                true => adapter::from_file(file, expert.dit.lora_scale())?,
+                true => adapter::from_file(&name, file, expert.which(), expert.dit.lora_scale())?,
                 false => file.clone(),
             };
             parts.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));

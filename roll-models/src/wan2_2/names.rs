@@ -135,6 +135,11 @@ pub fn dit(key: &str, direction: Direction) -> Option<String> {
     look_up(DIT, key, direction)
 }
 
+/// The layers of a transformer that have a weight: the official pattern of each and diffusers'. `#` stands for a number.
+pub fn dit_layers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DIT.iter().filter_map(|(official, other)| Some((official.strip_suffix(".*")?, other.strip_suffix(".*")?)))
+}
+
 /// The name of a Wan2.1 VAE key in the other naming (diffusers `AutoencoderKLWan`).
 pub fn vae_21(key: &str, direction: Direction) -> Option<String> {
     vae(VAE_21, key, direction)

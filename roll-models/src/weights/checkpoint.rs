@@ -66,6 +66,43 @@ impl Checkpoint {
         Self::open_shards(&super::expand_glob(pattern)?)
     }
 
+    /// Opens whatever a person would name: a file, an index, a glob, or a directory with one network's files.
+    pub fn open_any(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
+        let path = path.as_ref();
+        let text = path.to_string_lossy();
+        if path.is_dir() {
+            return Self::open_directory(path);
+        }
+        match !path.exists() && text.contains(['*', '?', '[']) {
+            true => Self::open_glob(&text),
+            false => Self::open(path),
+        }
+    }
+
+    fn open_directory(path: &Path) -> Result<Self, WeightsError> {
+        let entries = std::fs::read_dir(path).map_err(WeightsError::io("read", path))?;
+        let mut found: Vec<PathBuf> = Vec::new();
+        for entry in entries {
+            found.push(entry.map_err(WeightsError::io("read", path))?.path());
+        }
+        found.sort();
+        let ends = |p: &PathBuf, end: &str| p.to_string_lossy().to_lowercase().ends_with(end);
+        let indexes: Vec<&PathBuf> = found.iter().filter(|p| ends(p, ".safetensors.index.json")).collect();
+        match indexes.as_slice() {
+            [index] => return Self::open_index(index),
+            [] => {}
+            several => {
+                let hint = format!("; it has {} indexes of shards, name one of them", several.len());
+                return Err(WeightsError::Directory { path: path.into(), hint });
+            }
+        }
+        let files: Vec<PathBuf> = found.into_iter().filter(|p| p.is_file() && ends(p, ".safetensors")).collect();
+        match files.is_empty() {
+            true => Err(WeightsError::NoMatch { pattern: path.join("*.safetensors").display().to_string() }),
+            false => Self::open_shards(&files),
+        }
+    }
+
     fn open_index(path: &Path) -> Result<Self, WeightsError> {
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
@@ -148,6 +185,28 @@ impl Checkpoint {
         if let Some((file, stored)) = self.index.get(key) {
             self.files[*file].release(stored);
         }
+    }
+
+    /// As [`WeightFile::stored_bytes`].
+    pub fn stored_bytes(&self, key: &str) -> Option<usize> {
+        let (file, stored) = self.index.get(key)?;
+        self.files[*file].stored_bytes(stored)
+    }
+
+    /// As [`WeightFile::read_part`].
+    pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
+        let (file, stored) = self.index.get(key).ok_or_else(missing)?;
+        self.files[*file].read_part(stored, at, buffer)
+    }
+
+    /// Its files, each with the names of the tensors in it.
+    pub fn shards(&self) -> Vec<(&WeightFile, Vec<&str>)> {
+        let mut shards: Vec<(&WeightFile, Vec<&str>)> = self.files.iter().map(|f| (&**f, Vec::new())).collect();
+        for (key, (file, _)) in &self.index {
+            shards[*file].1.push(key);
+        }
+        shards
     }
 
     /// The tensors whose name `wanted` accepts. Mapped files are paged in as they are used; torch checkpoints are

@@ -116,10 +116,35 @@ impl WeightFile {
         }
     }
 
+    /// Bytes that a tensor of a safetensors file takes, whatever its dtype; `None` for torch checkpoints, whose tensors
+    /// can only be read whole.
+    pub fn stored_bytes(&self, key: &str) -> Option<usize> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.tensors.get(key).map(|(_, range)| range.len()),
+            Contents::Torch(_) => None,
+        }
+    }
+
+    /// Reads bytes of such a tensor from `at` on, whatever its dtype, without the memory of the rest.
+    pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        match &self.contents {
+            Contents::Safetensors(file) => file.read_part(&self.path, key, at, buffer),
+            Contents::Torch(_) => Err(WeightsError::MissingTensor { path: self.path.clone(), tensor: key.into() }),
+        }
+    }
+
     /// Gives back the memory of a mapped tensor, which stays readable.
     pub fn release(&self, key: &str) {
         if let Contents::Safetensors(file) = &self.contents {
             file.release(key);
+        }
+    }
+
+    /// Name of the format.
+    pub fn format(&self) -> &'static str {
+        match &self.contents {
+            Contents::Safetensors(_) => "safetensors",
+            Contents::Torch(_) => "torch checkpoint",
         }
     }
 

@@ -6,9 +6,11 @@ mod error;
 mod file;
 pub mod gguf;
 mod pth;
+mod rewrite;
 mod safetensors;
 mod save;
 mod streamed;
+mod writer;
 
 #[cfg(test)]
 mod tests;
@@ -19,8 +21,10 @@ pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
 pub use file::{TensorInfo, WeightFile};
 pub use safetensors::parse_safetensors;
+pub use rewrite::{Change, Outputs, rewrite};
 pub use save::save_safetensors;
 pub use streamed::{Streamed, stored_dtype};
+pub use writer::{SafetensorsWriter, TensorEntry};
 
 /// The weight files that match a glob, sorted. Indexes of shards and other files that match are left aside; no match
 /// is an error.

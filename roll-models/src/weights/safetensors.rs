@@ -27,6 +27,8 @@ pub(super) const MAX_HEADER: u64 = 100_000_000;
 /// [`super::save_safetensors`] does.
 pub(super) struct SafetensorsFile {
     map: Arc<Mmap>,
+    #[cfg_attr(not(unix), allow(dead_code))]
+    file: File,
     pub tensors: BTreeMap<String, (TensorInfo, Range<usize>)>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -78,7 +80,7 @@ impl SafetensorsFile {
         // SAFETY: the map is read-only; the caveat about other processes is documented on the type.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let (tensors, metadata) = parse(path, &map)?;
-        Ok(Self { map: Arc::new(map), tensors, metadata })
+        Ok(Self { map: Arc::new(map), file, tensors, metadata })
     }
 
     /// The tensor `name`, sharing the map where its alignment allows.
@@ -133,6 +135,25 @@ pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsE
 }
 
 impl SafetensorsFile {
+    /// Reads bytes of the tensor `name` from `at` on into `buffer`. They do not pass through the map, whose pages would
+    /// count as this process's memory.
+    pub fn read_part(&self, path: &Path, name: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
+        let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
+        let (_, range) = self.tensors.get(name).ok_or_else(missing)?;
+        if at.checked_add(buffer.len()).is_none_or(|end| end > range.len()) {
+            return Err(missing());
+        }
+        let start = range.start + at;
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, start as u64)
+            .map_err(WeightsError::io("read", path));
+        #[cfg(not(unix))]
+        {
+            buffer.copy_from_slice(&self.map[start..start + buffer.len()]);
+            Ok(())
+        }
+    }
+
     /// Tells the system that the memory of a tensor is not needed for now: it is read from the file when it is used
     /// again.
     pub fn release(&self, name: &str) {

@@ -343,3 +343,81 @@ fn renaming_two_tensors_to_one_is_an_error() {
     assert_eq!(renamed.keys().collect::<Vec<_>>(), ["zwei"]);
     assert_eq!(renamed.tensor("zwei").unwrap().item().unwrap(), 3.0);
 }
+
+#[test]
+fn shards_are_split_and_joined_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let state: StateDict = (0..9)
+        .map(|i| (format!("t{i}"), Tensor::new(vec![i as f32 + 0.1; 100 * (i + 1)], [i + 1, 100]).unwrap()))
+        .collect();
+    let whole = dir.path().join("model.safetensors");
+    save_safetensors(&whole, &state, &BTreeMap::new()).unwrap();
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let source = Checkpoint::open(&whole).unwrap();
+    let parts = dir.path().join("parts");
+    let outputs = Outputs::split(&source, &parts, 4000, None).unwrap();
+    let copy = |source: &Checkpoint, outputs: &Outputs, dtype| {
+        rewrite::<WeightsError>(source, outputs, dtype, &mut (), &BTreeMap::new(), &mut |_| {})
+    };
+    let files = copy(&source, &outputs, None).unwrap();
+    assert!(files.len() > 4 && files[0].ends_with(format!("model-00001-of-{:05}.safetensors", files.len())));
+    assert!(files.iter().all(|f| fs::metadata(f).unwrap().len() < 4000 + 1000), "header included");
+    assert!(parts.join("config.json").exists());
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs::read(parts.join("model.safetensors.index.json")).unwrap()).unwrap();
+    assert_eq!(index["metadata"]["total_size"], 4 * 100 * 45);
+    let split = Checkpoint::open_any(&parts).unwrap();
+    assert_same(&split.all().unwrap(), &state);
+
+    let joined = dir.path().join("joined.safetensors");
+    copy(&split, &Outputs::one_file(&split, &joined), None).unwrap();
+    assert_eq!(fs::read(&joined).unwrap(), fs::read(&whole).unwrap());
+    let again = dir.path().join("again");
+    copy(&split, &Outputs::like(&split, &again), Some(DType::Bf16)).unwrap();
+    let narrow = Checkpoint::open_any(&again).unwrap();
+    assert_eq!(narrow.shards().len(), files.len());
+    for (key, tensor) in narrow.all().unwrap() {
+        assert_eq!(tensor.as_bytes(), state[&key].to_float(DType::Bf16).unwrap().as_bytes(), "{key}");
+    }
+
+    // What stands there already is left alone.
+    assert!(copy(&source, &Outputs::like(&source, &parts), None).is_err());
+    assert!(copy(&source, &Outputs::one_file(&source, &whole), None).is_err());
+    assert_same(&Checkpoint::open(&whole).unwrap().all().unwrap(), &state);
+}
+
+#[test]
+fn dtypes_that_cannot_be_loaded_are_copied_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let header = r#"{"a":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[0,3]}}"#;
+    let source = Checkpoint::open(raw(dir.path(), header, &[1, 2, 3])).unwrap();
+    let out = dir.path().join("y.safetensors");
+    let outputs = Outputs::one_file(&source, &out);
+    rewrite::<WeightsError>(&source, &outputs, Some(DType::F32), &mut (), &BTreeMap::new(), &mut |_| {}).unwrap();
+    let copy = WeightFile::open(&out).unwrap();
+    let mut bytes = [0; 3];
+    copy.read_part("a", 0, &mut bytes).unwrap();
+    assert_eq!((bytes, copy.info("a").unwrap().stored.as_str()), ([1, 2, 3], "f8_e4m3"));
+    assert!(copy.read_part("a", 1, &mut bytes).is_err() && copy.read_part("b", 0, &mut []).is_err());
+}
+
+#[test]
+fn a_file_whose_bytes_do_not_come_in_order_does_not_appear() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let entry =
+        |name: &str| TensorEntry { name: name.into(), dtype: "U8".into(), shape: vec![2], bytes: 2, alignment: 1 };
+    let begin = || SafetensorsWriter::create(&path, vec![entry("b"), entry("a")], &BTreeMap::new()).unwrap();
+    assert!(begin().write("b", &[1, 2]).is_err());
+    assert!(begin().write("a", &[1, 2, 3]).is_err());
+    let mut writer = begin();
+    writer.write("a", &[1]).unwrap();
+    writer.write("a", &[2]).unwrap();
+    assert!(writer.finish().is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let mut writer = begin();
+    writer.write("a", &[1, 2]).unwrap();
+    writer.write("b", &[3, 4]).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(Checkpoint::open(&path).unwrap().tensor("b").unwrap().as_bytes(), [3, 4]);
+}

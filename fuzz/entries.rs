@@ -1,0 +1,100 @@
+//! The readers of files that may come from anywhere, each as a function of bytes that must return: no panic, no endless
+//! work, no memory beyond a few times the input. Used by the targets for cargo-fuzz beside this file, and by
+//! tests/fuzz.rs, which mutates the corpus in the ordinary test suite.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use roll_core::StateDict;
+use roll_core::config::ConfigLayers;
+use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
+use roll_models::wan2_2::components;
+use roll_models::weights::Checkpoint;
+
+/// A reader.
+pub type Entry = fn(&[u8]);
+
+/// Every reader by the name of its corpus.
+pub const ENTRIES: [(&str, Entry); 6] = [
+    ("safetensors", safetensors),
+    ("pth", pth),
+    ("onnx", onnx),
+    ("mp4", mp4),
+    ("config", config),
+    ("lora_keys", lora_keys),
+];
+
+/// Header and tensors of a safetensors file, and what is told of it.
+pub fn safetensors(bytes: &[u8]) {
+    weights(bytes, "safetensors");
+}
+
+/// A torch checkpoint, parsed and never executed.
+pub fn pth(bytes: &[u8]) {
+    weights(bytes, "pth");
+}
+
+fn weights(bytes: &[u8], extension: &str) {
+    with_file(bytes, extension, |path| {
+        let Ok(checkpoint) = Checkpoint::open(path) else { return };
+        for key in checkpoint.keys() {
+            let _ = checkpoint.tensor(key).map(|tensor| tensor.as_bytes().len());
+        }
+        let _ = LoraFile::open(path);
+        let _ = components::recognise(checkpoint);
+    });
+}
+
+/// The graph of an ONNX file and its weights; it is not run.
+pub fn onnx(bytes: &[u8]) {
+    if let Ok(device) = roll_backends::device("flex") {
+        let _ = roll_rewards::onnx::Model::parse(Path::new("fuzz.onnx"), bytes, &device);
+    }
+}
+
+/// Boxes, tables and pictures of an MP4.
+pub fn mp4(bytes: &[u8]) {
+    with_file(bytes, "mp4", |path| {
+        let options = roll_data::ReadOptions { max_frames: Some(4), ..roll_data::ReadOptions::default() };
+        let _ = roll_data::read_video(path, &options);
+    });
+}
+
+/// A configuration file, with its `defaults`, interpolations and translation from ROLL's.
+pub fn config(bytes: &[u8]) {
+    with_file(bytes, "yaml", |path| {
+        let _ = ConfigLayers::new().file(path).and_then(|layers| layers.load(None));
+    });
+}
+
+/// Names of tensors, one a line, as a LoRA file; a name in front of which a `#` stands is for a scalar. What can be read
+/// is written in every convention, and read again.
+pub fn lora_keys(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (matrix, scalar) = (roll_core::Tensor::full([2, 2], 0.5), roll_core::Tensor::scalar(3.0));
+    let state: StateDict = text
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(name) => (name.to_string(), scalar.clone()),
+            None => (line.to_string(), matrix.clone()),
+        })
+        .collect();
+    let path = Path::new("fuzz.safetensors");
+    let Ok(file) = LoraFile::read(path, &state, BTreeMap::new(), None) else { return };
+    for lora in &file.adapters {
+        for convention in Convention::ALL {
+            let options = WriteOptions { convention, names: Names::Official };
+            if let Ok(written) = Written::new(lora, options, &file.metadata) {
+                let _ = LoraFile::read(path, &written.state, written.metadata, None);
+            }
+        }
+    }
+}
+
+fn with_file(bytes: &[u8], extension: &str, read: impl FnOnce(&Path)) {
+    let Ok(directory) = tempfile::tempdir() else { return };
+    let path = directory.path().join(format!("fuzz.{extension}"));
+    if std::fs::write(&path, bytes).is_ok() {
+        read(&path);
+    }
+}

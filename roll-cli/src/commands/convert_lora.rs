@@ -1,0 +1,57 @@
+//! `roll convert-lora`: a LoRA for another program.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::Result;
+use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, write_lora};
+use roll_models::weights::Checkpoint;
+
+use crate::args::{ConventionName, ConvertLora, LayerNames};
+
+/// Writes one file for each adapter and says where.
+pub fn convert_lora(args: ConvertLora) -> Result<()> {
+    let mut file = LoraFile::open(&args.lora)?;
+    let metadata = std::mem::take(&mut file.metadata);
+    let convention = match args.to {
+        ConventionName::Peft => Convention::Peft,
+        ConventionName::Diffsynth => Convention::DiffSynth,
+        ConventionName::Diffusers => Convention::Diffusers,
+        ConventionName::Comfyui => Convention::ComfyUi,
+        ConventionName::Kohya => Convention::Kohya,
+    };
+    let names = match args.names {
+        LayerNames::Official => Names::Official,
+        LayerNames::Diffusers => Names::Diffusers,
+    };
+    let from = file.convention;
+    let mut adapters = match (args.expert, file.adapters.len()) {
+        (None, 2..) => file.adapters,
+        (expert, _) => {
+            let expert = expert.map(|name| name.expert());
+            let mut lora = file.one(expert)?;
+            lora.expert = expert.or(lora.expert);
+            vec![lora]
+        }
+    };
+    if let Some(base) = &args.base {
+        let base = Checkpoint::open_any(base)?;
+        adapters.iter_mut().for_each(|lora| lora.resolve(base.keys()));
+    }
+    let several = adapters.len() > 1;
+    for lora in &adapters {
+        let out = match lora.expert.filter(|_| several) {
+            Some(expert) => with_suffix(&args.out, &expert.to_string()),
+            None => args.out.clone(),
+        };
+        let written = write_lora(lora, WriteOptions { convention, names }, &metadata, &out)?;
+        println!("{}: {} layers, {from} to {convention}", written.display(), lora.layers.len());
+    }
+    Ok(())
+}
+
+/// `lora.safetensors` as `lora_low_noise.safetensors`.
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
+    path.with_file_name(format!("{stem}_{suffix}{extension}"))
+}

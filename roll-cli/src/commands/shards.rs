@@ -1,0 +1,45 @@
+//! `roll merge-shards` and `roll split-shards`.
+
+use std::collections::BTreeMap;
+
+use roll_core::Result;
+use roll_models::weights::{Checkpoint, Outputs, WeightsError, rewrite};
+
+use crate::args::{MergeShards, SplitShards};
+use crate::progress::Bar;
+
+/// Joins and says where.
+pub fn merge_shards(args: MergeShards) -> Result<()> {
+    let source = Checkpoint::open_any(&args.dir)?;
+    let outputs = Outputs::one_file(&source, &args.out);
+    copy(&source, &outputs, args.dtype.map(|dtype| dtype.dtype()))
+}
+
+/// Splits and says where.
+pub fn split_shards(args: SplitShards) -> Result<()> {
+    let source = Checkpoint::open_any(&args.file)?;
+    let dtype = args.dtype.map(|dtype| dtype.dtype());
+    let outputs = Outputs::split(&source, &args.out, args.max_size, dtype)?;
+    copy(&source, &outputs, dtype)
+}
+
+fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>) -> Result<()> {
+    let metadata: BTreeMap<String, String> = source.metadata();
+    let files =
+        megabytes(source, |progress| rewrite::<WeightsError>(source, outputs, dtype, &mut (), &metadata, progress))?;
+    files.iter().for_each(|file| println!("{}", file.display()));
+    Ok(())
+}
+
+/// Runs `work` under a bar over the bytes of `source`.
+pub fn megabytes<T>(source: &Checkpoint, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
+    let total: u64 = source.paths().filter_map(|path| std::fs::metadata(path).ok()).map(|about| about.len()).sum();
+    let bar = Bar::new(total >> 20, "MB", true);
+    let mut done = 0;
+    let result = work(&mut |bytes| {
+        done += bytes;
+        bar.skip(done >> 20);
+    });
+    bar.finish();
+    result
+}

@@ -1,0 +1,153 @@
+//! What is in a weight file: format, network, convention.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use roll_core::Result;
+
+use crate::lora::{self, LoraFile};
+use crate::wan2_2::components::{Component, heads, recognise};
+use crate::wan2_2::dit::DitConfig;
+use crate::weights::{Checkpoint, WeightsError};
+
+/// What a weight file, or the shards of one, holds.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct About {
+    /// `safetensors` or `torch checkpoint`.
+    pub format: String,
+    /// Number of files.
+    pub files: usize,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Number of elements of all tensors.
+    pub elements: u64,
+    /// Number of tensors of each dtype.
+    pub dtypes: BTreeMap<String, usize>,
+    /// The network, or kind of adapter.
+    pub what: String,
+    /// More about it, in the order it should be told.
+    pub details: Vec<(String, String)>,
+    /// The header's own words.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Looks into a file, an index of shards, a directory or a glob; reads headers, and the scales of a LoRA.
+pub fn inspect(path: &Path) -> Result<About> {
+    let peft = path.is_dir() && path.join("adapter_config.json").is_file();
+    let checkpoint = match peft {
+        true => Checkpoint::open(path.join("adapter_model.safetensors"))?,
+        false => Checkpoint::open_any(path)?,
+    };
+    let infos: Vec<_> = checkpoint.keys().filter_map(|key| checkpoint.info(key)).collect();
+    let mut dtypes = BTreeMap::new();
+    infos.iter().for_each(|info| *dtypes.entry(info.stored.clone()).or_default() += 1);
+    let elements = infos.iter().map(|info| info.shape.iter().product::<usize>() as u64).sum();
+    let format = checkpoint.shards().first().map_or("nothing", |(file, _)| file.format());
+    let mut about = About {
+        format: format.into(),
+        files: checkpoint.paths().count(),
+        tensors: checkpoint.len(),
+        elements,
+        dtypes,
+        what: String::new(),
+        details: Vec::new(),
+        metadata: checkpoint.metadata(),
+    };
+    if checkpoint.keys().any(lora::is_lora_key) {
+        match LoraFile::open(if peft { path } else { checkpoint.path() }) {
+            Ok(file) => about.lora(&file),
+            // What kind it is can be told of adapters that cannot be used, too.
+            Err(e) => {
+                about.what = "adapter that cannot be used here".into();
+                about.details.push(("reason".into(), e.to_string()));
+            }
+        }
+        return Ok(about);
+    }
+    let own_names = checkpoint.clone();
+    match recognise(checkpoint) {
+        Ok((component, checkpoint)) => {
+            about.what = component.to_string();
+            about.network(component, &checkpoint, &own_names);
+        }
+        Err(WeightsError::Unrecognised { .. }) => {
+            about.what = "no network of Wan".into();
+            about.detail("keys", own_names.keys().take(5).collect::<Vec<_>>().join(", "));
+        }
+        Err(e) => return Err(e.into()),
+    }
+    Ok(about)
+}
+
+impl About {
+    fn detail(&mut self, name: &str, value: impl Into<String>) {
+        self.details.push((name.into(), value.into()));
+    }
+
+    fn lora(&mut self, file: &LoraFile) {
+        self.what = "LoRA".into();
+        let names = match file.names {
+            lora::Names::Official => "official",
+            lora::Names::Diffusers => "diffusers",
+        };
+        self.detail("convention", format!("{}, layers by their {names} names", file.convention));
+        for adapter in &file.adapters {
+            if let Some(expert) = adapter.expert {
+                self.detail("expert", expert.to_string());
+            }
+            let listed = |values: Vec<String>| if values.is_empty() { "none".into() } else { values.join(", ") };
+            self.detail("layers", adapter.layers.len().to_string());
+            self.detail("rank", listed(adapter.ranks().iter().map(usize::to_string).collect()));
+            let mut scales: Vec<f64> = adapter.layers.values().map(lora::Layer::scale).collect();
+            scales.sort_by(f64::total_cmp);
+            scales.dedup();
+            self.detail("alpha / rank", listed(scales.iter().map(f64::to_string).collect()));
+            let mut targets: BTreeMap<String, usize> = BTreeMap::new();
+            adapter.layers.keys().for_each(|name| *targets.entry(family(name)).or_default() += 1);
+            self.detail("targets", listed(targets.iter().map(|(name, n)| format!("{name} ({n})")).collect()));
+            if !adapter.differences.is_empty() {
+                self.detail("whole differences", adapter.differences.len().to_string());
+            }
+            if !adapter.undotted.is_empty() {
+                self.detail("layers that Wan does not have", adapter.undotted.join(", "));
+            }
+        }
+    }
+
+    fn network(&mut self, component: Component, official: &Checkpoint, own: &Checkpoint) {
+        let same = official.keys().eq(own.keys());
+        self.detail("names", if same { "official" } else { "another library's, or wrapped" });
+        if component != Component::Dit {
+            return;
+        }
+        match DitConfig::from_shapes(&official.shapes(), heads(official)) {
+            Ok(c) => {
+                let kind = match (c.in_channels, c.out_channels, c.image_dim) {
+                    (36, 16, None) => "image to video, Wan2.2-A14B",
+                    (36, 16, Some(_)) => "image to video, Wan2.1",
+                    (16, 16, _) => "text to video",
+                    (48, 48, _) => "text and image to video, Wan2.2-TI2V-5B",
+                    _ => "unknown",
+                };
+                self.detail("kind", kind);
+                self.detail(
+                    "blocks",
+                    format!("{} of width {}, {} heads, feed-forward {}", c.layers, c.dim, c.heads, c.ffn_dim),
+                );
+                self.detail("channels", format!("{} in, {} out", c.in_channels, c.out_channels));
+            }
+            Err(e) => self.detail("incomplete", e.to_string()),
+        }
+    }
+}
+
+/// The name of a layer with its numbers left out where they count blocks: `blocks.#.ffn.0`.
+fn family(layer: &str) -> String {
+    let mut parts: Vec<&str> = layer.split('.').collect();
+    if let Some(number) = parts.iter_mut().skip(1).find(|p| p.bytes().all(|b| b.is_ascii_digit()))
+        && layer.split('.').count() > 2
+    {
+        *number = "#";
+    }
+    parts.join(".")
+}

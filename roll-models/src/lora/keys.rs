@@ -1,0 +1,176 @@
+//! One key of a LoRA file taken apart.
+
+use std::path::Path;
+
+use super::error::LoraError;
+use super::layer_names;
+use super::{Convention, Expert};
+
+/// Which tensor of a layer a key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Down,
+    Up,
+    UpBias,
+    Alpha,
+    Difference,
+    DifferenceOfBias,
+    /// `B` before its scale was multiplied into it; see the module's documentation.
+    UnscaledUp,
+}
+
+impl Part {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Down => "matrix A (lora_A, lora_down)",
+            Self::Up => "matrix B (lora_B, lora_up)",
+            Self::UpBias => "bias",
+            Self::Alpha => "alpha",
+            Self::Difference => "difference",
+            Self::DifferenceOfBias => "difference of the bias",
+            Self::UnscaledUp => "unscaled matrix B",
+        }
+    }
+}
+
+/// A key: prefix, layer, part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Key<'a> {
+    /// `None` when the key fits several conventions: one without a prefix and without the name of an adapter.
+    pub convention: Option<Convention>,
+    pub expert: Option<Expert>,
+    /// The layer as the file calls it.
+    pub layer: &'a str,
+    pub part: Part,
+    /// Name of the adapter (`default`), when the key has one.
+    pub adapter: Option<&'a str>,
+}
+
+/// The suffix of an unscaled `B`. Readers of DiffSynth files look for `.lora_B.` and `.lora_A.` only.
+pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
+
+const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
+    ("base_model.model.", Convention::Peft, None),
+    ("model.diffusion_model.", Convention::ComfyUi, None),
+    ("diffusion_model.", Convention::ComfyUi, None),
+    ("transformer_2.", Convention::Diffusers, Some(Expert::Low)),
+    ("transformer.", Convention::Diffusers, None),
+    ("pipe.dit2.", Convention::DiffSynth, Some(Expert::Low)),
+    ("pipe.dit.", Convention::DiffSynth, None),
+    ("lora_unet_", Convention::Kohya, None),
+];
+
+/// Infixes of the two matrices, in every spelling.
+const MATRICES: &[(&str, Part)] = &[
+    (".lora_A.", Part::Down),
+    (".lora_B.", Part::Up),
+    (".lora_down.", Part::Down),
+    (".lora_up.", Part::Up),
+    (".lora.down.", Part::Down),
+    (".lora.up.", Part::Up),
+    (".lora_linear_layer.down.", Part::Down),
+    (".lora_linear_layer.up.", Part::Up),
+];
+
+const OTHER_KINDS: &[(&str, &str)] = &[
+    ("dora_scale", "a DoRA"),
+    ("lora_magnitude_vector", "a DoRA"),
+    (".lora_mid.", "a LoCon with a third matrix"),
+    (".hada_", "a LoHa"),
+    (".lokr_", "a LoKr"),
+    (".oft_", "an OFT"),
+    (".lora_embedding_", "a LoRA of an embedding"),
+];
+
+/// Whether the key looks like one of a LoRA (or a kin of it), whoever wrote it.
+pub fn is_lora_key(key: &str) -> bool {
+    key.starts_with("lora_unet_")
+        || MATRICES.iter().any(|(infix, _)| key.contains(infix))
+        || OTHER_KINDS.iter().any(|(mark, _)| key.contains(mark))
+}
+
+/// Takes a key apart. `path` is for messages.
+pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError> {
+    if let Some((_, kind)) = OTHER_KINDS.iter().find(|(mark, _)| key.contains(mark)) {
+        return Err(LoraError::OtherKind { path: path.into(), key: key.into(), kind });
+    }
+    let unknown = || LoraError::UnknownKey { path: path.into(), key: key.into() };
+    let (convention, expert, rest) = PREFIXES
+        .iter()
+        .find_map(|(prefix, convention, expert)| Some((Some(*convention), *expert, key.strip_prefix(prefix)?)))
+        .unwrap_or((None, None, key));
+    let (layer, part, adapter) = split(rest).ok_or_else(unknown)?;
+    if layer.is_empty() || (convention == Some(Convention::Kohya) && layer.contains('.')) {
+        return Err(unknown());
+    }
+    let convention = match (convention, adapter) {
+        (Some(convention), _) => Some(convention),
+        _ if layer_names::is_diffusers(layer) => Some(Convention::Diffusers),
+        (None, Some(_)) => Some(Convention::DiffSynth),
+        (None, None) => None,
+    };
+    Ok(Key { convention, expert, layer, part, adapter })
+}
+
+fn split(rest: &str) -> Option<(&str, Part, Option<&str>)> {
+    for (infix, part) in MATRICES {
+        let Some((layer, tail)) = rest.rsplit_once(infix) else { continue };
+        let (adapter, last) = match tail.rsplit_once('.') {
+            Some((adapter, last)) => (Some(adapter), last),
+            None => (None, tail),
+        };
+        return match (part, last) {
+            (part, "weight") => Some((layer, *part, adapter)),
+            (Part::Up, "bias") => Some((layer, Part::UpBias, adapter)),
+            _ => None,
+        };
+    }
+    let suffixes = [
+        (UNSCALED, Part::UnscaledUp),
+        (".alpha", Part::Alpha),
+        (".diff", Part::Difference),
+        (".diff_b", Part::DifferenceOfBias),
+    ];
+    suffixes.iter().find_map(|(suffix, part)| Some((rest.strip_suffix(suffix)?, *part, None)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn read(key: &str) -> Key<'_> {
+        parse(Path::new("x"), key).unwrap()
+    }
+
+    #[test]
+    fn prefix_layer_and_part_are_told_apart() {
+        let key = read("base_model.model.blocks.0.self_attn.q.lora_A.default.weight");
+        assert_eq!(key.convention, Some(Convention::Peft));
+        assert_eq!((key.layer, key.part, key.adapter), ("blocks.0.self_attn.q", Part::Down, Some("default")));
+        let key = read("transformer_2.blocks.0.attn1.to_q.lora_B.bias");
+        assert_eq!(
+            (key.convention, key.expert, key.part),
+            (Some(Convention::Diffusers), Some(Expert::Low), Part::UpBias)
+        );
+        let key = read("lora_unet_blocks_0_ffn_2.alpha");
+        assert_eq!((key.convention, key.layer, key.part), (Some(Convention::Kohya), "blocks_0_ffn_2", Part::Alpha));
+        assert_eq!(read("diffusion_model.blocks.0.norm3.diff_b").part, Part::DifferenceOfBias);
+        assert_eq!(read("blocks.0.ffn.0.lora_B.default.weight").convention, Some(Convention::DiffSynth));
+        assert_eq!(read("blocks.0.ffn.0.lora_B.weight").convention, None);
+        assert_eq!(read("blocks.0.attn2.to_k.lora_B.weight").convention, Some(Convention::Diffusers));
+    }
+
+    #[test]
+    fn what_is_no_lora_is_refused_by_its_name() {
+        let error = |key: &str| parse(Path::new("x.safetensors"), key).unwrap_err().to_string();
+        assert!(error("blocks.0.ffn.0.weight").contains("blocks.0.ffn.0.weight"));
+        assert!(error("diffusion_model.blocks.0.ffn.0.dora_scale").contains("DoRA"));
+        assert!(error("lora_unet_a.hada_w1_a").contains("LoHa"));
+        assert!(error(".lora_A.weight").contains("expected"));
+        assert!(error("blocks.0.lora_A.default.scale").contains("expected"));
+        assert!(error("blocks.0.lora_A.bias").contains("expected"));
+        assert!(error("lora_unet_a.b.lora_up.weight").contains("expected"));
+        assert!(!is_lora_key("blocks.0.ffn.0.weight") && is_lora_key("lora_unet_a.alpha"));
+    }
+}

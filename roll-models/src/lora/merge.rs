@@ -1,0 +1,275 @@
+//! Adding a LoRA to the weights it was trained on.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use roll_core::{DType, Tensor};
+
+use crate::weights::{Change, Checkpoint, Outputs, rewrite};
+
+use super::error::{LoraError, some};
+use super::layer_names::{flat, official};
+use super::{Layer, Lora};
+
+/// How a LoRA is merged.
+#[derive(Clone, Debug)]
+pub struct MergeOptions {
+    /// Factor of everything the LoRA adds, beside its own `alpha / rank`.
+    pub strength: f64,
+    /// Dtype of the output's float tensors. `None`: each keeps its own.
+    pub dtype: Option<DType>,
+    /// Merge what matches, when not everything does.
+    pub allow_missing: bool,
+}
+
+impl Default for MergeOptions {
+    fn default() -> Self {
+        Self { strength: 1.0, dtype: None, allow_missing: false }
+    }
+}
+
+/// What a merge did.
+#[derive(Clone, Debug)]
+pub struct Merged {
+    /// The files that were written.
+    pub files: Vec<PathBuf>,
+    /// Tensors that were changed.
+    pub changed: usize,
+    /// Names of the LoRA that the base does not have.
+    pub missing: Vec<String>,
+}
+
+/// Writes `base + strength * alpha / rank * B A` to `out`: a file when its name ends in `.safetensors`, otherwise a new
+/// directory with the shards of the base. Sums and products are f32, rounded once to the dtype of the output; whatever
+/// the LoRA does not touch is copied bit for bit. A few megabytes of the base are in memory at a time.
+///
+/// Layers are found under official, diffusers and underscored names alike. Fails when a layer is not in the base
+/// (unless that is allowed), when none is, and when shapes differ; then nothing is written.
+pub fn merge_lora(
+    base: &Checkpoint,
+    lora: &Lora,
+    out: &Path,
+    options: &MergeOptions,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Merged, LoraError> {
+    let mut deltas = Deltas::find(base, lora, options)?;
+    let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
+    let outputs = match is_file {
+        true => Outputs::one_file(base, out),
+        false => Outputs::like(base, out),
+    };
+    let files = rewrite(base, &outputs, options.dtype, &mut deltas, &base.metadata(), progress)?;
+    Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
+}
+
+/// What is added to each tensor of the base.
+struct Deltas {
+    of: HashMap<String, Vec<Delta>>,
+    missing: Vec<String>,
+    path: PathBuf,
+    /// The tensor whose rows come now, and its changes in f32: those of one tensor at a time.
+    current: (String, Vec<Widened>),
+}
+
+enum Delta {
+    /// `scale * up down`, `[rows, rank]` times `[rank, columns]`.
+    LowRank { up: Tensor, down: Tensor, rank: usize, scale: f32 },
+    /// `scale * values`.
+    Whole { values: Tensor, scale: f32 },
+}
+
+enum Widened {
+    LowRank { up: Vec<f32>, down: Vec<f32>, rank: usize, scale: f32 },
+    Whole { values: Vec<f32>, scale: f32 },
+}
+
+impl Delta {
+    fn widen(&self) -> Widened {
+        match self {
+            Self::LowRank { up, down, rank, scale } => {
+                Widened::LowRank { up: up.to_f32_vec(), down: down.to_f32_vec(), rank: *rank, scale: *scale }
+            }
+            Self::Whole { values, scale } => Widened::Whole { values: values.to_f32_vec(), scale: *scale },
+        }
+    }
+}
+
+/// Wrappers that programs put around the names of a base.
+const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
+
+impl Deltas {
+    fn find(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<Self, LoraError> {
+        // Underscores everywhere: kohya's names have lost the dots, and no two parameters differ in them alone.
+        let mut by_name: HashMap<String, &str> = HashMap::new();
+        for key in base.keys() {
+            let bare = WRAPPERS.iter().find_map(|w| key.strip_prefix(w)).unwrap_or(key);
+            let (layer, end) = match bare.rsplit_once('.') {
+                Some((layer, end @ ("weight" | "bias"))) => (official(layer), Some(end)),
+                _ => (bare.to_string(), None),
+            };
+            let name = end.map_or_else(|| flat(&layer), |end| format!("{}_{end}", flat(&layer)));
+            by_name.insert(name, key);
+        }
+        let find = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
+        let path = base.path().to_path_buf();
+        let mut deltas = Self { of: HashMap::new(), missing: Vec::new(), path, current: Default::default() };
+        let strength = options.strength as f32;
+        let mut total = 0;
+        for (name, layer) in &lora.layers {
+            total += 1;
+            let bias = layer.bias.as_ref().map(|bias| (bias, find(name, "bias")));
+            let (Some(weight), false) = (find(name, "weight"), bias.is_some_and(|(_, found)| found.is_none())) else {
+                deltas.missing.push(name.clone());
+                continue;
+            };
+            check_shape(base, weight, name, layer)?;
+            let scale = (options.strength * layer.scale()) as f32;
+            let rank = layer.rank();
+            let (up, down) = (layer.up.clone(), layer.down.clone());
+            deltas.add(weight, Delta::LowRank { up, down, rank, scale });
+            if let Some((bias, Some(key))) = bias {
+                deltas.whole(base, key, name, bias, scale)?;
+            }
+        }
+        for (name, difference) in &lora.differences {
+            let whole = by_name.get(&flat(name)).copied();
+            for (end, tensor) in [("weight", &difference.weight), ("bias", &difference.bias)] {
+                let Some(tensor) = tensor else { continue };
+                total += 1;
+                match find(name, end).or(whole.filter(|_| end == "weight")) {
+                    Some(key) => deltas.whole(base, key, name, tensor, strength)?,
+                    None => deltas.missing.push(format!("{name}.{end}")),
+                }
+            }
+        }
+        deltas.check(base, lora, options, total)?;
+        Ok(deltas)
+    }
+
+    fn add(&mut self, key: &str, delta: Delta) {
+        self.of.entry(key.to_string()).or_default().push(delta);
+    }
+
+    fn whole(
+        &mut self,
+        base: &Checkpoint,
+        key: &str,
+        layer: &str,
+        tensor: &Tensor,
+        scale: f32,
+    ) -> Result<(), LoraError> {
+        let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
+        if found != tensor.shape() {
+            return Err(LoraError::Shape {
+                path: base.path().into(),
+                layer: layer.into(),
+                expected: format!("the shape {:?} of its difference for `{key}`", tensor.shape()),
+                found: format!("{found:?}"),
+            });
+        }
+        self.add(key, Delta::Whole { values: tensor.clone(), scale });
+        Ok(())
+    }
+
+    fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions, total: usize) -> Result<(), LoraError> {
+        if self.of.is_empty() {
+            return Err(LoraError::NothingMatched {
+                base: base.path().into(),
+                found: some(base.keys(), 3),
+                wanted: some(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
+            });
+        }
+        match self.missing.is_empty() || options.allow_missing {
+            true => Ok(()),
+            false => Err(LoraError::Unmatched {
+                base: base.path().into(),
+                count: self.missing.len(),
+                total,
+                names: some(self.missing.iter().map(String::as_str), 40),
+            }),
+        }
+    }
+}
+
+impl Change<LoraError> for Deltas {
+    fn touches(&self, key: &str) -> bool {
+        self.of.contains_key(key)
+    }
+
+    fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), LoraError> {
+        if self.current.0 != key {
+            let widened = self.of.get(key).into_iter().flatten().map(Delta::widen).collect();
+            self.current = (key.to_string(), widened);
+        }
+        for delta in &self.current.1 {
+            match delta {
+                Widened::LowRank { up, down, rank, scale } => {
+                    add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
+                }
+                Widened::Whole { values: added, scale } => {
+                    let first = rows.start * (values.len() / rows.len().max(1));
+                    values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
+                }
+            }
+        }
+        match values.iter().all(|v| v.is_finite()) {
+            true => Ok(()),
+            false => {
+                Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() })
+            }
+        }
+    }
+}
+
+/// A weight `[out, in, ...]` takes `B [out, rank]` and `A [rank, in, ...]`.
+fn check_shape(base: &Checkpoint, key: &str, name: &str, layer: &Layer) -> Result<(), LoraError> {
+    let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
+    let mut wanted = vec![layer.up.shape()[0]];
+    wanted.extend(&layer.down.shape()[1..]);
+    // A convolution with a kernel of one may be stored as a matrix, and the reverse.
+    let flat = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
+    match flat(&found) == flat(&wanted) {
+        true => Ok(()),
+        false => Err(LoraError::Shape {
+            path: base.path().into(),
+            layer: name.into(),
+            expected: format!("{wanted:?}, by the LoRA, for `{key}`"),
+            found: format!("{found:?}"),
+        }),
+    }
+}
+
+/// `values += scale * up down`, all row-major.
+fn add_product(values: &mut [f32], up: &[f32], down: &[f32], rank: usize, scale: f32) {
+    if rank == 0 || values.is_empty() {
+        return;
+    }
+    let (rows, columns) = (up.len() / rank, down.len() / rank);
+    assert_eq!(values.len(), rows * columns, "checked by `check_shape`");
+    // SAFETY: the three slices hold exactly the rows and columns given, row-major, and `values` is not one of the
+    // others.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            rank,
+            values.as_mut_ptr(),
+            1,
+            columns as isize,
+            true,
+            up.as_ptr(),
+            1,
+            rank as isize,
+            down.as_ptr(),
+            1,
+            columns as isize,
+            1.0,
+            scale,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(0),
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! LoRA files of every common convention: read, written, converted into one another, merged into a base.
+//!
+//! | convention | name of a tensor | scale |
+//! |---|---|---|
+//! | PEFT | `base_model.model.X.lora_A.weight` | `adapter_config.json` beside the file |
+//! | DiffSynth-Studio | `X.lora_A.default.weight` | always 1 |
+//! | diffusers | `transformer.X.lora_A.weight`, `transformer_2.` for the second expert | `lora_adapter_metadata` of the header |
+//! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
+//! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
+//!
+//! A layer adds `alpha / rank * B A` to its weight; what says nothing of `alpha` means the rank. Layers are held under
+//! the official names of Wan where they are known there, and otherwise under those of the file.
+//!
+//! Converting is exact: matrices are copied bit for bit. The one convention without a place for a scale, DiffSynth,
+//! gets it multiplied into `B`; where that cannot be undone exactly the file keeps the unscaled `B` too, under a name
+//! that other readers skip.
+
+mod error;
+mod keys;
+mod layer_names;
+mod merge;
+mod peft;
+mod read;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use roll_core::{StateDict, Tensor};
+
+use crate::weights::Checkpoint;
+
+pub use error::LoraError;
+pub use keys::is_lora_key;
+pub use layer_names::Names;
+pub use merge::{MergeOptions, Merged, merge_lora};
+pub use read::LoraFile;
+pub use write::{WriteOptions, Written, write_lora};
+
+/// How a program names the tensors of a LoRA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Convention {
+    /// `base_model.model.`, as PEFT's `save_pretrained`.
+    Peft,
+    /// No prefix, with the name of the adapter: DiffSynth-Studio and ROLL.
+    DiffSynth,
+    /// `transformer.` and the layer names of diffusers.
+    Diffusers,
+    /// `diffusion_model.`
+    ComfyUi,
+    /// `lora_unet_`, with underscores: kohya's sd-scripts and musubi-tuner.
+    Kohya,
+}
+
+impl Convention {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Peft, Self::DiffSynth, Self::Diffusers, Self::ComfyUi, Self::Kohya];
+}
+
+impl fmt::Display for Convention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peft => "PEFT",
+            Self::DiffSynth => "DiffSynth",
+            Self::Diffusers => "diffusers",
+            Self::ComfyUi => "ComfyUI",
+            Self::Kohya => "kohya",
+        })
+    }
+}
+
+/// The tensors of an adapter file for [`roll_core::Model::import_adapter`], the scale among them wherever the file keeps
+/// it: a LoRA becomes that of ComfyUI's convention. A file that holds no LoRA (all weights of a transformer), or one for
+/// each of two transformers, is given as it is.
+pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
+    if path.is_file() {
+        let checkpoint = Checkpoint::open(path)?;
+        if !checkpoint.keys().any(is_lora_key) {
+            return Ok(checkpoint.all()?);
+        }
+    }
+    let mut file = LoraFile::open(path)?;
+    match (file.adapters.pop(), file.adapters.is_empty()) {
+        (Some(lora), true) => {
+            let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
+            Ok(Written::new(&lora, options, &BTreeMap::new())?.state)
+        }
+        _ => Ok(Checkpoint::open(&file.path)?.all()?),
+    }
+}
+
+/// Which of Wan2.2's two transformers an adapter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Expert {
+    /// The first: high noise.
+    High,
+    /// The second: low noise.
+    Low,
+}
+
+impl fmt::Display for Expert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::High => "high_noise",
+            Self::Low => "low_noise",
+        })
+    }
+}
+
+/// What is added to one linear (or convolution) layer.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// `A`, `[rank, in]`; of a convolution `[rank, in, ...]`.
+    pub down: Tensor,
+    /// `B`, `[out, rank]`; of a convolution `[out, rank, 1, ...]`.
+    pub up: Tensor,
+    /// What the file says of it; `None` means the rank.
+    pub alpha: Option<f64>,
+    /// Added to the bias, with the same scale (`lora_B.bias`).
+    pub bias: Option<Tensor>,
+}
+
+impl Layer {
+    /// Number of rows of `A`.
+    pub fn rank(&self) -> usize {
+        self.down.shape().first().copied().unwrap_or_default()
+    }
+
+    /// `alpha / rank`.
+    pub fn scale(&self) -> f64 {
+        self.alpha.map_or(1.0, |alpha| alpha / self.rank() as f64)
+    }
+}
+
+/// Whole differences of parameters, which some files hold for norms and biases beside the low-rank layers. They are
+/// added as they are.
+#[derive(Clone, Debug, Default)]
+pub struct Difference {
+    /// Of the weight (`.diff`).
+    pub weight: Option<Tensor>,
+    /// Of the bias (`.diff_b`).
+    pub bias: Option<Tensor>,
+}
+
+/// The adapter of one transformer.
+#[derive(Clone, Debug, Default)]
+pub struct Lora {
+    /// The transformer, when the file says which.
+    pub expert: Option<Expert>,
+    /// Low-rank layers by the name of the layer.
+    pub layers: BTreeMap<String, Layer>,
+    /// Whole differences by the name of the layer.
+    pub differences: BTreeMap<String, Difference>,
+    /// Names that kohya's underscores leave in doubt, because Wan has no such layer. They can be merged and kept, but
+    /// not given to a convention with dots.
+    pub undotted: Vec<String>,
+}
+
+impl Lora {
+    /// Finds out the dotted names of undotted layers from the parameters of the model they are for.
+    pub fn resolve<'a>(&mut self, parameters: impl IntoIterator<Item = &'a str>) {
+        let modules: BTreeMap<String, String> = parameters
+            .into_iter()
+            .filter_map(|key| key.strip_suffix(".weight"))
+            .map(|module| (layer_names::flat(module), module.to_string()))
+            .collect();
+        self.undotted.retain(|name| {
+            let Some(dotted) = modules.get(name) else { return true };
+            if let Some(layer) = self.layers.remove(name) {
+                self.layers.insert(dotted.clone(), layer);
+            }
+            if let Some(difference) = self.differences.remove(name) {
+                self.differences.insert(dotted.clone(), difference);
+            }
+            false
+        });
+    }
+
+    /// The ranks that occur, ascending.
+    pub fn ranks(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> = self.layers.values().map(Layer::rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}

@@ -1,0 +1,224 @@
+//! Writing a LoRA under any convention.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use roll_core::{StateDict, Tensor};
+use serde_json::Value;
+
+use crate::weights::{WeightsError, save_safetensors};
+
+use super::error::{LoraError, some};
+use super::keys::UNSCALED;
+use super::layer_names::{self, Names};
+use super::peft;
+use super::read::ALPHAS_KEY;
+use super::{Convention, Expert, Layer, Lora};
+
+/// How a LoRA is written.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOptions {
+    /// How tensors are named.
+    pub convention: Convention,
+    /// Whose layer names a PEFT file has: those of the model that PEFT will load it into. Other conventions have their
+    /// own.
+    pub names: Names,
+}
+
+/// The contents of a LoRA file.
+#[derive(Clone, Debug, Default)]
+pub struct Written {
+    /// The tensors.
+    pub state: StateDict,
+    /// The header's words.
+    pub metadata: BTreeMap<String, String>,
+    /// `adapter_config.json`, which PEFT needs beside the file.
+    pub adapter_config: Option<Value>,
+}
+
+impl Written {
+    /// Names the tensors of `lora`, keeping `metadata` (of the file it came from).
+    pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
+        let WriteOptions { convention, names } = options;
+        check_places(lora, convention)?;
+        let mut written = Self { metadata: metadata.clone(), ..Self::default() };
+        let mut alphas = BTreeMap::new();
+        let mut config = BTreeMap::new();
+        for (name, layer) in &lora.layers {
+            let stem = stem(name, convention, names, lora.expert);
+            let alpha = layer.alpha.unwrap_or(layer.rank() as f64);
+            if layer.alpha.is_some() {
+                alphas.insert(name.clone(), alpha);
+            }
+            let listed = stem.strip_prefix(prefix(convention, lora.expert)).unwrap_or(&stem);
+            config.insert(listed.to_string(), (layer.rank(), alpha));
+            if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
+                let what = "two layers whose names differ in dots and underscores alone";
+                return Err(LoraError::NoPlace { convention, what, layer: name.clone(), instead: "ComfyUI or PEFT" });
+            }
+            written.add(&stem, layer, convention, alpha);
+        }
+        for (name, difference) in &lora.differences {
+            let stem = stem(name, convention, names, lora.expert);
+            let parts = [(".diff", &difference.weight), (".diff_b", &difference.bias)];
+            for (suffix, tensor) in parts {
+                if let Some(tensor) = tensor {
+                    written.state.insert(format!("{stem}{suffix}"), tensor.clone());
+                }
+            }
+        }
+        let bias = lora.layers.values().any(|layer| layer.bias.is_some());
+        match convention {
+            Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::write(&config, bias, ""))),
+            // diffusers works out a file whose scales are all 1 by itself.
+            Convention::Diffusers if !alphas.is_empty() => {
+                let fields = peft::write(&config, bias, prefix(convention, lora.expert));
+                written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
+            }
+            _ => {}
+        }
+        if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
+            let text = serde_json::to_string(&alphas).unwrap_or_default();
+            written.metadata.insert(ALPHAS_KEY.into(), text);
+        }
+        Ok(written)
+    }
+
+    fn add(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
+        let (a, b) = matrix_names(convention);
+        let mut up = layer.up.clone();
+        let mut bias = layer.bias.clone();
+        if convention == Convention::DiffSynth && layer.scale() != 1.0 {
+            match scaled(&up, layer.scale()) {
+                Some(exact) => up = exact,
+                None => {
+                    self.state.insert(format!("{stem}{UNSCALED}"), layer.up.clone());
+                    up = rounded(&up, layer.scale());
+                }
+            }
+            bias = bias.map(|bias| rounded(&bias, layer.scale()));
+        }
+        self.state.insert(format!("{stem}{a}.weight"), layer.down.clone());
+        self.state.insert(format!("{stem}{b}.weight"), up);
+        if let Some(bias) = bias {
+            self.state.insert(format!("{stem}{b}.bias"), bias);
+        }
+        let has_alpha = match convention {
+            Convention::Kohya => true,
+            Convention::ComfyUi => layer.alpha.is_some(),
+            _ => false,
+        };
+        if has_alpha {
+            self.state.insert(format!("{stem}.alpha"), Tensor::scalar(alpha as f32));
+        }
+    }
+
+    /// Writes the file, and `adapter_config.json` beside it. Refuses to replace another adapter's configuration.
+    pub fn save(&self, path: &Path) -> Result<(), LoraError> {
+        if let Some(config) = &self.adapter_config {
+            let beside = path.with_file_name(peft::CONFIG_FILE);
+            let text = format!("{config:#}\n");
+            if std::fs::read_to_string(&beside).is_ok_and(|found| found != text) {
+                return Err(LoraError::Config {
+                    path: beside,
+                    problem: "belongs to another adapter; write into a directory of its own".into(),
+                });
+            }
+            std::fs::write(&beside, text).map_err(WeightsError::io("write", beside))?;
+        }
+        Ok(save_safetensors(path, &self.state, &self.metadata)?)
+    }
+}
+
+/// Converts and writes `lora` to `out`: a file, or for PEFT a directory, which is made. Returns the file.
+pub fn write_lora(
+    lora: &Lora,
+    options: WriteOptions,
+    metadata: &BTreeMap<String, String>,
+    out: &Path,
+) -> Result<PathBuf, LoraError> {
+    let written = Written::new(lora, options, metadata)?;
+    let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
+    let file = match (options.convention, is_file) {
+        (_, true) => out.to_path_buf(),
+        (Convention::Peft, false) => {
+            std::fs::create_dir_all(out).map_err(WeightsError::io("create", out))?;
+            out.join(peft::WEIGHTS_FILE)
+        }
+        (_, false) => {
+            return Err(LoraError::Weights(WeightsError::Format {
+                path: out.into(),
+                expected: "the name of a file that ends in .safetensors".into(),
+                found: "another name".into(),
+            }));
+        }
+    };
+    written.save(&file)?;
+    Ok(file)
+}
+
+/// The prefix of a convention. diffusers' loader reads `transformer.` into either transformer, as it is told.
+fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
+    match (convention, expert) {
+        (Convention::Peft, _) => "base_model.model.",
+        (Convention::DiffSynth, _) => "",
+        (Convention::Diffusers, Some(Expert::Low)) => "transformer_2.",
+        (Convention::Diffusers, _) => "transformer.",
+        (Convention::ComfyUi, _) => "diffusion_model.",
+        (Convention::Kohya, _) => "lora_unet_",
+    }
+}
+
+/// What follows the name of the layer for its two matrices.
+fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
+    match convention {
+        Convention::Kohya => (".lora_down", ".lora_up"),
+        Convention::DiffSynth => (".lora_A.default", ".lora_B.default"),
+        _ => (".lora_A", ".lora_B"),
+    }
+}
+
+fn stem(layer: &str, convention: Convention, names: Names, expert: Option<Expert>) -> String {
+    let prefix = prefix(convention, expert);
+    match (convention, names) {
+        (Convention::Kohya, _) => format!("{prefix}{}", layer_names::flat(layer)),
+        (Convention::Diffusers, _) | (Convention::Peft, Names::Diffusers) => {
+            format!("{prefix}{}", layer_names::diffusers(layer))
+        }
+        _ => format!("{prefix}{layer}"),
+    }
+}
+
+/// Fails when the convention cannot say all that the LoRA holds.
+fn check_places(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
+    if convention != Convention::Kohya && !lora.undotted.is_empty() {
+        return Err(LoraError::Undotted { names: some(lora.undotted.iter().map(String::as_str), 5) });
+    }
+    let has_differences = matches!(convention, Convention::ComfyUi | Convention::Kohya);
+    let no_place =
+        |what, layer: &str, instead| Err(LoraError::NoPlace { convention, what, layer: layer.into(), instead });
+    match (lora.differences.keys().next(), lora.layers.iter().find(|(_, layer)| layer.bias.is_some())) {
+        (Some(layer), _) if !has_differences => {
+            no_place("differences of whole parameters (.diff, .diff_b)", layer, "ComfyUI or kohya")
+        }
+        (_, Some((layer, _))) if has_differences => no_place("a scaled bias (lora_B.bias)", layer, "PEFT or diffusers"),
+        (_, Some((layer, of))) if convention == Convention::DiffSynth && of.scale() != 1.0 => {
+            no_place("a scaled bias (lora_B.bias)", layer, "PEFT or diffusers")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `tensor * factor` in its own dtype, when dividing again gives the same bits.
+pub(super) fn scaled(tensor: &Tensor, factor: f64) -> Option<Tensor> {
+    let product = rounded(tensor, factor).to_float(tensor.dtype()).ok()?;
+    let back = rounded(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
+    (back.as_bytes() == tensor.as_bytes()).then_some(product)
+}
+
+/// `tensor * factor`, rounded to f32.
+pub(super) fn rounded(tensor: &Tensor, factor: f64) -> Tensor {
+    let values: Vec<f32> = tensor.to_f32_vec().into_iter().map(|v| (f64::from(v) * factor) as f32).collect();
+    // The number of values is that of the tensor, so that its shape fits.
+    Tensor::new(values, tensor.shape()).unwrap_or_else(|_| tensor.clone())
+}

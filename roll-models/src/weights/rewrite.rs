@@ -1,0 +1,338 @@
+//! Copying weights from file to file: other shards, another dtype, changed values. A few megabytes are in memory at a
+//! time, however large the tensors are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use roll_core::{DType, Tensor};
+use serde_json::json;
+
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+use super::safetensors::dtype_name;
+use super::writer::{SafetensorsWriter, TensorEntry};
+
+/// Elements that are widened, changed and narrowed at a time. Whole rows: a longer row is taken whole.
+const CHUNK: usize = 1 << 20;
+
+/// What happens to tensors on the way.
+pub trait Change<E> {
+    /// Whether the tensor is changed at all; others are copied byte for byte.
+    fn touches(&self, key: &str) -> bool;
+
+    /// Changes these rows of a tensor seen as `[shape[0], rest]`, widened to f32, row-major. They are rounded once
+    /// afterwards.
+    fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
+}
+
+/// Nothing happens.
+impl<E> Change<E> for () {
+    fn touches(&self, _: &str) -> bool {
+        false
+    }
+    fn apply(&mut self, _: &str, _: Range<usize>, _: &mut [f32]) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// Which files are written, and which tensors go into each.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// The directory, when there are several files; it is made, whole or not at all.
+    directory: Option<PathBuf>,
+    /// Path (in the directory, if there is one) and keys.
+    files: Vec<(PathBuf, Vec<String>)>,
+    /// Name of the index in the directory.
+    index: Option<String>,
+}
+
+impl Outputs {
+    /// All tensors in one file.
+    pub fn one_file(source: &Checkpoint, path: &Path) -> Self {
+        Self { directory: None, files: vec![(path.into(), source.keys().map(String::from).collect())], index: None }
+    }
+
+    /// Shards of the same names and contents in `directory`.
+    pub fn like(source: &Checkpoint, directory: &Path) -> Self {
+        let files = source.shards().into_iter().map(|(file, keys)| {
+            let name = file.path().file_name().unwrap_or_default();
+            (PathBuf::from(name).with_extension("safetensors"), keys.into_iter().map(String::from).collect())
+        });
+        let files: Vec<_> = files.collect();
+        let index = (files.len() > 1).then(|| format!("{}.index.json", series_name(source)));
+        Self { directory: Some(directory.into()), files, index }
+    }
+
+    /// Shards of at most `max_bytes` of tensors each in `directory`, in the order of the keys; a tensor that is larger
+    /// has a shard of its own.
+    pub fn split(
+        source: &Checkpoint,
+        directory: &Path,
+        max_bytes: u64,
+        dtype: Option<DType>,
+    ) -> Result<Self, WeightsError> {
+        let mut shards: Vec<(u64, Vec<String>)> = Vec::new();
+        for key in source.keys() {
+            let bytes = entry(source, key, dtype)?.bytes;
+            match shards.last_mut() {
+                Some((size, keys)) if size.saturating_add(bytes) <= max_bytes => {
+                    *size += bytes;
+                    keys.push(key.into());
+                }
+                _ => shards.push((bytes, vec![key.into()])),
+            }
+        }
+        let (name, count) = (series_name(source), shards.len());
+        let stem = name.strip_suffix(".safetensors").unwrap_or(&name);
+        let files = shards
+            .into_iter()
+            .enumerate()
+            .map(|(i, (_, keys))| (PathBuf::from(format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1)), keys));
+        Ok(Self {
+            directory: Some(directory.into()),
+            files: files.collect(),
+            index: Some(format!("{name}.index.json")),
+        })
+    }
+
+    /// Number of files.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether nothing is written.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+}
+
+/// Copies `source` to `outputs`. Float tensors become `dtype`, if one is given; values that `change` does not touch and
+/// that keep their dtype are the same bits. `metadata` is written to every file, `config.json` beside the source comes
+/// along into a directory. `progress` is told of each piece, in bytes of the source.
+///
+/// Fails before anything is written when a path is one of the source's, or the directory holds something already.
+/// Returns the paths of the files.
+pub fn rewrite<E: From<WeightsError>>(
+    source: &Checkpoint,
+    outputs: &Outputs,
+    dtype: Option<DType>,
+    change: &mut dyn Change<E>,
+    metadata: &BTreeMap<String, String>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<PathBuf>, E> {
+    let Some(directory) = &outputs.directory else {
+        for (path, keys) in &outputs.files {
+            refuse_source(source, path)?;
+            write_file(source, path, keys, dtype, change, metadata, progress)?;
+        }
+        return Ok(outputs.files.iter().map(|(path, _)| path.clone()).collect());
+    };
+    let directory = directory.as_path();
+    if fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some()) || directory.is_file() {
+        let found = "something there already".into();
+        let expected = "a new or empty directory".into();
+        return Err(WeightsError::Format { path: directory.into(), expected, found }.into());
+    }
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = directory.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let written = write_directory(source, outputs, &temporary, dtype, change, metadata, progress).and_then(|()| {
+        // An empty directory may stand in the place; one that is not there cannot be removed.
+        let _ = fs::remove_dir(directory);
+        Ok(fs::rename(&temporary, directory).map_err(WeightsError::io("write", directory))?)
+    });
+    if let Err(e) = written {
+        let _ = fs::remove_dir_all(&temporary);
+        return Err(e);
+    }
+    Ok(outputs.files.iter().map(|(path, _)| directory.join(path)).collect())
+}
+
+fn write_directory<E: From<WeightsError>>(
+    source: &Checkpoint,
+    outputs: &Outputs,
+    directory: &Path,
+    dtype: Option<DType>,
+    change: &mut dyn Change<E>,
+    metadata: &BTreeMap<String, String>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), E> {
+    fs::create_dir_all(directory).map_err(WeightsError::io("create", directory))?;
+    let mut weight_map = BTreeMap::new();
+    let mut total = 0;
+    for (name, keys) in &outputs.files {
+        total += write_file(source, &directory.join(name), keys, dtype, change, metadata, progress)?;
+        weight_map.extend(keys.iter().map(|key| (key.as_str(), name.to_string_lossy())));
+    }
+    if let Some(index) = &outputs.index {
+        let path = directory.join(index);
+        let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": weight_map }));
+        fs::write(&path, text).map_err(WeightsError::io("write", path))?;
+    }
+    let config = source.path().with_file_name("config.json");
+    if config.is_file() {
+        let path = directory.join("config.json");
+        fs::copy(config, &path).map_err(WeightsError::io("write", path))?;
+    }
+    Ok(())
+}
+
+/// Writes one file; returns the bytes of its tensors.
+fn write_file<E: From<WeightsError>>(
+    source: &Checkpoint,
+    path: &Path,
+    keys: &[String],
+    dtype: Option<DType>,
+    change: &mut dyn Change<E>,
+    metadata: &BTreeMap<String, String>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64, E> {
+    let entries = keys.iter().map(|key| entry(source, key, dtype)).collect::<Result<Vec<_>, _>>()?;
+    let total = entries.iter().map(|e| e.bytes).sum();
+    let mut writer = SafetensorsWriter::create(path, entries, metadata)?;
+    for TensorEntry { name, .. } in writer.order().to_vec() {
+        copy(source, &name, dtype, change, &mut writer, progress)?;
+    }
+    writer.finish()?;
+    Ok(total)
+}
+
+fn copy<E: From<WeightsError>>(
+    source: &Checkpoint,
+    key: &str,
+    dtype: Option<DType>,
+    change: &mut dyn Change<E>,
+    writer: &mut SafetensorsWriter,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), E> {
+    // Torch checkpoints are read whole; the others as they are needed.
+    let whole = match source.stored_bytes(key) {
+        Some(_) => None,
+        None => Some(source.tensor(key)?),
+    };
+    let length = whole.as_ref().map(|t| t.as_bytes().len()).or_else(|| source.stored_bytes(key)).unwrap_or_default();
+    let mut buffer = Vec::new();
+    let mut read = |at: usize, bytes: usize, buffer: &mut Vec<u8>| -> Result<(), WeightsError> {
+        let bytes = bytes.min(length - at);
+        buffer.resize(bytes, 0);
+        progress(bytes as u64);
+        match &whole {
+            Some(tensor) => buffer.copy_from_slice(&tensor.as_bytes()[at..at + bytes]),
+            None => source.read_part(key, at, buffer)?,
+        }
+        Ok(())
+    };
+    let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
+    let info = source.info(key).ok_or_else(missing)?;
+    let changed = change.touches(key);
+    let types = info.dtype.map(|from| (from, target(from, dtype))).filter(|(from, to)| changed || to != from);
+    let Some((from, to)) = types else {
+        if changed {
+            return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing).into());
+        }
+        for at in (0..length).step_by(4 * CHUNK) {
+            read(at, 4 * CHUNK, &mut buffer)?;
+            writer.write(key, &buffer)?;
+        }
+        return Ok(());
+    };
+    let rows = info.shape.first().copied().unwrap_or(1);
+    let columns = length / from.size() / rows.max(1);
+    let row_bytes = columns * from.size();
+    let rows_at_once = (CHUNK / columns.max(1)).max(1);
+    let (mut values, mut narrowed) = (Vec::new(), Vec::new());
+    for row in (0..if row_bytes == 0 { 0 } else { rows }).step_by(rows_at_once) {
+        read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
+        widen(from, &buffer, &mut values);
+        if changed {
+            change.apply(key, row..row + values.len() / columns, &mut values)?;
+        }
+        narrow(to, &values, &mut narrowed).map_err(|value| WeightsError::Header {
+            path: source.path().into(),
+            problem: format!("tensor `{key}`: {value} is beyond the values of {to}"),
+        })?;
+        writer.write(key, &narrowed)?;
+    }
+    Ok(())
+}
+
+/// How a tensor stands in the output.
+fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorEntry, WeightsError> {
+    let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
+    let info = source.info(key).ok_or_else(missing)?;
+    let elements: usize = info.shape.iter().product();
+    let (name, bytes, alignment) = match (info.dtype, source.stored_bytes(key)) {
+        (Some(from), _) => {
+            let to = target(from, dtype);
+            (dtype_name(to).to_string(), (elements * to.size()) as u64, to.size())
+        }
+        // Copied byte for byte, whatever it is.
+        (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
+        (None, None) => return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing)),
+    };
+    Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })
+}
+
+/// Only floats change their dtype.
+fn target(from: DType, dtype: Option<DType>) -> DType {
+    match from {
+        DType::F32 | DType::Bf16 | DType::F16 => dtype.unwrap_or(from),
+        other => other,
+    }
+}
+
+/// What all shards are called together: `diffusion_pytorch_model.safetensors`.
+fn series_name(source: &Checkpoint) -> String {
+    let name = source.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = match name.find("-of-").and_then(|at| name.get(..at.checked_sub(6)?)) {
+        Some(stem) if !stem.is_empty() => stem,
+        _ => &name,
+    };
+    format!("{stem}.safetensors")
+}
+
+fn refuse_source(source: &Checkpoint, path: &Path) -> Result<(), WeightsError> {
+    let same = |other: &Path| match (other.canonicalize(), path.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    };
+    match source.paths().any(same) {
+        true => Err(WeightsError::Format {
+            path: path.into(),
+            expected: "another file to write to".into(),
+            found: "the one that is read".into(),
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Appends nothing: `values` becomes the elements of `bytes`, which may lie at any address.
+fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+    values.clear();
+    match dtype {
+        DType::F32 => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+        DType::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        DType::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        DType::I64 => values.extend(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as f32)),
+        DType::I32 => values.extend(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as f32)),
+        DType::U8 | DType::Bool => values.extend(bytes.iter().map(|b| f32::from(*b))),
+    }
+}
+
+/// The bytes of `values` as a float type. Fails with a finite value that it cannot hold.
+fn narrow(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) -> Result<(), f32> {
+    bytes.clear();
+    match dtype {
+        DType::Bf16 => bytes.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        DType::F16 => {
+            if let Some(value) = values.iter().find(|v| v.is_finite() && f16::from_f32(**v).is_infinite()) {
+                return Err(*value);
+            }
+            bytes.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()));
+        }
+        _ => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+    }
+    Ok(())
+}

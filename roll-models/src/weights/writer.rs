@@ -1,0 +1,151 @@
+//! Writing safetensors a piece at a time, so that no tensor needs to be whole in memory.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::error::WeightsError;
+
+/// A tensor of a file to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Dtype as the format calls it (`BF16`).
+    pub dtype: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Bytes.
+    pub bytes: u64,
+    /// Bytes of an element, which decide where it stands.
+    pub alignment: usize,
+}
+
+/// A safetensors file in the making: the header is written first, then the bytes of each tensor in order. The file
+/// appears under its name when it is whole and synced; dropped before, it leaves nothing.
+///
+/// Readers that have an old file of that name mapped keep the old contents. The same input gives the same bytes.
+#[derive(Debug)]
+pub struct SafetensorsWriter {
+    out: Option<BufWriter<File>>,
+    path: PathBuf,
+    temporary: PathBuf,
+    entries: Vec<TensorEntry>,
+    /// The tensor that is being written, and how many of its bytes are missing.
+    at: usize,
+    missing: u64,
+}
+
+impl SafetensorsWriter {
+    /// Begins the file. Tensors are sorted; [`SafetensorsWriter::order`] says how.
+    pub fn create(
+        path: impl AsRef<Path>,
+        mut entries: Vec<TensorEntry>,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, WeightsError> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            return Err(WeightsError::Directory { path: path.into(), hint: "; give the name of a file".into() });
+        }
+        // Widest elements first: with a header of a multiple of eight bytes every tensor is then aligned, and can be
+        // mapped without a copy.
+        entries.sort_by(|a, b| (b.alignment, &a.name).cmp(&(a.alignment, &b.name)));
+        let mut header = Map::new();
+        if !metadata.is_empty() {
+            header.insert("__metadata__".into(), json!(metadata));
+        }
+        let mut end = 0;
+        for entry in &entries {
+            let begin = end;
+            end += entry.bytes;
+            let value = json!({ "dtype": entry.dtype, "shape": entry.shape, "data_offsets": [begin, end] });
+            header.insert(entry.name.clone(), value);
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let temporary = temporary_name(path)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
+        let file = file.map_err(WeightsError::io("write", &temporary))?;
+        let missing = entries.first().map_or(0, |e| e.bytes);
+        let out = BufWriter::with_capacity(1 << 20, file);
+        let mut writer = Self { out: Some(out), path: path.into(), temporary, entries, at: 0, missing };
+        writer.put(&(header.len() as u64).to_le_bytes())?;
+        writer.put(&header)?;
+        Ok(writer)
+    }
+
+    /// The tensors in the order in which their bytes must come.
+    pub fn order(&self) -> &[TensorEntry] {
+        &self.entries
+    }
+
+    /// Appends bytes of the tensor `name`. Fails when another tensor's turn is or it would become too long.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), WeightsError> {
+        self.skip_whole();
+        let problem = match self.entries.get(self.at) {
+            Some(entry) if entry.name == name && bytes.len() as u64 <= self.missing => {
+                self.missing -= bytes.len() as u64;
+                return self.put(bytes);
+            }
+            _ if bytes.is_empty() => return Ok(()),
+            Some(entry) => {
+                format!("{} bytes of `{}` are missing, got {} of `{name}`", self.missing, entry.name, bytes.len())
+            }
+            None => format!("every tensor is written, got {} bytes more of `{name}`", bytes.len()),
+        };
+        Err(WeightsError::Header { path: self.path.clone(), problem })
+    }
+
+    /// Puts the file under its name. Fails when bytes are missing.
+    pub fn finish(mut self) -> Result<(), WeightsError> {
+        self.skip_whole();
+        if let Some(entry) = self.entries.get(self.at) {
+            let problem = format!("{} bytes of `{}` were never written", self.missing, entry.name);
+            return Err(WeightsError::Header { path: self.path.clone(), problem });
+        }
+        let Some(out) = self.out.take() else { return Ok(()) };
+        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+        let renamed = file.and_then(|file| file.sync_all()).and_then(|()| fs::rename(&self.temporary, &self.path));
+        if let Err(e) = renamed {
+            let _ = fs::remove_file(&self.temporary);
+            return Err(WeightsError::io("write", &self.path)(e));
+        }
+        // The rename itself reaches the disk with the directory; not every system lets one open a directory.
+        if let Some(Ok(directory)) = self.path.parent().map(File::open) {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+
+    fn skip_whole(&mut self) {
+        while self.missing == 0 && self.at < self.entries.len() {
+            self.at += 1;
+            self.missing = self.entries.get(self.at).map_or(0, |e| e.bytes);
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), WeightsError> {
+        let Some(out) = &mut self.out else { return Ok(()) };
+        out.write_all(bytes).map_err(WeightsError::io("write", &self.temporary))
+    }
+}
+
+impl Drop for SafetensorsWriter {
+    fn drop(&mut self) {
+        if self.out.take().is_some() {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn temporary_name(path: &Path) -> Result<PathBuf, WeightsError> {
+    let name = path.file_name().ok_or_else(|| WeightsError::Format {
+        path: path.into(),
+        expected: "the name of a file to write".into(),
+        found: "a path without one".into(),
+    })?;
+    Ok(path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())))
+}

@@ -1,0 +1,147 @@
+//! Every reader of foreign files over mutations of its corpus, the same ones each time. `FUZZ_SECONDS` (1 unless given)
+//! is how long each reader is tried; `fuzz/README.md` says how cargo-fuzz tries them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+#[path = "../fuzz/entries.rs"]
+mod entries;
+
+/// Longest time that one input may take: the inputs are a few kilobytes.
+const SLOW: Duration = Duration::from_secs(20);
+
+/// A counter-based generator: numbers that do not depend on anything else.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+}
+
+/// Bytes that lengths and counts like to be confused by.
+const NUMBERS: [&[u8]; 8] = [
+    &[0],
+    &[0xff],
+    &[0xff; 4],
+    &[0xff; 8],
+    &[0x7f, 0xff, 0xff, 0xff],
+    &[0, 0, 0, 0x80],
+    &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
+    b"99999999999999999999",
+];
+
+fn mutate(seeds: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
+    let mut bytes = seeds[dice.below(seeds.len())].clone();
+    for _ in 0..=dice.below(4) {
+        let at = dice.below(bytes.len() + 1);
+        match dice.below(8) {
+            0 if !bytes.is_empty() => {
+                let at = dice.below(bytes.len());
+                bytes[at] ^= 1 << dice.below(8);
+            }
+            1 if !bytes.is_empty() => {
+                let at = dice.below(bytes.len());
+                bytes[at] = dice.next() as u8;
+            }
+            2 => bytes.truncate(at),
+            3 => {
+                let end = at + dice.below((bytes.len() - at).min(64) + 1);
+                bytes.drain(at..end);
+            }
+            4 => {
+                let end = at + dice.below((bytes.len() - at).min(64) + 1);
+                let piece = bytes[at..end].to_vec();
+                let to = dice.below(bytes.len() + 1);
+                bytes.splice(to..to, piece);
+            }
+            5 | 6 => {
+                let number = NUMBERS[dice.below(NUMBERS.len())];
+                let end = (at + number.len()).min(bytes.len());
+                bytes.splice(at..end, number.iter().copied());
+            }
+            _ => {
+                let other = &seeds[dice.below(seeds.len())];
+                let from = dice.below(other.len() + 1);
+                bytes.truncate(at);
+                bytes.extend(&other[from..]);
+            }
+        }
+    }
+    bytes
+}
+
+fn corpus(name: &str) -> Vec<Vec<u8>> {
+    let directory: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).filter(|p| p.is_file()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{} is empty", directory.display());
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+fn try_out(name: &str) {
+    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+    let (_, entry) = entries::ENTRIES.into_iter().find(|(known, _)| *known == name).unwrap();
+    let seeds = corpus(name);
+    let mut dice = Dice(7);
+    let start = Instant::now();
+    let mut tried = 0u64;
+    let mut inputs = seeds.clone().into_iter();
+    while start.elapsed().as_secs_f64() < seconds || inputs.len() > 0 {
+        let input = inputs.next().unwrap_or_else(|| mutate(&seeds, &mut dice));
+        let began = Instant::now();
+        let survived = catch_unwind(AssertUnwindSafe(|| entry(&input))).is_ok();
+        let took = began.elapsed();
+        if !survived || took > SLOW {
+            let kept = std::env::temp_dir().join(format!("fuzz-{name}-{tried}"));
+            std::fs::write(&kept, &input).unwrap();
+            panic!(
+                "{name}: input {tried} {} ({took:.1?}); it is kept at {}",
+                if survived { "is slow" } else { "panics" },
+                kept.display()
+            );
+        }
+        tried += 1;
+    }
+    println!("{name}: {tried} inputs in {:.1} s", start.elapsed().as_secs_f64());
+}
+
+#[test]
+fn safetensors_files_are_read_or_refused() {
+    try_out("safetensors");
+}
+
+#[test]
+fn torch_checkpoints_are_read_or_refused() {
+    try_out("pth");
+}
+
+#[test]
+fn onnx_files_are_read_or_refused() {
+    try_out("onnx");
+}
+
+#[test]
+fn mp4_files_are_read_or_refused() {
+    try_out("mp4");
+}
+
+#[test]
+fn configurations_are_read_or_refused() {
+    try_out("config");
+}
+
+#[test]
+fn keys_of_loras_are_read_or_refused() {
+    try_out("lora_keys");
+}

@@ -1,0 +1,191 @@
+//! LoRA files through the command line, and in the loaders of diffusers and PEFT where Python has them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use roll_core::{Noise, Purpose, StateDict, Tensor};
+use roll_models::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
+use roll_models::weights::{Checkpoint, save_safetensors};
+
+const DIM: usize = 24;
+const FFN: usize = 40;
+const RANK: usize = 4;
+const LAYERS: usize = 2;
+
+fn roll(directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(directory).output().unwrap()
+}
+
+fn succeeds(directory: &Path, arguments: &[&str]) -> String {
+    let output = roll(directory, arguments);
+    assert!(output.status.success(), "roll {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refuses(directory: &Path, arguments: &[&str], needles: &[&str]) {
+    let output = roll(directory, arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "roll {arguments:?}: {said}");
+    needles.iter().for_each(|needle| assert!(said.contains(needle), "the message should say `{needle}`: {said}"));
+}
+
+/// A LoRA for every matrix of the blocks; every third layer has a scale of its own.
+fn lora(scaled: bool) -> Lora {
+    let mut lora = Lora::default();
+    for block in 0..LAYERS {
+        let names = ["self_attn", "cross_attn"].iter().flat_map(|a| ["q", "k", "v", "o"].map(|m| format!("{a}.{m}")));
+        for (i, name) in names.chain(["ffn.0".into(), "ffn.2".into()]).enumerate() {
+            let (out, inner) = match name.as_str() {
+                "ffn.0" => (FFN, DIM),
+                "ffn.2" => (DIM, FFN),
+                _ => (DIM, DIM),
+            };
+            let matrix = |shape: [usize; 2], which: u64| {
+                Noise::new(1).normal(Purpose::Synthetic, which, (block * 100 + i) as u64, &shape).unwrap()
+            };
+            let alpha = scaled.then_some(if i % 3 == 0 { 1.7f32.into() } else { 2.0 });
+            let layer = Layer { down: matrix([RANK, inner], 0), up: matrix([out, RANK], 1), alpha, bias: None };
+            lora.layers.insert(format!("blocks.{block}.{name}"), layer);
+        }
+    }
+    lora
+}
+
+fn comfy(lora: &Lora, path: &Path) {
+    let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
+    write_lora(lora, options, &BTreeMap::new(), path).unwrap();
+}
+
+#[test]
+fn converting_around_all_five_conventions_gives_the_same_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for scaled in [false, true] {
+        let here = dir.path().join(scaled.to_string());
+        std::fs::create_dir(&here).unwrap();
+        comfy(&lora(scaled), &here.join("first.safetensors"));
+        let mut at = "first.safetensors".to_string();
+        for to in ["kohya", "peft", "diffusers", "diffsynth", "comfyui"] {
+            let out = format!("{to}/adapter_model.safetensors");
+            std::fs::create_dir(here.join(to)).unwrap();
+            let said = succeeds(&here, &["convert-lora", &at, &out, "--to", to]);
+            assert!(said.contains("20 layers"), "{said}");
+            at = out;
+        }
+        let read = |name: &str| std::fs::read(here.join(name)).unwrap();
+        assert!(read(&at) == read("first.safetensors"), "the bytes differ (scaled: {scaled})");
+    }
+}
+
+#[test]
+fn a_file_of_two_experts_becomes_two_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut both = StateDict::new();
+    for (prefix, seed) in [("transformer", 1.0f32), ("transformer_2", 2.0)] {
+        both.insert(format!("{prefix}.blocks.0.attn1.to_q.lora_A.weight"), Tensor::full([2, 4], seed));
+        both.insert(format!("{prefix}.blocks.0.attn1.to_q.lora_B.weight"), Tensor::full([4, 2], seed));
+    }
+    save_safetensors(dir.path().join("both.safetensors"), &both, &BTreeMap::new()).unwrap();
+    succeeds(dir.path(), &["convert-lora", "both.safetensors", "out.safetensors", "--to", "kohya"]);
+    for (name, value) in [("out_high_noise.safetensors", 1.0), ("out_low_noise.safetensors", 2.0)] {
+        let lora = LoraFile::open(dir.path().join(name)).unwrap().one(None).unwrap();
+        assert_eq!(lora.layers["blocks.0.self_attn.q"].down.to_f32_vec(), [value; 8]);
+    }
+    refuses(dir.path(), &["merge-lora", "both.safetensors", "both.safetensors", "x.safetensors"], &["--expert"]);
+}
+
+/// The matrices of the LoRA's layers, in two shards.
+fn base(directory: &Path) -> PathBuf {
+    let mut state = StateDict::new();
+    for (name, layer) in lora(false).layers {
+        let shape = [layer.up.shape()[0], layer.down.shape()[1]];
+        state.insert(format!("{name}.weight"), Tensor::full(shape, 1.0).to_float(roll_core::DType::Bf16).unwrap());
+    }
+    let whole = directory.join("base.safetensors");
+    save_safetensors(&whole, &state, &BTreeMap::new()).unwrap();
+    whole
+}
+
+#[test]
+fn shards_are_split_merged_into_and_joined_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    base(here);
+    comfy(&lora(true), &here.join("lora.safetensors"));
+    succeeds(here, &["split-shards", "base.safetensors", "shards", "--max-size", "9KB"]);
+    assert!(here.join("shards/base.safetensors.index.json").exists());
+    let said = succeeds(here, &["merge-lora", "shards", "lora.safetensors", "merged", "--alpha", "0.5"]);
+    assert!(said.contains("20 tensors changed"), "{said}");
+    succeeds(here, &["merge-lora", "base.safetensors", "lora.safetensors", "merged.safetensors", "--alpha", "0.5"]);
+    succeeds(here, &["merge-shards", "merged", "joined.safetensors"]);
+    let read = |name: &str| std::fs::read(here.join(name)).unwrap();
+    assert!(read("joined.safetensors") == read("merged.safetensors"), "one file and shards are merged alike");
+    assert!(read("joined.safetensors") != read("base.safetensors"));
+    succeeds(here, &["merge-shards", "shards", "f32.safetensors", "--dtype", "f32"]);
+    let wide = Checkpoint::open(here.join("f32.safetensors")).unwrap();
+    assert_eq!(wide.tensor("blocks.0.ffn.0.weight").unwrap().f32s().unwrap(), [1.0; DIM * FFN]);
+
+    let about = succeeds(here, &["inspect", "lora.safetensors"]);
+    assert!(about.contains("ComfyUI") && about.contains("blocks.#.ffn.0 (2)"), "{about}");
+    let about: serde_json::Value = serde_json::from_str(&succeeds(here, &["inspect", "shards", "--json"])).unwrap();
+    assert_eq!((&about["what"], &about["tensors"]), (&"no network of Wan".into(), &20.into()));
+}
+
+#[test]
+fn mistakes_are_told_and_write_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    base(here);
+    let mut other = lora(false);
+    let layer = other.layers.remove("blocks.1.ffn.2").unwrap();
+    other.layers.insert("blocks.7.ffn.2".into(), layer);
+    comfy(&other, &here.join("other.safetensors"));
+    let merge = ["merge-lora", "base.safetensors", "other.safetensors", "out.safetensors"];
+    refuses(here, &merge, &["blocks.7.ffn.2", "1 of 20", "--allow-missing"]);
+    assert!(!here.join("out.safetensors").exists());
+    let said = succeeds(here, &[&merge[..], &["--allow-missing"]].concat());
+    assert!(said.contains("left out: blocks.7.ffn.2"), "{said}");
+    refuses(here, &["merge-lora", "base.safetensors", "base.safetensors", "x"], &["base.safetensors", "LoRA"]);
+    refuses(here, &["merge-lora", "base.safetensors", "other.safetensors", "base.safetensors"], &["base.safetensors"]);
+    refuses(here, &["convert-lora", "none.safetensors", "x.safetensors", "--to", "peft"], &["none.safetensors"]);
+    refuses(here, &["convert-lora", "other.safetensors", "x.bin", "--to", "kohya"], &[".safetensors"]);
+    refuses(here, &["split-shards", "base.safetensors", "s", "--max-size", "9parsecs"], &["PARSECS"]);
+    refuses(here, &["inspect", "nothing"], &["nothing"]);
+}
+
+#[test]
+fn diffusers_and_peft_load_what_is_written() {
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    let mut source = StateDict::new();
+    let lora = lora(true);
+    for (name, layer) in &lora.layers {
+        source.insert(format!("{name}.A"), layer.down.clone());
+        source.insert(format!("{name}.B"), layer.up.clone());
+        source.insert(format!("{name}.scale"), Tensor::scalar(layer.scale() as f32));
+    }
+    save_safetensors(here.join("source.safetensors"), &source, &BTreeMap::new()).unwrap();
+    let config = serde_json::json!({ "dim": DIM, "ffn_dim": FFN, "layers": LAYERS, "heads": 2 });
+    std::fs::write(here.join("config.json"), config.to_string()).unwrap();
+    comfy(&lora, &here.join("comfyui.safetensors"));
+    for (out, to) in [("kohya.safetensors", "kohya"), ("diffusers.safetensors", "diffusers"), ("peft", "peft")] {
+        succeeds(here, &["convert-lora", "comfyui.safetensors", out, "--to", to]);
+    }
+    let named = ["convert-lora", "comfyui.safetensors", "peft_diffusers", "--to", "peft", "--names", "diffusers"];
+    succeeds(here, &named);
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/scripts/lora_loaders.py");
+    let output = match Command::new(&python).arg(script).arg(here).output() {
+        Ok(output) => output,
+        Err(e) => return eprintln!("SKIPPED: {python}: {e}; set PYTHON to one that has diffusers and peft"),
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.code() {
+        Some(77) => eprintln!("{}; set PYTHON to one that has diffusers and peft", said.trim()),
+        Some(0) => print!("{said}"),
+        _ => panic!("{said}\n{}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
