@@ -151,6 +151,19 @@ fn a_strategy_for_one_process_is_refused_on_four() {
     assert!(!world.path("run").exists());
 }
 
+#[test]
+fn collectives_over_a_missing_nccl_are_refused_on_every_rank_and_nobody_waits() {
+    let world = World::new();
+    let began = Instant::now();
+    let output = world.run(2, &["--collectives", "nccl", "--out", "run", "--steps", "1"], &[]);
+    if output.status.success() {
+        return eprintln!("SKIPPED: this machine has NCCL and a GPU for each rank");
+    }
+    let said = said(&output);
+    assert!(said.contains("cannot be loaded") || said.contains("--features nccl"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(60) && !world.path("run").exists());
+}
+
 /// Processes that were started by `parent`, and by those.
 fn children(parent: u32) -> Vec<u32> {
     let mut found = Vec::new();
