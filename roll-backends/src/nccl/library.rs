@@ -146,7 +146,7 @@ fn open(
     let mut reason = String::new();
     for file in files {
         // SAFETY: libraries of NVIDIA, whose initialisers do nothing that this process must know of.
-        match unsafe { Library::new(file) } {
+        match unsafe { Library::new(*file) } {
             Ok(library) => return Ok((library, file)),
             Err(e) if reason.is_empty() => reason = e.to_string(),
             Err(_) => {}

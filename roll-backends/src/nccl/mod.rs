@@ -347,7 +347,9 @@ impl Drop for NcclRanks {
         unsafe {
             (self.cuda.set_device)(self.device);
             (self.nccl.comm_destroy)(self.comm);
-            state.buffers.iter().for_each(|buffer| drop((self.cuda.free)(buffer.at)));
+            for buffer in &state.buffers {
+                (self.cuda.free)(buffer.at);
+            }
             (self.cuda.stream_destroy)(state.stream);
         }
     }

@@ -99,8 +99,7 @@ mod tests {
         let store = Ahead::default();
         let begin = |name: &str| {
             let (send, coming) = mpsc::channel();
-            let (name, counts) = (name.to_string(), counts.clone());
-            std::thread::spawn(move || send.send(Ok(Block::new(&name, &counts))));
+            send.send(Ok(Block::new(name, &counts))).unwrap();
             Ok(coming)
         };
         for _ in 0..count {

@@ -18,7 +18,7 @@ pub struct FlatModel {
     pub values: Vec<f32>,
     pub gradients: Vec<f32>,
     /// Whether the model gives its parameters in parts.
-    pub parts: bool,
+    parts: bool,
     /// Called during a pull with the position of each parameter, when its gradient is whole.
     pub during_pull: Option<Box<dyn FnMut(usize) + Send>>,
     sink: Option<Arc<dyn GradientSink>>,
@@ -51,8 +51,8 @@ impl FlatModel {
         Self::new(&shapes, |i| (i as f32 * 0.37).sin())
     }
 
-    pub fn without_parts(self) -> Self {
-        Self { parts: false, ..self }
+    pub fn with_parts(self, parts: bool) -> Self {
+        Self { parts, ..self }
     }
 
     pub fn with_values(self, values: &[f32]) -> Self {

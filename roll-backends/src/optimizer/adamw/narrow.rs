@@ -167,8 +167,11 @@ mod tests {
         let (exact, narrow) = (exact.exp_avg_sq.f32s(0..N), narrow.exp_avg_sq.f32s(0..N));
         let ratios: Vec<f64> = exact.iter().zip(&narrow).map(|(a, b)| f64::from(b / a)).collect();
         let mean = ratios.iter().sum::<f64>() / N as f64;
+        let spread = (ratios.iter().map(|r| (r - 1.0).powi(2)).sum::<f64>() / N as f64).sqrt();
+        let [low, high] = [f64::min, f64::max].map(|f| ratios.iter().copied().fold(1.0, f));
         assert!((mean - 1.0).abs() < 0.01, "{mean}");
-        assert!(ratios.iter().all(|r| (0.7..1.4).contains(r)));
+        // The errors of the last 1/(1 - beta_2) updates add up like steps of a random walk.
+        assert!(spread < 0.1 && low > 0.6 && high < 1.6, "{spread} {low} {high}");
         // Both went the same way: 3000 steps of about 0.3 to 1 of the learning rate.
         let way = |p: &[f32]| p.iter().map(|p| f64::from(0.5 - p)).sum::<f64>() / N as f64;
         let apart = p[0].iter().zip(&p[1]).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / N as f64;
