@@ -33,6 +33,12 @@ impl World {
     }
 
     fn command(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
+        let reward_fl = ["reward.name=brightness", "algo.mid_timestep=1", "algo.final_timestep=1", "model.lora_rank=2"];
+        self.command_of(ranks, arguments, &[&reward_fl, settings].concat())
+    }
+
+    /// Of any algorithm.
+    fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
         let mut command = Command::new("mpirun");
         command
             .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
@@ -44,8 +50,6 @@ impl World {
         let base = [
             "model.model_paths=tiny/wan22_paths.json",
             "model.tokenizer_path=tiny/google/umt5-xxl",
-            "model.lora_rank=2",
-            "reward.name=brightness",
             "data.metadata=metadata.csv",
             "data.height=64",
             "data.width=64",
@@ -53,8 +57,6 @@ impl World {
             "strategy.name=zero",
             "sample_steps=0",
             "algo.num_inference_steps=2",
-            "algo.mid_timestep=1",
-            "algo.final_timestep=1",
         ];
         for setting in base.iter().chain(settings) {
             command.args(["--set", setting]);
@@ -96,6 +98,28 @@ fn four_ranks_train_as_one_and_one_of_them_writes() {
     assert!(difference <= 1e-6 * norm(&mut one.iter().copied()), "{difference}");
     let lines = |run: &str| std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap().lines().count();
     assert_eq!(lines("four"), lines("one"));
+}
+
+#[test]
+fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
+    let world = World::new();
+    let run = |arguments: &[&str], stage: &str| {
+        let settings = [stage, "model.lora_rank=0", "strategy.bf16_optimizer_states=true"];
+        let output = world.command_of(2, arguments, &settings).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    };
+    let fresh = |out: &str, steps: &str, stage: &str| {
+        run(&["--algo", "flow_matching", "--out", out, "--steps", steps], stage);
+    };
+    fresh("whole", "3", "strategy.stage=2");
+    fresh("divided", "3", "strategy.stage=3");
+    fresh("resumed", "2", "strategy.stage=3");
+    run(&["--resume", "resumed", "--steps", "3"], "strategy.stage=3");
+    for file in ["diffusion_pytorch_model.safetensors", "trainer/optimizer.safetensors"] {
+        let read = |run: &str| std::fs::read(world.path(run).join("checkpoints/step-000003").join(file)).unwrap();
+        assert!(read("whole") == read("divided"), "{file}");
+        assert!(read("whole") == read("resumed"), "{file} of the resumed run");
+    }
 }
 
 #[test]
@@ -149,6 +173,19 @@ fn a_strategy_for_one_process_is_refused_on_four() {
     let output = world.run(4, &["--out", "run", "--steps", "1"], &["strategy.name=single"]);
     assert!(!output.status.success() && said(&output).contains("trains on 1"), "{}", said(&output));
     assert!(!world.path("run").exists());
+}
+
+#[test]
+fn collectives_over_a_missing_nccl_are_refused_on_every_rank_and_nobody_waits() {
+    let world = World::new();
+    let began = Instant::now();
+    let output = world.run(2, &["--collectives", "nccl", "--out", "run", "--steps", "1"], &[]);
+    if output.status.success() {
+        return eprintln!("SKIPPED: this machine has NCCL and a GPU for each rank");
+    }
+    let said = said(&output);
+    assert!(said.contains("cannot be loaded") || said.contains("--features nccl"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(60) && !world.path("run").exists());
 }
 
 /// Processes that were started by `parent`, and by those.

@@ -16,13 +16,13 @@ use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
 
 const LONG: Duration = Duration::from_secs(120);
 
-fn open(directory: &Path, weight_store: Placement) -> Wan {
+fn open(directory: &Path, weight_store: Placement, lora_rank: usize) -> Wan {
     let files =
         TinyFiles { model_paths: directory.join("wan22_paths.json"), tokenizer: directory.join("google/umt5-xxl") };
     let options = WanOptions {
         model_paths: Some(files.model_paths),
         tokenizer_path: Some(files.tokenizer),
-        lora_rank: 4,
+        lora_rank,
         weight_store,
         ..WanOptions::default()
     };
@@ -42,19 +42,27 @@ fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
     [velocity.to_f32_vec(), pulled.to_f32_vec()]
 }
 
+type Trained = (Vec<f32>, Vec<[Vec<f32>; 2]>);
+
 /// Trains on the same four samples a step; gives parameters and every velocity and cotangent of rank 0.
-fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> (Vec<f32>, Vec<[Vec<f32>; 2]>) {
+fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> Trained {
+    let options = ZeroOptions { stage, reduce_bucket_size: 3000, ..ZeroOptions::default() };
+    train_with(directory, ranks, options, store, 4)
+}
+
+/// As [`train`]; `lora_rank` 0 trains every weight.
+fn train_with(directory: &Path, ranks: usize, options: ZeroOptions, store: Placement, lora_rank: usize) -> Trained {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
-        let options = ZeroOptions { stage, reduce_bucket_size: 3000, ..ZeroOptions::default() };
-        let mut strategy = Zero::new(options, ranks)?;
-        let mut model = open(directory, store);
+        let mut strategy = Zero::new(options.clone(), ranks)?;
+        let mut model = open(directory, store, lora_rank);
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut seen = Vec::new();
         for step in 0..2 {
             for sample in rank * 4 / world..(rank + 1) * 4 / world {
                 // One sample has no gradient: its rank does not pull, and the others do not wait.
                 if (step, sample) != (1, 3) {
+                    strategy.before_last_pull(&mut model)?;
                     seen.push(pull(&mut model, step, sample));
                     strategy.accumulate(&mut model)?;
                 }
@@ -79,6 +87,41 @@ fn sharded_and_streamed_weights_give_the_bits_of_resident_ones() {
         let resident = train(dir.path(), ranks, 2, Placement::Resident);
         assert!(resident == train(dir.path(), ranks, 3, Placement::Sharded), "sharded, {ranks} ranks");
         assert!(resident == train(dir.path(), ranks, 1, Placement::Streamed), "streamed, {ranks} ranks");
+    }
+}
+
+#[test]
+fn overlap_and_divided_weights_change_no_bit_of_full_training() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    let with = |stage: u8, overlap_comm: bool, store: Placement, lora_rank: usize| {
+        let options = ZeroOptions { stage, overlap_comm, reduce_bucket_size: 30_000, ..ZeroOptions::default() };
+        train_with(dir.path(), 2, options, store, lora_rank)
+    };
+    for lora_rank in [0, 4] {
+        let expected = with(2, false, Placement::Resident, lora_rank);
+        for (overlap, store) in [(true, Placement::Resident), (false, Placement::Sharded), (true, Placement::Sharded)] {
+            assert!(expected == with(3, overlap, store, lora_rank), "{overlap} {store:?} {lora_rank}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_all_trained_are_divided_among_ranks_when_frozen_ones_are() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    let results = ThreadRanks::run(4, LONG, |_| {
+        let mut bytes = Vec::new();
+        for lora_rank in [0, 4] {
+            let model = open(dir.path(), Placement::Sharded, lora_rank);
+            bytes.push([model.parameter_bytes(), 4 * model.parameter_count()]);
+        }
+        Ok(bytes)
+    });
+    for result in results {
+        let [[full, all], [adapter, adapters]] = result.unwrap()[..] else { panic!("two models") };
+        assert!(full * 4 >= all && (full as f64) < 0.26 * all as f64, "{full} of {all}");
+        assert_eq!(adapter, adapters);
     }
 }
 

@@ -45,6 +45,15 @@ pub enum BackendError {
         /// Tensors that rank 0 trains.
         expected: u64,
     },
+    /// A pullback came too late.
+    #[error(
+        "parameters that are divided among the ranks were asked for as they were {behind} writes ago: a pullback that was \
+         recorded before an update cannot be pulled after it"
+    )]
+    OldParameters {
+        /// Writes between then and now.
+        behind: u32,
+    },
     /// Parameters that must be equal are not.
     #[error(
         "the ranks have drifted apart: after {updates} updates `{name}` of rank {rank} is not that of rank 0 ({count} of \

@@ -11,6 +11,8 @@ pub mod host;
 pub mod layers;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod nd;
 pub mod ops;
 pub mod optimizer;
@@ -19,6 +21,11 @@ pub mod rounds;
 pub mod strategy;
 pub mod vjp;
 pub mod weights;
+
+/// Shared with the tests under MPI, which stand outside of this crate.
+#[cfg(test)]
+#[path = "../tests/flat_model/mod.rs"]
+mod flat_model;
 
 pub use chain::{Chain, ChainRecord, Memory, Segment};
 pub use device::device;

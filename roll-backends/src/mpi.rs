@@ -47,6 +47,8 @@ pub struct MpiRanks {
     lost: Mutex<Option<RanksError>>,
     /// MPI is initialised for one thread at a time.
     turn: Mutex<()>,
+    /// Why this rank cannot go on, said before its turn: another of its threads may wait for ranks that do not come.
+    failing: Mutex<Option<String>>,
 }
 
 /// Whether a launcher of MPI jobs started this process.
@@ -85,6 +87,7 @@ impl MpiRanks {
             calls: AtomicU64::new(0),
             lost: Mutex::new(None),
             turn: Mutex::new(()),
+            failing: Mutex::new(None),
         }))
     }
 
@@ -146,6 +149,9 @@ impl MpiRanks {
             if polls < 200 {
                 std::hint::spin_loop();
                 continue;
+            }
+            if let Some(reason) = lock(&self.failing).clone() {
+                return Err(RanksError::Failed { rank: self.rank, reason });
             }
             if let Some((rank, reason)) = self.receive(tag::FAILED) {
                 return Err(RanksError::Failed { rank, reason });
@@ -349,10 +355,12 @@ impl Communicator for MpiRanks {
     }
 
     fn fail(&self, reason: &str) {
+        lock(&self.failing).get_or_insert_with(|| reason.into());
         let _turn = lock(&self.turn);
         let mut lost = lock(&self.lost);
         // When another rank failed first, the others know from it.
-        if lost.is_none() {
+        let own = |lost: &RanksError| matches!(lost, RanksError::Failed { rank, .. } if *rank == self.rank);
+        if lost.as_ref().is_none_or(own) {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });
             self.tell(reason);
         }

@@ -1,15 +1,16 @@
 //! Ranks over MPI. Starts itself under `mpirun`, so that `cargo test --features mpi` needs nothing else.
 
-use std::collections::BTreeMap;
+mod flat_model;
+
 use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use roll_backends::mpi::{MpiRanks, is_launched};
 use roll_backends::strategy::{Zero, ZeroOptions};
-use roll_core::{
-    Communicator, Error, Model, OptimizerConfig, ParameterSpec, Rank, Result, StateDict, Strategy, ThreadRanks,
-};
+use roll_core::{Communicator, Error, OptimizerConfig, Rank, Result, Strategy, ThreadRanks};
+
+use flat_model::FlatModel;
 
 const RANKS: usize = 4;
 /// What the child is to do.
@@ -18,7 +19,7 @@ const MODE: &str = "ROLL_MPI_TEST";
 const SECONDS: u64 = 60;
 
 /// Name, mode, whether the job succeeds, what it must say.
-const TESTS: [(&str, &str, bool, &[&str]); 6] = [
+const TESTS: [(&str, &str, bool, &[&str]); 7] = [
     ("every_collective_gives_what_threads_give", "collectives", true, &[]),
     ("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[]),
     (
@@ -36,6 +37,12 @@ const TESTS: [(&str, &str, bool, &[&str]); 6] = [
         "panic",
         false,
         &["rank 2: panicked: index out of range", "rank 1: rank 2 failed: panicked: index out of range"],
+    ),
+    (
+        "an_error_while_gradients_are_on_their_way_ends_the_job_although_the_others_do_not_come",
+        "pulling",
+        false,
+        &["rank 2: the disk is full"],
     ),
     ("a_killed_rank_ends_the_job", "kill", false, &["signal 9"]),
     ("a_rank_that_hangs_is_named_and_ends_the_job", "hang", false, &["rank 2 did not come to"]),
@@ -168,6 +175,10 @@ fn broken(ranks: Arc<MpiRanks>, mode: &str) -> Result<()> {
             std::thread::sleep(Duration::from_secs(600));
             Ok(())
         }
+        (false, "pulling") if step == 3 => {
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(())
+        }
         (true, "hang") => {
             std::thread::sleep(Duration::from_secs(600));
             Ok(())
@@ -188,67 +199,25 @@ fn train(
     let rank = ranks.rank().0;
     let options = ZeroOptions { stage, reduce_bucket_size: 100, timeout_seconds, ..ZeroOptions::default() };
     let mut strategy = Zero::new(options, ranks)?;
-    let mut model = Springs::new();
+    let mut model = FlatModel::springs();
     strategy.attach(&mut model, &OptimizerConfig::default())?;
     for step in 0..steps {
         at(step)?;
         strategy.discard();
+        if rank == 2 && step == 3 && std::env::var(MODE).as_deref() == Ok("pulling") {
+            strategy.before_last_pull(&mut model)?;
+            model.pull(step, rank);
+            // Its thread waits for the others by then.
+            std::thread::sleep(Duration::from_millis(300));
+            return Err(Error::Misuse("the disk is full".into()));
+        }
         // Rank 1 has nothing in some steps.
         if rank != 1 || step % 3 != 0 {
+            strategy.before_last_pull(&mut model)?;
             model.pull(step, rank);
             strategy.accumulate(&mut model)?;
         }
         strategy.step(&mut model, 0.01, 0.25)?;
     }
     Ok(model.values.iter().map(|v| v.to_bits()).collect())
-}
-
-struct Springs {
-    specs: Vec<ParameterSpec>,
-    values: Vec<f32>,
-    gradients: Vec<f32>,
-}
-
-impl Springs {
-    fn new() -> Self {
-        let specs: Vec<_> = [70, 3, 50, 50, 211]
-            .iter()
-            .enumerate()
-            .map(|(i, n)| ParameterSpec { name: format!("layer{i}"), shape: vec![*n] })
-            .collect();
-        let n = specs.iter().map(ParameterSpec::len).sum();
-        let values = (0..n).map(|i| 1.0 / (1 + i % 37) as f32).collect();
-        Self { specs, values, gradients: vec![0.0; n] }
-    }
-
-    fn pull(&mut self, step: u64, rank: usize) {
-        let key = step as f32 * 4.0 + rank as f32;
-        for (i, (g, p)) in self.gradients.iter_mut().zip(&self.values).enumerate() {
-            *g += p - 1.0 / (i as f32 + key + 1.0);
-        }
-    }
-}
-
-impl Model for Springs {
-    fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.values);
-        Ok(())
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.values.copy_from_slice(values);
-        Ok(())
-    }
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        add_into.iter_mut().zip(&mut self.gradients).for_each(|(a, g)| *a += std::mem::take(g));
-        Ok(())
-    }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Ok(BTreeMap::new())
-    }
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-        Ok(())
-    }
 }

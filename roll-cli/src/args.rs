@@ -11,9 +11,21 @@ pub struct Args {
     /// Warnings and errors only.
     #[arg(long, short, global = true)]
     pub quiet: bool,
+    /// What collectives of several processes go over; `nccl` needs a build with that feature, and a GPU for each process.
+    #[arg(long, global = true, value_enum, default_value = "mpi")]
+    pub collectives: Collectives,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// What large collectives go over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Collectives {
+    /// The launcher's MPI, in host memory.
+    Mpi,
+    /// NCCL; what is small still goes over MPI.
+    Nccl,
 }
 
 /// What to do.

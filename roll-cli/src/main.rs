@@ -30,7 +30,7 @@ use roll_rewards as _;
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 130 interrupted.
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    let job = ranks::Job::join();
+    let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
     logging::init(args.quiet, rank);
     let (job, result) = match job {

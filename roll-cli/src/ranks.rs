@@ -4,7 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
 
+#[cfg(feature = "mpi")]
+use roll_core::Communicator;
 use roll_core::{Error, Result, Strategy, communicator};
+
+use crate::args::Collectives;
 
 /// What this process is part of.
 pub struct Job {
@@ -16,13 +20,24 @@ impl Job {
     /// Joins the job that a launcher started this process for, if one did. Fails when there are several processes and
     /// this build cannot talk to the others: they would all do the same work and write the same files.
     #[cfg(feature = "mpi")]
-    pub fn join() -> Result<Self> {
+    pub fn join(collectives: Collectives) -> Result<Self> {
         use roll_backends::mpi;
         if !mpi::is_launched() {
             return Ok(Self { mpi: None });
         }
         let ranks = mpi::MpiRanks::join()?;
-        if communicator::set_process(ranks.clone()).is_err() {
+        let process: Arc<dyn Communicator> = match collectives {
+            Collectives::Mpi => ranks.clone(),
+            Collectives::Nccl => match over_nccl(ranks.clone()) {
+                Ok(process) => process,
+                Err(error) => {
+                    // Every rank came here with an error of its own, and none waits for another.
+                    ranks.finish()?;
+                    return Err(error);
+                }
+            },
+        };
+        if communicator::set_process(process).is_err() {
             return Err(Error::Misuse("this process is part of a job already".into()));
         }
         Ok(Self { mpi: Some(ranks) })
@@ -30,7 +45,7 @@ impl Job {
 
     /// As with the feature `mpi`.
     #[cfg(not(feature = "mpi"))]
-    pub fn join() -> Result<Self> {
+    pub fn join(_collectives: Collectives) -> Result<Self> {
         match launched() {
             0 | 1 => Ok(Self {}),
             n => Err(Error::Unsupported(format!(
@@ -69,7 +84,9 @@ impl Job {
             if code != 0 {
                 mpi.abort(code.into());
             }
-            if let Err(error) = mpi.finish() {
+            // What was begun ahead and is wanted by nobody any more.
+            let done = roll_backends::rounds::Rounds::of(communicator::current()).settle();
+            if let Err(error) = done.and_then(|()| mpi.finish()) {
                 eprintln!("{}error: {error}", crate::logging::prefix(self.rank()));
                 mpi.abort(1);
             }
@@ -77,6 +94,19 @@ impl Job {
         #[cfg(not(feature = "mpi"))]
         let _ = code;
     }
+}
+
+/// The ranks with their large collectives over NCCL, each with the device of its place on the machine.
+#[cfg(feature = "nccl")]
+fn over_nccl(ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Communicator>> {
+    let device = roll_backends::mpi::local_rank().unwrap_or(0);
+    Ok(roll_backends::nccl::NcclRanks::join(ranks, device)?)
+}
+
+/// As with the feature `nccl`.
+#[cfg(all(feature = "mpi", not(feature = "nccl")))]
+fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Communicator>> {
+    Err(Error::Unsupported("`--collectives nccl`: build roll with `--features nccl`".into()))
 }
 
 /// Processes that were started: each of the common launchers says it in a variable of its own.

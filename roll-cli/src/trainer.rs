@@ -339,8 +339,10 @@ impl Trainer {
     /// Writes a checkpoint; returns the adapter files in it. All ranks take part: each has some of the state.
     fn save(&mut self, dir: Option<&RunDir>, step: u64) -> Result<Vec<PathBuf>> {
         let optimizer = self.strategy.state()?;
-        let Some(dir) = dir else { return Ok(Vec::new()) };
-        let adapters = self.model.export_adapter()?;
+        let exported = dir.map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
+        // Weights that are divided are gathered for it: the other ranks help until that is done.
+        self.strategy.communicator().barrier()?;
+        let Some((dir, adapters)) = exported else { return Ok(Vec::new()) };
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), step)?;
         let mut names = Vec::new();
         for (name, tensors) in &adapters {

@@ -34,7 +34,7 @@ pub use diffusion::{
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
-pub use model::{Adapter, Model, ParameterParts, ParameterSpec, StateDict};
+pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};

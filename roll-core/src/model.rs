@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::{DiffusionModel, LanguageModel, Result, Tensor};
 
@@ -65,6 +66,14 @@ pub trait Model: Send {
         None
     }
 
+    /// From now on pulls hand the gradients of parameters to `sink`, each as soon as it is whole; `None` ends that.
+    /// Gives false when the model cannot: its gradients then stay where [`Model::take_gradients`] finds them.
+    ///
+    /// Not offered by models from plugins: the boundary carries no sink.
+    fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
+        false
+    }
+
     /// The diffusion interface, if this is a diffusion model.
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         None
@@ -93,6 +102,14 @@ pub trait ParameterParts {
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()>;
     /// As [`Model::take_gradients`].
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
+}
+
+/// Takes gradients while a pull goes on, so that what is done with them overlaps the rest of the pull.
+pub trait GradientSink: Send + Sync {
+    /// The gradient of the parameter at `position` in [`Model::parameters`]: what earlier pulls accumulated and what
+    /// this one adds, row-major. The model keeps none of it. A parameter that is used twice comes twice, and the parts
+    /// add up. Gives false when it does not want it: then it is accumulated as if there were no sink.
+    fn deliver(&self, position: usize, gradient: &[f32]) -> bool;
 }
 
 /// Copies a flat vector into named tensors, and back, by the layout of `specs`.

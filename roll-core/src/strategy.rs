@@ -38,6 +38,14 @@ pub trait Strategy: Send {
     /// Takes over the optimization of `model`; reads its parameters.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
+    /// Says that only one pull is left before [`Strategy::accumulate`], so that gradients that come out of it are
+    /// final: a strategy may take them while the pull goes on ([`Model::deliver_gradients`]). To say it is never needed,
+    /// and must be left out where somebody looks at the gradient in the model before it is accumulated. Strategies from
+    /// plugins are not told.
+    fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
+        Ok(())
+    }
+
     /// Adds the model's accumulated gradients to the strategy's, and clears them in the model.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()>;
 

@@ -107,8 +107,8 @@ fn adam(
         optimizer.update(&mut parameters, &gradients, &mut moments, hyper.lr);
         layout.compare(report, &format!("{name}.param.step{t}."), &parameters)?;
     }
-    layout.compare(report, &format!("{name}.exp_avg."), &moments.exp_avg)?;
-    layout.compare(report, &format!("{name}.exp_avg_sq."), &moments.exp_avg_sq)?;
+    layout.compare(report, &format!("{name}.exp_avg."), &moments.exp_avg.f32s(0..moments.len()))?;
+    layout.compare(report, &format!("{name}.exp_avg_sq."), &moments.exp_avg_sq.f32s(0..moments.len()))?;
     let name = format!("{name}.grad_norm");
     if report.get(&name).is_ok() {
         report.compare(&name, &Tensor::new(norms, [steps])?);

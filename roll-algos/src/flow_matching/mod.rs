@@ -243,6 +243,7 @@ fn train(
 
     watch.begin(PULL, Some("pulling back"))?;
     let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+    ctx.strategy.before_last_pull(ctx.model)?;
     pullback.pull(&Tensor::stack(&cotangents)?)?;
     ctx.strategy.accumulate(ctx.model)
 }

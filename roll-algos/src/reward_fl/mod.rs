@@ -175,11 +175,17 @@ impl RewardFl {
             Some(pull_score) => Some(pull_frames(pull_score, decode, loss.d_score)?),
             None => None,
         };
-        trajectory.pull(d_latents.as_ref(), loss.d_kl, watch)?;
-
         match (split, kl_alone) {
-            (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
-            _ => ctx.strategy.accumulate(ctx.model)?,
+            (Some(split), Some(kl_alone)) => {
+                trajectory.pull(d_latents.as_ref(), loss.d_kl, watch)?;
+                split.accumulate(ctx.strategy, ctx.model, &kl_alone)?;
+            }
+            _ => {
+                let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
+                let before_last = || strategy.before_last_pull(model);
+                trajectory.pull_telling(d_latents.as_ref(), loss.d_kl, watch, before_last)?;
+                ctx.strategy.accumulate(ctx.model)?;
+            }
         }
         Ok(Outcome::Scored(scored))
     }

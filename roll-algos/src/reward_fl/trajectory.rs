@@ -148,16 +148,33 @@ impl Trajectory {
     /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters:
     /// `d_v = (sigma_{i+1} - sigma_i) d_x + d_kl/d_v_i`, `d_x += pull_i(d_v)`, from the last step to the first trained.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
+        self.pull_telling(d_latents, d_kl, observer, || Ok(()))
+    }
+
+    /// As [`Trajectory::pull`]; `before_last` runs before the pull of the first trained step, which is the last.
+    pub fn pull_telling(
+        self,
+        d_latents: Option<&Tensor>,
+        d_kl: f64,
+        observer: &mut dyn Observer,
+        before_last: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let mut d_x = match d_latents {
             Some(d) => d.clone(),
             None => Tensor::zeros(self.latents.shape()),
         };
+        let mut before_last = Some(before_last);
+        let mut left = self.steps.iter().filter(|step| step.trained.is_some()).count();
         for Step { index, delta, replaced, trained } in self.steps.into_iter().rev() {
             if replaced {
                 d_x = without_first_frame(&d_x)?;
             }
             let Some(Trained { pullback, d_kl: d_kl_i }) = trained else { continue };
             observer.begin(Phase::Pull { step: index, of: self.of })?;
+            left -= 1;
+            if let Some(before_last) = before_last.take_if(|_| left == 0) {
+                before_last()?;
+            }
             let d_v = axpy(&scaled(&d_kl_i, d_kl as f32)?, delta, &d_x)?;
             d_x = axpy(&d_x, 1.0, &pullback.pull(&d_v)?)?;
         }

@@ -1,9 +1,14 @@
 //! AdamW.
 
+mod narrow;
+
+use half::bf16;
 use rayon::prelude::*;
 use roll_core::OptimizerConfig;
 
 use super::BLOCK;
+use super::moments::{Moment, Moments};
+use narrow::Draws;
 
 /// How the update is written. The same to rounding; each reproduces its origin's bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -16,25 +21,12 @@ pub enum AdamRule {
     DeepSpeed,
 }
 
-/// Moments of a flat slice of parameters.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moments {
-    /// Running mean of the gradient.
-    pub exp_avg: Vec<f32>,
-    /// Running mean of its square.
-    pub exp_avg_sq: Vec<f32>,
-    /// Updates so far.
-    pub step: u64,
-}
-
-impl Moments {
-    /// Zero moments of `n` parameters.
-    pub fn zeros(n: usize) -> Self {
-        Self { exp_avg: vec![0.0; n], exp_avg_sq: vec![0.0; n], step: 0 }
-    }
-}
-
 /// AdamW with decoupled weight decay and bias correction.
+///
+/// Moments in bf16 are widened, updated in f32 as always, and rounded *at random* to one of their two neighbours, so that
+/// the mean is right. Rounding to the nearest would lose the second moment: an update moves it by `1 - beta_2 = 0.1 %`,
+/// half a step of bf16 is 0.2 to 0.4 %, so that it would never fall again. The draw is a hash of the number of the update
+/// and of the parameter's place in the flat layout: the same on any number of threads and ranks, and after a resume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     betas: [f64; 2],
@@ -55,36 +47,70 @@ impl AdamW {
     /// # Panics
     /// When the lengths differ.
     pub fn update(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments, learning_rate: f64) {
+        assert_eq!(parameters.len(), moments.len());
         moments.step += 1;
-        let Moments { exp_avg, exp_avg_sq, step } = moments;
-        self.update_part(*step, learning_rate, parameters, gradients, exp_avg, exp_avg_sq);
+        self.update_part(learning_rate, parameters, gradients, moments, 0, 0);
     }
 
-    /// Update number `step`, from 1, of a part of the parameters. A part is updated as it would be within the whole.
+    /// Update number `moments.step` of a part of the parameters, whose moments begin at `kept`, and which begins at
+    /// `place` in the flat layout. A part is updated as it would be within the whole.
     ///
     /// # Panics
     /// When the lengths differ.
     pub fn update_part(
         &self,
-        step: u64,
         learning_rate: f64,
         parameters: &mut [f32],
         gradients: &[f32],
-        exp_avg: &mut [f32],
-        exp_avg_sq: &mut [f32],
+        moments: &mut Moments,
+        kept: usize,
+        place: usize,
     ) {
         let n = parameters.len();
-        assert!(gradients.len() == n && exp_avg.len() == n && exp_avg_sq.len() == n);
-        let coefficients = self.coefficients(step, learning_rate);
+        assert_eq!(gradients.len(), n);
+        let kept = kept..kept + n;
+        let c = self.coefficients(moments.step, learning_rate);
+        match (&mut moments.exp_avg, &mut moments.exp_avg_sq) {
+            (Moment::F32(m), Moment::F32(v)) => {
+                self.update_blocks(&c, parameters, gradients, &mut m[kept.clone()], &mut v[kept]);
+            }
+            (Moment::Bf16(m), Moment::Bf16(v)) => {
+                let draws = Draws::new(moments.step, place);
+                self.update_blocks_bf16(&c, parameters, gradients, &mut m[kept.clone()], &mut v[kept], draws);
+            }
+            _ => panic!("both moments have one dtype"),
+        }
+    }
+
+    fn update_blocks(&self, c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
         let update = match self.rule {
             AdamRule::Torch => update_torch,
             AdamRule::DeepSpeed => update_deepspeed,
         };
-        parameters
-            .par_chunks_mut(BLOCK)
-            .zip(gradients.par_chunks(BLOCK))
-            .zip(exp_avg.par_chunks_mut(BLOCK).zip(exp_avg_sq.par_chunks_mut(BLOCK)))
-            .for_each(|((p, g), (m, v))| update(&coefficients, p, g, m, v));
+        p.par_chunks_mut(BLOCK)
+            .zip(g.par_chunks(BLOCK))
+            .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
+            .for_each(|((p, g), (m, v))| update(c, p, g, m, v));
+    }
+
+    fn update_blocks_bf16(
+        &self,
+        c: &Coefficients,
+        p: &mut [f32],
+        g: &[f32],
+        m: &mut [bf16],
+        v: &mut [bf16],
+        draws: Draws,
+    ) {
+        let update = match self.rule {
+            AdamRule::Torch => narrow::widest::<false>,
+            AdamRule::DeepSpeed => narrow::widest::<true>,
+        };
+        p.par_chunks_mut(BLOCK)
+            .zip(g.par_chunks(BLOCK))
+            .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
+            .enumerate()
+            .for_each(|(i, ((p, g), (m, v)))| update(c, p, g, m, v, draws.from(i * BLOCK)));
     }
 
     fn coefficients(&self, step: u64, learning_rate: f64) -> Coefficients {
@@ -145,12 +171,18 @@ fn widest<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: 
 #[inline(always)]
 fn update_block<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        let decayed = if DEEPSPEED { *p - c.decay * *p } else { *p * c.keep };
-        *m = if DEEPSPEED { c.b1 * *m + c.one_minus_b1 * g } else { *m + c.one_minus_b1 * (g - *m) };
-        *v = *v * c.b2 + c.one_minus_b2 * g * g;
-        let denominator = v.sqrt() / c.root_correction + c.eps;
-        *p = decayed - c.step_size * (*m / denominator);
+        (*p, *m, *v) = updated::<DEEPSPEED>(c, *p, g, *m, *v);
     }
+}
+
+/// Parameter and moments of one element after an update.
+#[inline(always)]
+fn updated<const DEEPSPEED: bool>(c: &Coefficients, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
+    let decayed = if DEEPSPEED { p - c.decay * p } else { p * c.keep };
+    let m = if DEEPSPEED { c.b1 * m + c.one_minus_b1 * g } else { m + c.one_minus_b1 * (g - m) };
+    let v = v * c.b2 + c.one_minus_b2 * g * g;
+    let denominator = v.sqrt() / c.root_correction + c.eps;
+    (decayed - c.step_size * (m / denominator), m, v)
 }
 
 #[cfg(test)]

@@ -6,10 +6,12 @@
 mod adamw;
 mod clip;
 mod lr_schedule;
+mod moments;
 
-pub use adamw::{AdamRule, AdamW, Moments};
+pub use adamw::{AdamRule, AdamW};
 pub use clip::{clip_coefficient, norm, scale, sum_of_squares};
 pub use lr_schedule::{LrSchedule, LrSchedulerType};
+pub use moments::{Moment, Moments};
 
 /// Elements that one thread takes at a time. Part of the definition of [`norm`]: another size rounds otherwise.
 const BLOCK: usize = 1 << 14;

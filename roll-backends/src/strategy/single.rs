@@ -18,6 +18,8 @@ const NAME: &str = "single";
 pub struct SingleOptions {
     /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]).
+    pub bf16_optimizer_states: bool,
 }
 
 /// The single-process strategy.
@@ -61,7 +63,7 @@ impl Strategy for Single {
             specs: model.parameters().to_vec(),
             parameters,
             gradients: vec![0.0; n],
-            moments: Moments::zeros(n),
+            moments: Moments::zeros_as(n, self.options.bf16_optimizer_states),
         });
         Ok(())
     }
@@ -101,7 +103,7 @@ impl Strategy for Single {
 
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
-        saved::save(&a.specs, a.moments.step, &a.moments.exp_avg, &a.moments.exp_avg_sq)
+        saved::save(&a.specs, &a.moments)
     }
 
     /// Fails, changing nothing, when a tensor is missing, unexpected, misshapen or holds what no moment can be.
@@ -111,8 +113,8 @@ impl Strategy for Single {
         let mut at = 0;
         for spec in &a.specs {
             let [exp_avg, exp_avg_sq] = saved.moments(spec)?;
-            a.moments.exp_avg[at..at + spec.len()].copy_from_slice(exp_avg);
-            a.moments.exp_avg_sq[at..at + spec.len()].copy_from_slice(exp_avg_sq);
+            a.moments.exp_avg.write(at, &exp_avg);
+            a.moments.exp_avg_sq.write(at, &exp_avg_sq);
             at += spec.len();
         }
         a.moments.step = saved.step;
@@ -134,61 +136,22 @@ roll_core::inventory::submit! {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::collections::BTreeMap;
-
-    use roll_core::Tensor;
+    use roll_core::{DType, Tensor};
 
     use super::*;
+    use crate::flat_model::FlatModel;
 
-    /// Two parameters whose gradients the test sets.
-    struct Two {
-        specs: Vec<ParameterSpec>,
-        values: Vec<f32>,
-        gradients: Vec<f32>,
+    fn attached(model: &mut FlatModel) -> Single {
+        attached_with(model, SingleOptions::default())
     }
 
-    impl Two {
-        fn new() -> Self {
-            let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
-            Self {
-                specs: vec![spec("a", &[2]), spec("b", &[1, 2])],
-                values: vec![1.0, 2.0, 3.0, 4.0],
-                gradients: vec![0.0; 4],
-            }
-        }
-    }
-
-    impl Model for Two {
-        fn parameters(&self) -> &[ParameterSpec] {
-            &self.specs
-        }
-        fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-            out.copy_from_slice(&self.values);
-            Ok(())
-        }
-        fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-            self.values.copy_from_slice(values);
-            Ok(())
-        }
-        fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-            add_into.iter_mut().zip(&mut self.gradients).for_each(|(a, g)| *a += std::mem::take(g));
-            Ok(())
-        }
-        fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-            Ok(BTreeMap::new())
-        }
-        fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    fn attached(model: &mut Two) -> Single {
-        let mut strategy = Single::default();
+    fn attached_with(model: &mut FlatModel, options: SingleOptions) -> Single {
+        let mut strategy = Single::new(options);
         strategy.attach(model, &OptimizerConfig::default()).unwrap();
         strategy
     }
 
-    fn step(strategy: &mut Single, model: &mut Two, gradients: &[f32]) -> StrategyReport {
+    fn step(strategy: &mut Single, model: &mut FlatModel, gradients: &[f32]) -> StrategyReport {
         model.gradients = gradients.to_vec();
         strategy.accumulate(model).unwrap();
         strategy.step(model, 0.1, 1.0).unwrap()
@@ -196,7 +159,7 @@ mod tests {
 
     #[test]
     fn gradients_add_up_until_the_step_and_are_gone_after_it() {
-        let mut model = Two::new();
+        let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         for _ in 0..2 {
             model.gradients = vec![3.0, 0.0, 0.0, 4.0];
@@ -211,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_gradient_that_is_not_finite_changes_neither_parameters_nor_state() {
-        let mut model = Two::new();
+        let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         step(&mut strategy, &mut model, &[1.0; 4]);
         let (values, state) = (model.values.clone(), strategy.state().unwrap());
@@ -224,21 +187,50 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_strategy_continues_bit_for_bit() {
-        let mut model = Two::new();
-        let mut strategy = attached(&mut model);
-        step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
-        let mut other = Two { values: model.values.clone(), ..Two::new() };
-        let mut restored = attached(&mut other);
-        restored.load_state(&strategy.state().unwrap()).unwrap();
-        step(&mut strategy, &mut model, &[0.3; 4]);
-        step(&mut restored, &mut other, &[0.3; 4]);
-        assert_eq!(model.values, other.values);
+    fn a_restored_strategy_continues_bit_for_bit_also_with_moments_in_bf16() {
+        for bf16_optimizer_states in [false, true] {
+            let options = SingleOptions { bf16_optimizer_states, ..SingleOptions::default() };
+            let mut model = FlatModel::two();
+            let mut strategy = attached_with(&mut model, options.clone());
+            step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
+            let state = strategy.state().unwrap();
+            let dtype = if bf16_optimizer_states { DType::Bf16 } else { DType::F32 };
+            assert!(state.iter().all(|(name, tensor)| name == "step" || tensor.dtype() == dtype));
+            let mut other = FlatModel::two().with_values(&model.values);
+            let mut restored = attached_with(&mut other, options);
+            restored.load_state(&state).unwrap();
+            for i in 0..20 {
+                let gradients = [0.3 / (1 + i) as f32; 4];
+                step(&mut strategy, &mut model, &gradients);
+                step(&mut restored, &mut other, &gradients);
+            }
+            assert_eq!(model.values, other.values);
+            let (ours, theirs) = (strategy.state().unwrap(), restored.state().unwrap());
+            assert!(ours.iter().zip(&theirs).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn a_state_of_either_dtype_is_taken_by_a_run_with_the_other() {
+        let with = |bf16_optimizer_states| SingleOptions { bf16_optimizer_states, ..SingleOptions::default() };
+        for from in [false, true] {
+            let mut model = FlatModel::two();
+            let mut strategy = attached_with(&mut model, with(from));
+            step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
+            let state = strategy.state().unwrap();
+            let mut other = attached_with(&mut model, with(!from));
+            other.load_state(&state).unwrap();
+            for (name, tensor) in other.state().unwrap() {
+                for (a, b) in tensor.to_f32_vec().iter().zip(state[&name].to_f32_vec()) {
+                    assert!((a - b).abs() <= b.abs() / 256.0, "{name}: {a} {b}");
+                }
+            }
+        }
     }
 
     #[test]
     fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
-        let mut model = Two::new();
+        let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         step(&mut strategy, &mut model, &[1.0; 4]);
         let good = strategy.state().unwrap();
@@ -263,7 +255,7 @@ mod tests {
 
     #[test]
     fn settings_that_can_only_be_mistakes_are_refused() {
-        let mut model = Two::new();
+        let mut model = FlatModel::two();
         for config in [
             OptimizerConfig { betas: [1.0, 0.9], ..Default::default() },
             OptimizerConfig { eps: f64::NAN, ..Default::default() },

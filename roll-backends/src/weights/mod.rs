@@ -1,5 +1,6 @@
 //! Where the weights of a network live: on the device, streamed, or sharded. One interface.
 
+mod ahead;
 mod sharded;
 
 use std::collections::HashMap;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
+pub use ahead::{Ahead, Coming};
 pub use sharded::Sharded;
 
 use crate::{BackendError, NdTensor, Snapshot, Tape};

@@ -2,28 +2,31 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use burn::tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 
-use super::{Weight, WeightStore, Weights};
+use super::{Ahead, Weight, WeightStore, Weights};
 use crate::rounds::{Rounds, Service};
 
 /// Every rank keeps an equal part of every weight in host memory; a segment is put together when it is asked for, and
-/// kept by nobody. Ranks may ask for different segments, and differently often.
+/// kept by nobody. While a network computes with one, the next is gathered in the background, where the rounds overlap
+/// ([`Rounds::overlaps`]): the memory of one segment more. Ranks may ask for different segments, and differently often.
 ///
 /// bf16 weights are kept and sent as bf16.
 pub struct Sharded {
-    device: Device,
-    dtype: DType,
     rounds: Arc<Rounds>,
     service: u32,
     shards: Arc<Shards>,
+    ahead: Ahead<Weights>,
 }
 
 /// The parts of one rank.
 struct Shards {
+    /// Where segments are put together.
+    device: Device,
+    dtype: DType,
     /// Sorted by key, so that a segment is a range.
     entries: Vec<Entry>,
     /// Words of four bytes, of all entries one after the other.
@@ -74,9 +77,9 @@ impl Sharded {
             });
         }
         own.shrink_to_fit();
-        let shards = Arc::new(Shards { entries, own, world });
+        let shards = Arc::new(Shards { device: device.clone(), dtype, entries, own, world });
         let service = rounds.offer(shards.clone());
-        Ok(Self { device: device.clone(), dtype, rounds, service, shards })
+        Ok(Self { rounds, service, shards, ahead: Ahead::default() })
     }
 
     /// Bytes that this rank keeps.
@@ -87,24 +90,22 @@ impl Sharded {
 
 impl WeightStore for Sharded {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let range = self.shards.range(prefix);
-        let gathered = self.rounds.ask(self.service, [range.start as u32, range.end as u32], &[])?;
-        let entries = &self.shards.entries[range];
-        let base = entries.first().map_or(0, |e| e.words.start);
-        let length = entries.last().map_or(0, |e| e.words.end) - base;
-        let mut weights = HashMap::with_capacity(entries.len());
-        for entry in entries {
-            let at = entry.words.start - base..entry.words.end - base;
-            let words = (0..self.shards.world).flat_map(|rank| &gathered[rank * length..][at.clone()]).copied();
-            let bytes = Words { words: words.collect(), bytes: entry.bytes };
-            let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
-            weights.insert(entry.key.clone(), Weight::new(&tensor, self.dtype, &self.device));
-        }
-        Ok(Arc::new(weights))
+        self.ahead.segment(prefix, self.rounds.overlaps(), |prefix| {
+            let (send, coming) = mpsc::channel();
+            let (range, shards) = (self.shards.range(prefix), self.shards.clone());
+            let what = [range.start as u32, range.end as u32];
+            // Put together by the thread that gathered it: that too is out of the network's way.
+            let then = move |gathered: Result<Vec<f32>>| {
+                // Nobody waits any more when the store was dropped.
+                let _ = send.send(gathered.and_then(|gathered| shards.assemble(range, &gathered)));
+            };
+            self.rounds.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
+            Ok(coming)
+        })
     }
 
     fn device(&self) -> &Device {
-        &self.device
+        &self.shards.device
     }
 
     fn shape(&self, key: &str) -> Option<Vec<usize>> {
@@ -120,6 +121,22 @@ impl Shards {
         let start = self.entries.partition_point(|e| e.key.as_str() < prefix);
         let count = self.entries[start..].partition_point(|e| e.key.starts_with(prefix));
         start..start + count
+    }
+
+    /// The weights of some entries from what all ranks have of them.
+    fn assemble(&self, range: Range<usize>, gathered: &[f32]) -> Result<Weights> {
+        let entries = &self.entries[range];
+        let base = entries.first().map_or(0, |e| e.words.start);
+        let length = entries.last().map_or(0, |e| e.words.end) - base;
+        let mut weights = HashMap::with_capacity(entries.len());
+        for entry in entries {
+            let at = entry.words.start - base..entry.words.end - base;
+            let words = (0..self.world).flat_map(|rank| &gathered[rank * length..][at.clone()]).copied();
+            let bytes = Words { words: words.collect(), bytes: entry.bytes };
+            let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
+            weights.insert(entry.key.clone(), Weight::new(&tensor, self.dtype, &self.device));
+        }
+        Ok(Arc::new(weights))
     }
 }
 
@@ -160,9 +177,10 @@ impl AsRef<[u8]> for Words {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use roll_core::ThreadRanks;
+    use roll_core::{Rank, ThreadRanks};
 
     use super::*;
     use crate::Resident;
@@ -215,6 +233,72 @@ mod tests {
                     let bytes = bytes.unwrap();
                     assert!(bytes >= all / world && bytes <= all / world + 4 * state().len(), "{bytes} of {all}");
                 }
+            }
+        }
+    }
+
+    /// Counts the gatherings of weights: those of wishes are shorter.
+    struct Counting(Arc<dyn Communicator>, AtomicUsize);
+
+    impl Communicator for Counting {
+        fn rank(&self) -> Rank {
+            self.0.rank()
+        }
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+        fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+            self.0.all_reduce(values)
+        }
+        fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+            self.0.reduce_scatter(values, out)
+        }
+        fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+            self.1.fetch_add(usize::from(part.len() > 3), Ordering::SeqCst);
+            self.0.all_gather(part, out)
+        }
+        fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+            self.0.broadcast(values, root)
+        }
+        fn barrier(&self) -> Result<()> {
+            self.0.barrier()
+        }
+    }
+
+    #[test]
+    fn the_next_segment_is_gathered_while_this_one_is_used_and_hardly_one_in_vain() {
+        const BLOCKS: usize = 6;
+        const PASSES: usize = 4;
+        let tensor = |i: usize| Tensor::new(vec![i as f32; 64], [64]).unwrap();
+        let state: StateDict = (0..BLOCKS).map(|i| (format!("b.{i}.w"), tensor(i))).collect();
+        let device = crate::device("flex").unwrap();
+        for overlap in [true, false] {
+            let results = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
+                let ranks = Arc::new(Counting(ranks, AtomicUsize::new(0)));
+                let rounds = Rounds::of(ranks.clone());
+                rounds.set_overlap(overlap);
+                let store = Sharded::new(&state, DType::F32, &device, ranks.clone())?;
+                let mut used = 0;
+                for pass in 0..PASSES {
+                    for i in (0..BLOCKS).chain((0..BLOCKS).rev()) {
+                        used += 1;
+                        let weights = store.segment(&format!("b.{i}."))?;
+                        let value = weights[&format!("b.{i}.w")].f32::<1>()?.into_data();
+                        assert_eq!(value.try_into_vec::<f32>().unwrap(), vec![i as f32; 64]);
+                        // Once the order is known, the next one comes without being asked for.
+                        let since = std::time::Instant::now();
+                        while overlap && pass > 1 && ranks.1.load(Ordering::SeqCst) <= used {
+                            assert!(since.elapsed() < Duration::from_secs(30), "block {i} of pass {pass}");
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+                rounds.settle()?;
+                Ok(ranks.1.load(Ordering::SeqCst))
+            });
+            for gathered in results {
+                let (gathered, needed) = (gathered.unwrap(), PASSES * 2 * BLOCKS);
+                assert!(gathered == needed || (overlap && gathered <= needed + 2), "{gathered} for {needed}");
             }
         }
     }

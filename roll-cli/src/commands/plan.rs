@@ -1,11 +1,11 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_algos::reward_fl;
-use roll_backends::strategy::{OffloadDevice, ZeroOptions};
+use roll_backends::strategy::{OffloadDevice, SingleOptions, ZeroOptions};
 use roll_core::config::Loaded;
 use roll_core::registry::parse_options;
 use roll_core::{DType, Error, Result, error};
-use roll_models::wan2_2::dit::DitConfig;
+use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::hub::Hub;
 use roll_models::wan2_2::paths::ComponentFiles;
 use roll_models::wan2_2::plan::{Cluster, Division, Network, Networks, Plan, Speed, Work};
@@ -140,6 +140,11 @@ fn division(loaded: &Loaded, options: &WanOptions, networks: &Networks, machine:
         "zero" => Some(parse_options("strategy", &strategy.options)?),
         _ => None,
     };
+    let bf16_optimizer_states = match (&zero, strategy.name.as_str()) {
+        (Some(zero), _) => zero.bf16_optimizer_states,
+        (None, "single") => parse_options::<SingleOptions>("strategy", &strategy.options)?.bf16_optimizer_states,
+        (None, _) => false,
+    };
     let streamed = zero.as_ref().is_some_and(|zero| zero.offload_param.device != OffloadDevice::None);
     let placement = match options.weight_store {
         Placement::Auto if streamed => Placement::Streamed,
@@ -153,6 +158,8 @@ fn division(loaded: &Loaded, options: &WanOptions, networks: &Networks, machine:
         ranks: if zero.is_some() { machine.devices } else { 1 },
         trainable: trained.first().map_or(trainable(options, &[], ""), |name| trainable(options, &trained, name)),
         trained_experts: trained.len(),
+        bf16_optimizer_states,
+        overlap_comm: zero.as_ref().is_some_and(|zero| zero.overlap_comm),
     })
 }
 
@@ -215,6 +222,10 @@ fn hints(plan: &Plan) -> Vec<String> {
     hint(
         resident,
         "strategy.name=zero and strategy.offload_param.device=cpu stream the frozen weights from their files",
+    );
+    hint(
+        plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,
+        "strategy.bf16_optimizer_states=true halves the optimizer's state",
     );
     hint(plan.work.tile.is_none(), "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles");
     hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");

@@ -124,7 +124,9 @@ fn open_dit(
                 let config = DitConfig::from_shapes(&file.shapes(), heads)?;
                 let store = Sharded::new(&file.all()?, dtype, device, communicator::current())?;
                 file.keys().for_each(|key| file.release(key));
-                Dit::with_store(config, Arc::new(store))
+                let dit = Dit::with_store(config, Arc::new(store));
+                let ranks = communicator::current();
+                if ranks.world_size() > 1 { dit.dividing_weights(ranks) } else { dit }
             }
         }
         .with_memory(memory);

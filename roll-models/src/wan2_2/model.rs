@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterParts, ParameterSpec, Pullback,
-    Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput, model::flat,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, GradientSink, Model, ParameterParts,
+    ParameterSpec, Pullback, Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput,
+    model::flat,
 };
 
 use crate::lora;
@@ -198,6 +200,11 @@ impl Wan {
         }
     }
 
+    /// Bytes of the trainable parameters that this process keeps: its part, where they are divided among ranks.
+    pub fn parameter_bytes(&self) -> usize {
+        self.experts.iter().filter_map(|e| e.dit.parameters()).map(Parameters::bytes).sum()
+    }
+
     /// Names of the files that [`Model::export_adapter`] gives.
     pub fn adapter_files(&self) -> Vec<String> {
         self.experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| self.file_name(e)).collect()
@@ -270,6 +277,15 @@ impl Model for Wan {
 
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         Some(self)
+    }
+
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        let mut first = 0;
+        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+            parameters.deliver_gradients(sink.clone(), first);
+            first += parameters.specs().len();
+        }
+        true
     }
 
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {

@@ -37,8 +37,8 @@ pub struct WanOptions {
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
     pub weights_dtype: WeightsDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
-    /// block, `sharded` over the ranks. `auto` is resident, unless the strategy says otherwise (`strategy.stage: 3`,
-    /// `strategy.offload_param`).
+    /// block, `sharded` over the ranks (weights that are trained too, when all are). `auto` is resident, unless the
+    /// strategy says otherwise (`strategy.stage: 3`, `strategy.offload_param`).
     pub weight_store: Placement,
     /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
     pub num_heads: Option<usize>,

@@ -1,12 +1,12 @@
 //! Weights that are read from their files segment by segment.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, mpsc};
 
 use burn::tensor::{DType, Device};
+use roll_backends::weights::Ahead;
 use roll_backends::{Weight, WeightStore, Weights};
-use roll_core::{Error, Result};
+use roll_core::Result;
 
 use super::checkpoint::Checkpoint;
 
@@ -17,22 +17,13 @@ use super::checkpoint::Checkpoint;
 /// file are given back when their segment is read, so that only the system's cache holds them, as long as it has room.
 pub struct Streamed {
     source: Arc<Source>,
-    ahead: Option<Mutex<Ahead>>,
+    ahead: Option<Ahead<Weights>>,
 }
 
 struct Source {
     checkpoint: Checkpoint,
     device: Device,
     dtype: Option<DType>,
-}
-
-/// Reading the next segment while the network computes with this one. Which one is next is learnt: what came last time
-/// after the same two segments. A wrong guess costs a reading.
-#[derive(Default)]
-struct Ahead {
-    followers: HashMap<[String; 2], String>,
-    last: [String; 2],
-    reading: Option<(String, JoinHandle<Result<Weights>>)>,
 }
 
 impl Streamed {
@@ -52,7 +43,7 @@ impl Streamed {
     /// Reads one segment ahead on a thread of its own: the memory of one segment more, for no waiting where a network
     /// runs again and again through the same segments.
     pub fn reading_ahead(mut self) -> Self {
-        self.ahead = Some(Mutex::default());
+        self.ahead = Some(Ahead::default());
         self
     }
 }
@@ -60,26 +51,13 @@ impl Streamed {
 impl WeightStore for Streamed {
     fn segment(&self, prefix: &str) -> Result<Weights> {
         let Some(ahead) = &self.ahead else { return self.source.read(prefix) };
-        let mut ahead = lock(ahead);
-        let weights = match ahead.reading.take() {
-            Some((guess, thread)) if guess == prefix => {
-                thread.join().unwrap_or_else(|_| Err(Error::Misuse(format!("reading `{prefix}*` panicked"))))?
-            }
-            wrong => {
-                // At most two segments exist at once: a wrong one is gone before the right one is read.
-                drop(wrong.map(|(_, thread)| thread.join()));
-                self.source.read(prefix)?
-            }
-        };
-        let Ahead { followers, last, reading } = &mut *ahead;
-        followers.insert(last.clone(), prefix.into());
-        last.rotate_left(1);
-        last[1] = prefix.into();
-        if let Some(next) = followers.get(last).cloned() {
-            let (source, name) = (self.source.clone(), next.clone());
-            *reading = Some((next, std::thread::spawn(move || source.read(&name))));
-        }
-        Ok(weights)
+        ahead.segment(prefix, true, |prefix| {
+            let (send, coming) = mpsc::channel();
+            let (source, name) = (self.source.clone(), prefix.to_string());
+            // A store that was dropped meanwhile wants nothing any more.
+            std::thread::spawn(move || send.send(source.read(&name)).unwrap_or(()));
+            Ok(coming)
+        })
     }
 
     fn device(&self) -> &Device {
@@ -111,11 +89,6 @@ pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
         roll_core::DType::Bf16 => DType::BF16,
         _ => DType::F32,
     }
-}
-
-/// A guess that was lost with a panic is only a guess.
-fn lock(ahead: &Mutex<Ahead>) -> MutexGuard<'_, Ahead> {
-    ahead.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

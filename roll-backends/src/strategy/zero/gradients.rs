@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use roll_core::{Communicator, Error, Model, Result};
+use roll_core::{Communicator, Error, Result};
 
 use super::partition::Partition;
 use crate::optimizer::{scale, sum_of_squares};
-use crate::rounds::{Rounds, Service};
+use crate::rounds::Service;
 
 /// Sums of gradients: whole on every rank (stages 0 and 1), or each rank's parts (stages 2 and 3). Either way the sum
 /// of an element has the same bits: contributions are added bucket by bucket, over the ranks in their order.
@@ -20,33 +20,6 @@ impl Gradients {
     pub(super) fn new(partition: Arc<Partition>, whole: bool) -> Self {
         let length = if whole { partition.padded() } else { partition.shard() };
         Self { partition, whole, sums: Mutex::new(vec![0.0; length]) }
-    }
-
-    /// Takes the gradients out of the model, bucket by bucket, and adds them up over the ranks.
-    pub(super) fn accumulate(&self, model: &mut dyn Model, rounds: &Rounds, service: u32) -> Result<()> {
-        let buckets = self.partition.buckets().iter().enumerate();
-        let world = self.partition.world();
-        if let Some(parts) = model.parts() {
-            let mut values = Vec::new();
-            for (i, bucket) in buckets {
-                values.clear();
-                values.resize(bucket.part * world, 0.0);
-                parts.take_gradients_part(bucket.specs.clone(), &mut values[..bucket.len])?;
-                rounds.ask(service, [i as u32, 0], &values)?;
-            }
-            return Ok(());
-        }
-        let mut whole = vec![0.0; model.parameter_count()];
-        model.take_gradients(&mut whole)?;
-        let mut rest = whole.as_slice();
-        for (i, bucket) in buckets {
-            let (head, tail) = rest.split_at(bucket.len);
-            rest = tail;
-            let mut values = head.to_vec();
-            values.resize(bucket.part * world, 0.0);
-            rounds.ask(service, [i as u32, 0], &values)?;
-        }
-        Ok(())
     }
 
     pub(super) fn clear(&self) {
@@ -104,18 +77,18 @@ impl Service for Gradients {
             Some(offer) => std::borrow::Cow::Borrowed(offer),
             None => std::borrow::Cow::Owned(vec![0.0; bucket.part * world]),
         };
-        let mut sums = self.lock();
+        // The sums are locked after the collective: whoever clears them must not wait for other ranks.
         match self.whole {
-            true if world == 1 => add(&mut sums[bucket.in_shard()], &offer),
+            true if world == 1 => add(&mut self.lock()[bucket.in_shard()], &offer),
             true => {
                 let mut values = offer.into_owned();
                 ranks.all_reduce(&mut values)?;
-                add(&mut sums[bucket.padded_at..bucket.padded_at + values.len()], &values);
+                add(&mut self.lock()[bucket.padded_at..bucket.padded_at + values.len()], &values);
             }
             false => {
                 let mut part = vec![0.0; bucket.part];
                 ranks.reduce_scatter(&offer, &mut part)?;
-                add(&mut sums[bucket.in_shard()], &part);
+                add(&mut self.lock()[bucket.in_shard()], &part);
             }
         }
         Ok(Vec::new())

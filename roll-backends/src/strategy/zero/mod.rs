@@ -5,10 +5,14 @@
 //! it; the parts of all ranks are gathered and written to the model. The frozen weights of stage 3 are divided by the
 //! weight store ([`crate::Sharded`]) and gathered block by block.
 //!
+//! A pull goes through the network backwards, so buckets fill from the last to the first, and their reductions are begun
+//! in that order, whether that is during the pull or after it (`arrivals.rs`).
+//!
 //! Every stage computes the same bits: sums are taken over the ranks in their order whichever rank holds them, AdamW
 //! works element by element, and the norm of the gradient is summed part by part. Another number of ranks sums in
 //! another order and differs by rounding.
 
+mod arrivals;
 mod drift;
 mod gradients;
 mod options;
@@ -30,8 +34,9 @@ pub use partition::{Bucket, Partition};
 
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
-use crate::optimizer::{AdamW, Moments, clip_coefficient};
+use crate::optimizer::{AdamW, Moment, Moments, clip_coefficient};
 use crate::rounds::Rounds;
+use arrivals::Arrivals;
 use gradients::Gradients;
 use values::Values;
 
@@ -51,8 +56,7 @@ struct Attached {
     specs: Vec<ParameterSpec>,
     partition: Arc<Partition>,
     gradients: Arc<Gradients>,
-    /// Number of the gradients among what ranks do for one another.
-    service: u32,
+    arrivals: Arc<Arrivals>,
     /// Of all padded buckets (stage 0), or of this rank's parts.
     moments: Moments,
 }
@@ -62,7 +66,9 @@ impl Zero {
     pub fn new(options: ZeroOptions, communicator: Arc<dyn Communicator>) -> Result<Self> {
         options.check()?;
         communicator.set_timeout(options.timeout());
-        Ok(Self { options, rounds: Rounds::of(communicator), attached: None })
+        let rounds = Rounds::of(communicator);
+        rounds.set_overlap(options.overlap_comm);
+        Ok(Self { options, rounds, attached: None })
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -80,28 +86,42 @@ impl Strategy for Zero {
         drift::same_parameters(&specs, ranks)?;
         drift::same_values(model, &specs, &partition, ranks, 0)?;
         let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
-        let moments = Moments::zeros(if self.options.stage == 0 { partition.padded() } else { partition.shard() });
+        let kept = if self.options.stage == 0 { partition.padded() } else { partition.shard() };
+        let moments = Moments::zeros_as(kept, self.options.bf16_optimizer_states);
+        let service = self.rounds.offer(gradients.clone());
+        let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.rounds.clone(), service));
         self.attached = Some(Attached {
             optimizer: AdamW::new(optimizer, self.options.adam_rule),
             max_grad_norm: optimizer.max_grad_norm,
             specs,
             partition,
-            service: self.rounds.offer(gradients.clone()),
             gradients,
+            arrivals,
             moments,
         });
         Ok(())
     }
 
+    fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
+        let overlaps = self.rounds.overlaps();
+        let arrivals = self.attached()?.arrivals.clone();
+        // Without parts the rest could not be taken bucket by bucket.
+        if overlaps && model.parts().is_some() && model.deliver_gradients(Some(arrivals.clone())) {
+            arrivals.open();
+        }
+        Ok(())
+    }
+
     /// Ranks may call it at different times, and differently often.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        let rounds = self.rounds.clone();
-        let attached = self.attached()?;
-        attached.gradients.accumulate(model, &rounds, attached.service)
+        let arrivals = self.attached()?.arrivals.clone();
+        model.deliver_gradients(None);
+        arrivals.finish(model)
     }
 
     fn discard(&mut self) {
         if let Some(attached) = &self.attached {
+            attached.arrivals.close();
             attached.gradients.clear();
         }
     }
@@ -139,19 +159,19 @@ impl Strategy for Zero {
         let mut state = StateDict::new();
         for bucket in a.partition.buckets() {
             let specs = &a.specs[bucket.specs.clone()];
-            let whole = |moments: &[f32]| -> Result<Vec<f32>> {
+            let whole = |moments: &Moment| -> Result<Vec<f32>> {
                 let padded = bucket.part * a.partition.world();
                 if self.options.stage == 0 {
-                    return Ok(moments[bucket.padded_at..bucket.padded_at + bucket.len].to_vec());
+                    return Ok(moments.f32s(bucket.padded_at..bucket.padded_at + bucket.len));
                 }
                 let mut whole = vec![0.0; padded];
-                self.rounds.all_gather(&moments[bucket.in_shard()], &mut whole)?;
+                self.rounds.all_gather(&moments.f32s(bucket.in_shard()), &mut whole)?;
                 whole.truncate(bucket.len);
                 Ok(whole)
             };
             let (exp_avg, exp_avg_sq) = (whole(&a.moments.exp_avg)?, whole(&a.moments.exp_avg_sq)?);
             if self.rounds.rank().0 == 0 {
-                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq)?;
+                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq, self.options.bf16_optimizer_states)?;
             }
         }
         if self.rounds.rank().0 == 0 {
@@ -166,18 +186,18 @@ impl Strategy for Zero {
         let (rank, stage) = (self.rounds.rank().0, self.options.stage);
         let a = self.attached()?;
         let saved = Saved::check(&a.specs, state)?;
-        let mut moments = Moments::zeros(a.moments.exp_avg.len());
+        let mut moments = Moments::zeros_as(a.moments.len(), a.moments.exp_avg.is_bf16());
         for bucket in a.partition.buckets() {
             let mut whole = [Vec::new(), Vec::new()];
             for spec in &a.specs[bucket.specs.clone()] {
                 let of = saved.moments(spec)?;
-                whole.iter_mut().zip(of).for_each(|(whole, of)| whole.extend_from_slice(of));
+                whole.iter_mut().zip(of).for_each(|(whole, of)| whole.extend(of));
             }
             for (whole, own) in whole.iter_mut().zip([&mut moments.exp_avg, &mut moments.exp_avg_sq]) {
                 whole.resize(bucket.part * a.partition.world(), 0.0);
                 match stage {
-                    0 => own[bucket.padded_at..bucket.padded_at + whole.len()].copy_from_slice(whole),
-                    _ => own[bucket.in_shard()].copy_from_slice(&whole[bucket.own(rank)]),
+                    0 => own.write(bucket.padded_at, whole),
+                    _ => own.write(bucket.shard_at, &whole[bucket.own(rank)]),
                 }
             }
         }
@@ -199,13 +219,12 @@ impl Attached {
             parameters.resize(bucket.part * world, 0.0);
             // Without division of the state every rank updates everything; else its own part.
             let (own, kept) = match stage {
-                0 => (0..parameters.len(), bucket.padded_at..bucket.padded_at + parameters.len()),
-                _ => (bucket.own(rank), bucket.in_shard()),
+                0 => (0..parameters.len(), bucket.padded_at),
+                _ => (bucket.own(rank), bucket.shard_at),
             };
-            let (exp_avg, exp_avg_sq) = (&mut moments.exp_avg[kept.clone()], &mut moments.exp_avg_sq[kept]);
             let updated = &mut parameters[own.clone()];
             gradients.with(i, rank, stage == 0, |gradients| {
-                optimizer.update_part(moments.step, learning_rate, updated, gradients, exp_avg, exp_avg_sq);
+                optimizer.update_part(learning_rate, updated, gradients, moments, kept, bucket.flat_at + own.start);
             });
             if stage > 0 && world > 1 {
                 let part = parameters[own].to_vec();

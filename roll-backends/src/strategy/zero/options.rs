@@ -23,8 +23,9 @@ pub struct ZeroOptions {
     /// Elements that are updated at a time; bounds the buckets too.
     #[serde(deserialize_with = "elements")]
     pub sub_group_size: usize,
-    /// Overlap of communication and computation. Streamed weights are always read a block ahead; nothing else overlaps
-    /// yet, whatever this says.
+    /// Overlap of communication and computation: gradients are reduced while the pull goes on, bucket by bucket as they
+    /// become whole, and sharded weights are gathered a block ahead. The same bits either way. Streamed weights are read
+    /// a block ahead whatever this says.
     pub overlap_comm: bool,
     /// Gradients of a bucket lie side by side; here they always do.
     pub contiguous_gradients: bool,
@@ -34,6 +35,9 @@ pub struct ZeroOptions {
     pub offload_param: Offload,
     /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`crate::optimizer::AdamW`]).
+    /// Checkpoints keep them as they are; a run may go on with the other kind.
+    pub bf16_optimizer_states: bool,
     /// Every so many updates the parameters of all ranks are compared; 0 is never.
     pub check_every: u64,
     /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
@@ -52,6 +56,7 @@ impl Default for ZeroOptions {
             offload_optimizer: Offload::default(),
             offload_param: Offload::default(),
             adam_rule: AdamRule::default(),
+            bf16_optimizer_states: false,
             check_every: 50,
             timeout_seconds: 1800,
         }

@@ -10,6 +10,8 @@ use roll_core::ParameterSpec;
 pub struct Bucket {
     /// Positions of its parameters.
     pub specs: Range<usize>,
+    /// Where they begin in the flat layout.
+    pub flat_at: usize,
     /// Elements of its parameters.
     pub len: usize,
     /// Elements of a part.
@@ -50,7 +52,8 @@ impl Partition {
 
     fn push(&mut self, specs: Range<usize>, len: usize) {
         let (padded_at, shard_at) = (self.padded(), self.shard());
-        self.buckets.push(Bucket { specs, len, part: len.div_ceil(self.world), padded_at, shard_at });
+        let flat_at = self.buckets.last().map_or(0, |b| b.flat_at + b.len);
+        self.buckets.push(Bucket { specs, flat_at, len, part: len.div_ceil(self.world), padded_at, shard_at });
     }
 
     /// The buckets, in the order of their parameters.
@@ -111,6 +114,8 @@ mod tests {
                 next = bucket.specs.end;
                 let len: usize = specs[bucket.specs.clone()].iter().map(ParameterSpec::len).sum();
                 assert_eq!(len, bucket.len);
+                let before: usize = specs[..bucket.specs.start].iter().map(ParameterSpec::len).sum();
+                assert_eq!(before, bucket.flat_at);
                 assert!(len <= size || bucket.specs.len() == 1);
                 assert!(bucket.part * world >= len && bucket.part * world < len + world);
             }

@@ -1,99 +1,17 @@
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use roll_core::{Error, ParameterParts, SingleRank, Tensor, ThreadRanks};
+use roll_core::{Error, Rank, SingleRank, Tensor, ThreadRanks};
 
 use super::*;
+use crate::flat_model::{BATCH, FlatModel};
 use crate::strategy::{Single, SingleOptions};
 
 const LONG: Duration = Duration::from_secs(60);
 const STEPS: u64 = 10;
-/// Samples of a step, over all ranks.
-const BATCH: usize = 4;
-
-/// Pulled towards a point of its own by every sample: `sum_i w_i (p_i - c_i)^2 / 2`.
-struct Springs {
-    specs: Vec<ParameterSpec>,
-    values: Vec<f32>,
-    gradients: Vec<f32>,
-    parts: bool,
-}
-
-impl Springs {
-    fn new(parts: bool) -> Self {
-        let shapes: [&[usize]; 6] = [&[3, 7], &[5], &[1], &[64, 9], &[2], &[31]];
-        let specs: Vec<_> = shapes
-            .iter()
-            .enumerate()
-            .map(|(i, shape)| ParameterSpec { name: format!("layer{i}"), shape: shape.to_vec() })
-            .collect();
-        let n = specs.iter().map(ParameterSpec::len).sum();
-        let values = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
-        Self { specs, values, gradients: vec![0.0; n], parts }
-    }
-
-    /// Adds the gradient of one sample.
-    fn pull(&mut self, step: u64, sample: usize) {
-        let key = (step * BATCH as u64) as f32 + sample as f32;
-        for (i, (g, p)) in self.gradients.iter_mut().zip(&self.values).enumerate() {
-            let weight = 0.1 + (i as f32 * 1.7).cos().abs();
-            *g += weight * (p - (i as f32 * 0.11 + key * 0.77).cos());
-        }
-    }
-
-    fn flat(&self, which: Range<usize>) -> Range<usize> {
-        let upto = |i: usize| self.specs[..i].iter().map(ParameterSpec::len).sum::<usize>();
-        upto(which.start)..upto(which.end)
-    }
-}
-
-impl Model for Springs {
-    fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.values);
-        Ok(())
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.values.copy_from_slice(values);
-        Ok(())
-    }
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        add_into.iter_mut().zip(&mut self.gradients).for_each(|(a, g)| *a += std::mem::take(g));
-        Ok(())
-    }
-    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-        if self.parts { Some(self) } else { None }
-    }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Ok(BTreeMap::new())
-    }
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-        Ok(())
-    }
-}
-
-impl ParameterParts for Springs {
-    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.values[self.flat(which)]);
-        Ok(())
-    }
-    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
-        let at = self.flat(which);
-        self.values[at].copy_from_slice(values);
-        Ok(())
-    }
-    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        let at = self.flat(which);
-        add_into.iter_mut().zip(&mut self.gradients[at]).for_each(|(a, g)| *a += std::mem::take(g));
-        Ok(())
-    }
-}
-
 fn options(stage: u8, bucket: usize) -> ZeroOptions {
     ZeroOptions { stage, reduce_bucket_size: bucket, ..ZeroOptions::default() }
 }
@@ -105,7 +23,7 @@ fn optimizer() -> OptimizerConfig {
 /// A rank's share of the steps `steps`; `skips` says which samples have no gradient.
 fn train(
     strategy: &mut dyn Strategy,
-    model: &mut Springs,
+    model: &mut FlatModel,
     steps: Range<u64>,
     skips: impl Fn(u64, usize) -> bool,
 ) -> Result<Vec<StrategyReport>> {
@@ -116,6 +34,7 @@ fn train(
         let mut counted = [0.0];
         for sample in rank * BATCH / world..(rank + 1) * BATCH / world {
             if !skips(step, sample) {
+                strategy.before_last_pull(model)?;
                 model.pull(step, sample);
                 strategy.accumulate(model)?;
                 counted[0] += 1.0;
@@ -131,7 +50,7 @@ fn train(
 fn after(ranks: usize, options: &ZeroOptions, parts: bool, skips: fn(u64, usize) -> bool) -> (Vec<f32>, Vec<f64>) {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
         let mut strategy = Zero::new(options.clone(), ranks)?;
-        let mut model = Springs::new(parts);
+        let mut model = FlatModel::springs().with_parts(parts);
         strategy.attach(&mut model, &optimizer())?;
         let reports = train(&mut strategy, &mut model, 0..STEPS, skips)?;
         Ok((model.values, reports.iter().map(|r| r.grad_norm).collect::<Vec<_>>()))
@@ -165,7 +84,144 @@ fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
         assert_eq!(after(ranks, &offloaded, true, none), expected);
         // Nor does it matter whether the model gives its parameters in parts.
         assert_eq!(after(ranks, &options(2, 50), false, none), expected);
+        let narrow = |stage| ZeroOptions { bf16_optimizer_states: true, ..options(stage, 50) };
+        let expected = after(ranks, &narrow(0), true, none);
+        for stage in 1..=3 {
+            assert_eq!(after(ranks, &narrow(stage), true, none), expected, "bf16, stage {stage}, {ranks} ranks");
+        }
     }
+}
+
+#[test]
+fn overlap_changes_no_bit_whoever_skips_what() {
+    fn some(step: u64, sample: usize) -> bool {
+        (step + sample as u64).is_multiple_of(3) || (step == 4 && sample != 1)
+    }
+    for (ranks, stage) in [(2, 0), (2, 2), (4, 1), (4, 3)] {
+        for skips in [none as fn(u64, usize) -> bool, some] {
+            for bucket in [1, 50, 1 << 20] {
+                let without = ZeroOptions { overlap_comm: false, ..options(stage, bucket) };
+                let expected = after(ranks, &without, true, skips);
+                assert_eq!(after(ranks, &options(stage, bucket), true, skips), expected, "{ranks} ranks, {stage}");
+            }
+        }
+    }
+}
+
+/// Ranks that count the reductions they were asked for.
+struct Counting {
+    ranks: Arc<dyn Communicator>,
+    reduced: Arc<AtomicUsize>,
+}
+
+impl Communicator for Counting {
+    fn rank(&self) -> Rank {
+        self.ranks.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.ranks.world_size()
+    }
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        self.ranks.all_reduce(values)
+    }
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.ranks.reduce_scatter(values, out)?;
+        self.reduced.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        self.ranks.all_gather(part, out)
+    }
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        self.ranks.broadcast(values, root)
+    }
+    fn barrier(&self) -> Result<()> {
+        self.ranks.barrier()
+    }
+}
+
+/// Reductions that were done before the gradient of the first tensor was made: the pull waits for `wanted` of them, as
+/// long as its patience lasts.
+fn reduced_before_the_end(overlap_comm: bool, wanted: usize, patience: Duration) -> Vec<usize> {
+    let results = ThreadRanks::run(2, LONG, |ranks| {
+        let reduced = Arc::new(AtomicUsize::new(0));
+        let ranks = Arc::new(Counting { ranks, reduced: reduced.clone() });
+        let mut strategy = Zero::new(ZeroOptions { overlap_comm, ..options(2, 40) }, ranks)?;
+        let mut model = FlatModel::springs();
+        strategy.attach(&mut model, &optimizer())?;
+        let (seen, done) = (Arc::new(AtomicUsize::new(0)), reduced.clone());
+        let at_the_end = seen.clone();
+        model.during_pull = Some(Box::new(move |position| {
+            let since = Instant::now();
+            while position == 1 && done.load(Ordering::SeqCst) < wanted && since.elapsed() < patience {
+                std::thread::yield_now();
+            }
+            if position == 1 {
+                at_the_end.store(done.load(Ordering::SeqCst), Ordering::SeqCst);
+            }
+        }));
+        strategy.before_last_pull(&mut model)?;
+        model.pull(0, 0);
+        strategy.accumulate(&mut model)?;
+        strategy.step(&mut model, 0.1, 0.5)?;
+        // Buckets: tensors 0 to 2, 3, and 4 to 5.
+        assert_eq!(reduced.load(Ordering::SeqCst), 3);
+        Ok(seen.load(Ordering::SeqCst))
+    });
+    results.into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn buckets_are_reduced_while_the_pull_goes_on() {
+    assert_eq!(reduced_before_the_end(true, 2, LONG), [2, 2]);
+    assert_eq!(reduced_before_the_end(false, 1, Duration::from_millis(50)), [0, 0]);
+}
+
+#[test]
+fn a_parameter_that_is_used_twice_counts_twice() {
+    for overlap_comm in [true, false] {
+        let results = ThreadRanks::run(2, LONG, |ranks| {
+            let mut strategy = Zero::new(ZeroOptions { overlap_comm, ..options(2, 40) }, ranks)?;
+            let mut model = FlatModel::springs();
+            strategy.attach(&mut model, &optimizer())?;
+            strategy.before_last_pull(&mut model)?;
+            // The second comes when the buckets of the first are on their way.
+            model.pull(0, 0);
+            model.pull(1, 2);
+            strategy.accumulate(&mut model)?;
+            Ok((strategy.step(&mut model, 0.1, 0.5)?.grad_norm, model.values))
+        });
+        let mut alone = Single::new(SingleOptions::default());
+        let mut model = FlatModel::springs();
+        alone.attach(&mut model, &optimizer()).unwrap();
+        model.pull(0, 0);
+        model.pull(1, 2);
+        alone.accumulate(&mut model).unwrap();
+        let expected = alone.step(&mut model, 0.1, 1.0).unwrap().grad_norm;
+        for result in results {
+            let (norm, values) = result.unwrap();
+            assert!((norm - expected).abs() < 1e-5 * expected, "{norm} {expected}");
+            assert_near(&values, &model.values);
+        }
+    }
+}
+
+#[test]
+fn what_is_discarded_during_a_pull_is_gone() {
+    let results = ThreadRanks::run(2, LONG, |ranks| {
+        let mut strategy = Zero::new(options(2, 1 << 20), ranks)?;
+        let mut model = FlatModel::springs();
+        strategy.attach(&mut model, &optimizer())?;
+        strategy.before_last_pull(&mut model)?;
+        // The sink is still there, and wants nothing any more.
+        strategy.discard();
+        model.pull(0, 0);
+        assert!(model.gradients.iter().any(|g| *g != 0.0));
+        model.gradients.fill(0.0);
+        strategy.accumulate(&mut model)?;
+        Ok(strategy.step(&mut model, 0.1, 0.5)?.grad_norm)
+    });
+    results.into_iter().for_each(|result| assert_eq!(result.unwrap(), 0.0));
 }
 
 #[test]
@@ -189,7 +245,7 @@ fn the_size_of_buckets_changes_no_more_than_rounding() {
 #[test]
 fn one_rank_is_the_strategy_single_bit_for_bit() {
     let mut single = Single::new(SingleOptions::default());
-    let mut model = Springs::new(true);
+    let mut model = FlatModel::springs();
     single.attach(&mut model, &optimizer()).unwrap();
     train(&mut single, &mut model, 0..STEPS, none).unwrap();
     for stage in 0..=3 {
@@ -214,7 +270,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
     let expected = after(1, &options(1, 50), true, none).0;
     let half = ThreadRanks::run(4, LONG, |ranks| {
         let mut strategy = Zero::new(options(2, 50), ranks)?;
-        let mut model = Springs::new(true);
+        let mut model = FlatModel::springs();
         strategy.attach(&mut model, &optimizer())?;
         train(&mut strategy, &mut model, 0..5, none)?;
         Ok((model.values, strategy.state()?))
@@ -225,7 +281,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
     for (ranks, stage) in [(2, 3), (1, 0), (4, 2)] {
         let results = ThreadRanks::run(ranks, LONG, |ranks| {
             let mut strategy = Zero::new(options(stage, 9), ranks)?;
-            let mut model = Springs { values: values.clone(), ..Springs::new(false) };
+            let mut model = FlatModel::springs().with_parts(false).with_values(values);
             strategy.attach(&mut model, &optimizer())?;
             strategy.load_state(state)?;
             train(&mut strategy, &mut model, 5..STEPS, none)?;
@@ -235,7 +291,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
     }
     // And in the strategy of one process.
     let mut single = Single::new(SingleOptions::default());
-    let mut model = Springs { values: values.clone(), ..Springs::new(true) };
+    let mut model = FlatModel::springs().with_values(values);
     single.attach(&mut model, &optimizer()).unwrap();
     single.load_state(state).unwrap();
     train(&mut single, &mut model, 5..STEPS, none).unwrap();
@@ -245,7 +301,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
 #[test]
 fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let mut strategy = Zero::new(options(2, 50), Arc::new(SingleRank)).unwrap();
-    let mut model = Springs::new(true);
+    let mut model = FlatModel::springs();
     strategy.attach(&mut model, &optimizer()).unwrap();
     train(&mut strategy, &mut model, 0..2, none).unwrap();
     let good = strategy.state().unwrap();
@@ -262,7 +318,7 @@ fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any() {
         let results = ThreadRanks::run(2, LONG, |ranks| {
             let rank = ranks.rank().0;
             let mut strategy = Zero::new(options(stage, 50), ranks)?;
-            let mut model = Springs::new(true);
+            let mut model = FlatModel::springs();
             strategy.attach(&mut model, &optimizer())?;
             train(&mut strategy, &mut model, 0..1, none)?;
             let before = model.values.clone();
@@ -289,7 +345,7 @@ fn ranks_that_drift_apart_stop_and_say_where() {
     let results = ThreadRanks::run(3, LONG, |ranks| {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(ZeroOptions { check_every: 2, ..options(0, 50) }, ranks)?;
-        let mut model = Springs::new(true);
+        let mut model = FlatModel::springs();
         strategy.attach(&mut model, &optimizer())?;
         train(&mut strategy, &mut model, 0..1, none)?;
         if rank == 2 {
@@ -306,9 +362,9 @@ fn ranks_that_drift_apart_stop_and_say_where() {
 
 #[test]
 fn ranks_with_other_models_or_initial_values_are_refused_at_once() {
-    let attach = |change: fn(&mut Springs)| -> String {
+    let attach = |change: fn(&mut FlatModel)| -> String {
         let results = ThreadRanks::run(2, LONG, |ranks| {
-            let mut model = Springs::new(true);
+            let mut model = FlatModel::springs();
             if ranks.rank().0 == 1 {
                 change(&mut model);
             }
@@ -327,7 +383,7 @@ fn a_rank_that_fails_in_a_step_fails_the_others() {
     let results = ThreadRanks::run(4, LONG, |ranks| {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(options(2, 50), ranks)?;
-        let mut model = Springs::new(true);
+        let mut model = FlatModel::springs();
         strategy.attach(&mut model, &optimizer())?;
         train(&mut strategy, &mut model, 0..2, none)?;
         if rank == 3 {

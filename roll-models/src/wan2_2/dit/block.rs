@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, ops};
+use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights, ops};
 use roll_core::Result;
 
 use super::config::DitConfig;
@@ -20,6 +20,8 @@ pub struct Pass {
     pub store: Arc<dyn WeightStore>,
     /// Trainable parameters; `None` runs the base model alone.
     pub trainable: Option<Snapshot>,
+    /// Every weight is among them: the frozen ones are not needed beside them.
+    pub full: bool,
     /// alpha / rank.
     pub lora_scale: f64,
     /// Rotary tables, `[tokens, head_dim / 2]`.
@@ -49,9 +51,12 @@ pub mod shared {
 impl Pass {
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
-        let weights = self.store.segment(prefix)?;
-        let trainable = self.trainable.as_ref();
-        f(&Scope { weights: &weights, trainable, lora_scale: self.lora_scale, tape })
+        let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
+        let weights = match self.full && trainable.is_some() {
+            true => Weights::default(),
+            false => self.store.segment(prefix)?,
+        };
+        f(&Scope { weights: &weights, trainable: trainable.as_ref(), lora_scale: self.lora_scale, tape })
     }
 
     /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are several.

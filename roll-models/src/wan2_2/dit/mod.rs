@@ -18,8 +18,8 @@ use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
 };
 use roll_core::{
-    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
-    VelocityInput,
+    Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict,
+    Tensor, Timestep, VelocityInput,
 };
 
 pub use block::{Block, Pass, Probe};
@@ -37,6 +37,10 @@ pub struct Dit {
     config: DitConfig,
     store: Arc<dyn WeightStore>,
     parameters: Option<Parameters>,
+    /// Every weight is among the parameters.
+    full: bool,
+    /// Whom weights that are trained are divided among.
+    ranks: Option<Arc<dyn Communicator>>,
     lora_scale: f64,
     memory: Memory,
     probe: Option<Probe>,
@@ -52,7 +56,16 @@ impl Dit {
 
     /// Takes weights from a store.
     pub fn with_store(config: DitConfig, store: Arc<dyn WeightStore>) -> Self {
-        Self { config, store, parameters: None, lora_scale: 1.0, memory: Memory::default(), probe: None }
+        Self {
+            config,
+            store,
+            parameters: None,
+            full: false,
+            ranks: None,
+            lora_scale: 1.0,
+            memory: Memory::default(),
+            probe: None,
+        }
     }
 
     /// Chooses what the pullback keeps.
@@ -67,9 +80,17 @@ impl Dit {
         self
     }
 
+    /// Divides the weights among `ranks` when all of them are trained ([`Parameters::divided`]). Adapters are small and
+    /// stay whole on every rank.
+    pub fn dividing_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
+        self.ranks = Some(ranks);
+        self
+    }
+
     /// Adds trainable parameters. Adapters start as the identity: A uniform in +-1/sqrt(in) as in PEFT, B zero.
     /// `base` holds the weights that full training starts from.
     pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+        self.full = *trainable == Trainable::Full;
         match trainable {
             Trainable::Frozen => self.parameters = None,
             Trainable::Lora { rank, alpha, targets } => {
@@ -78,16 +99,22 @@ impl Dit {
                 self.parameters = Some(Parameters::new(specs, values, self.store.device()));
             }
             Trainable::Full => {
-                let mut specs = Vec::new();
-                let mut values = Vec::new();
-                for (name, shape) in self.config.weights() {
-                    let value = base
-                        .get(&name)
-                        .ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
-                    values.push(value.to_f32_vec());
-                    specs.push(ParameterSpec { name, shape });
-                }
-                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
+                let mut specs: Vec<_> =
+                    self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
+                // As a pass comes to them, so that a pull fills the layout from its end to its beginning.
+                specs.sort_by_key(|spec| segment_number(&spec.name));
+                let value = |spec: &ParameterSpec| match base.get(&spec.name) {
+                    Some(value) => Ok(value.to_f32_vec()),
+                    None => Err(Error::Misuse(format!("full training needs the weight `{}`", spec.name))),
+                };
+                let device = self.store.device();
+                self.parameters = Some(match &self.ranks {
+                    Some(ranks) => Parameters::divided(specs, value, device, ranks.clone())?,
+                    None => {
+                        let values = specs.iter().map(value).collect::<Result<_>>()?;
+                        Parameters::new(specs, values, device)
+                    }
+                });
             }
         }
         Ok(())
@@ -147,6 +174,7 @@ impl Dit {
             config: self.config.clone(),
             store: self.store.clone(),
             trainable,
+            full: self.full,
             lora_scale: self.lora_scale,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
             samples: inputs.len(),
@@ -184,6 +212,16 @@ impl Dit {
             })
         });
         Ok((velocities, pullback))
+    }
+}
+
+/// The place of a weight's segment in a pass: embeddings, patches, blocks, head.
+fn segment_number(name: &str) -> usize {
+    const FIRST: [&str; 4] = ["time_", "text_embedding.", "img_emb.", "patch_embedding."];
+    let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+    match FIRST.iter().position(|prefix| name.starts_with(prefix)) {
+        Some(place) => place,
+        None => block().map_or(usize::MAX, |block| FIRST.len() + block),
     }
 }
 

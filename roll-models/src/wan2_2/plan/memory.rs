@@ -41,6 +41,8 @@ impl Plan {
         let (dit, bytes) = (networks.dit_elements(), networks.weight_bytes);
         let block = networks.block_elements() * bytes;
         let all = dit * bytes * networks.experts;
+        // The block that is computed with, and the one on its way.
+        let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
         let item = |name, device, host, formula: String| Item { name, device, host, formula };
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
 
@@ -49,9 +51,9 @@ impl Plan {
         items.push(match self.placement() {
             Placement::Sharded => item(
                 "transformer weights",
-                block,
+                ahead * block,
                 all.div_ceil(ranks),
-                format!("{} x {dit} x {bytes} B / {ranks} ranks, and a block", networks.experts),
+                format!("{} x {dit} x {bytes} B / {ranks} ranks, and {ahead} block(s)", networks.experts),
             ),
             Placement::Streamed => {
                 item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
@@ -68,10 +70,25 @@ impl Plan {
         let part = |divided: bool| n.div_ceil(if divided { ranks } else { 1 });
         let share = |divided: bool| if divided { format!("{n} / {ranks}") } else { n.to_string() };
         let stage = division.stage;
-        items.push(item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")));
+        // Weights that are trained are divided like frozen ones; adapters never are.
+        items.push(match full && ranks > 1 && self.placement() == Placement::Sharded {
+            true => item(
+                "trained parameters",
+                4 * ahead * networks.block_elements(),
+                4 * part(true),
+                format!("{n} / {ranks} x 4 B, {what}, and {ahead} block(s)"),
+            ),
+            false => item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")),
+        });
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
         items.push(item("sums of gradients", 0, 4 * part(stage >= 2), format!("{} x 4 B", share(stage >= 2))));
-        items.push(item("optimizer state", 0, 8 * part(stage >= 1), format!("{} x 8 B", share(stage >= 1))));
+        let moments = if division.bf16_optimizer_states { 4 } else { 8 };
+        items.push(item(
+            "optimizer state",
+            0,
+            moments * part(stage >= 1),
+            format!("{} x {moments} B", share(stage >= 1)),
+        ));
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.trained_steps;

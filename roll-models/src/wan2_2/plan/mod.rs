@@ -66,6 +66,10 @@ pub struct Division {
     pub trainable: Trainable,
     /// Trained experts.
     pub trained_experts: usize,
+    /// Moments are kept in bf16.
+    pub bf16_optimizer_states: bool,
+    /// Communication and computation overlap.
+    pub overlap_comm: bool,
 }
 
 /// Speeds that times follow from.

@@ -24,7 +24,15 @@ fn plan(name: &str) -> Plan {
             text_len: 512,
             samples: 1,
         },
-        division: Division { stage: 0, placement: Placement::Auto, ranks: 1, trainable: lora(32), trained_experts: 1 },
+        division: Division {
+            stage: 0,
+            placement: Placement::Auto,
+            ranks: 1,
+            trainable: lora(32),
+            trained_experts: 1,
+            bf16_optimizer_states: false,
+            overlap_comm: true,
+        },
     }
 }
 
@@ -73,9 +81,26 @@ fn each_stage_divides_what_it_says_and_nothing_else() {
     let eighth = |a: usize, b: usize| a.abs_diff(b.div_ceil(8)) <= 8;
     assert!(eighth(one[0], zero[0]) && one[1..] == zero[1..]);
     assert!(eighth(two[1], zero[1]) && two[2..] == zero[2..]);
-    // A block of one expert is there whole.
-    assert!(three[2] > zero[2] / 8 && three[2] < zero[2] / 8 + zero[2] / 60);
+    // Two blocks of one expert are there whole.
+    assert!(three[2] > zero[2] / 8 && three[2] < zero[2] / 8 + zero[2] / 38);
     assert_eq!(three[3], zero[3]);
+}
+
+#[test]
+fn trained_weights_are_divided_and_moments_in_bf16_take_half() {
+    let mut plan = plan("wan2_2-ti2v-5b");
+    plan.division = Division { stage: 3, ranks: 8, trainable: Trainable::Full, ..plan.division };
+    let (n, block) = (plan.networks.dit_elements(), plan.networks.block_elements());
+    // A block is computed with, and the next on its way.
+    assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + 2 * block));
+    assert_eq!(bytes(&plan, "transformer weights"), (2 * n).div_ceil(8) + 2 * 2 * block);
+    assert_eq!(bytes(&plan, "optimizer state"), 8 * n.div_ceil(8));
+    plan.division.bf16_optimizer_states = true;
+    assert_eq!(bytes(&plan, "optimizer state"), 4 * n.div_ceil(8));
+    plan.division.overlap_comm = false;
+    assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + block));
+    plan.division.ranks = 1;
+    assert_eq!(bytes(&plan, "trained parameters"), 4 * n);
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub struct Phase {
 }
 
 impl Plan {
-    /// The phases of a step. Transfers and computation are taken to overlap where weights are streamed.
+    /// The phases of a step. Transfers and computation are taken to overlap where weights are brought a block ahead.
     pub fn time(&self, speed: Speed) -> Vec<Phase> {
         let work = &self.work;
         let forward = self.forward_flops();
@@ -37,7 +37,11 @@ impl Plan {
             Placement::Streamed => (weights, speed.read),
             Placement::Auto | Placement::Resident => (0.0, speed.link),
         };
-        let overlaps = self.placement() == Placement::Streamed;
+        let overlaps = match self.placement() {
+            Placement::Streamed => true,
+            Placement::Sharded => self.division.overlap_comm,
+            Placement::Auto | Placement::Resident => false,
+        };
         let phase = |name, passes: f64, flops: f64, weighted: bool| {
             let (flops, moved) = (flops * passes, if weighted { moved * passes } else { 0.0 });
             let (compute, transfer) = (flops / speed.flops, moved / rate);

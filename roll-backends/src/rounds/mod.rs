@@ -8,11 +8,20 @@
 //! algorithm serves the others until all have reached it.
 //!
 //! Ranks that do want the same thing, which is the rule, pay one gathering of twelve bytes for it.
+//!
+//! What need not be waited for is handed to a thread ([`Rounds::begin`]) that does it in the order in which it came, so
+//! that a rank's wishes do not depend on when its thread gets to them: neither does any sum.
 
+mod thread;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use roll_core::{Communicator, Error, Rank, Result};
+
+pub use thread::Then;
+use thread::{Queue, Waiting};
 
 /// One kind of work that all ranks do together when one of them wants it.
 pub trait Service: Send + Sync {
@@ -26,6 +35,13 @@ pub trait Service: Send + Sync {
 /// As a [`Communicator`] it first waits for every rank to come to the same collective, serving those that are not there
 /// yet.
 pub struct Rounds {
+    line: Arc<Line>,
+    queue: Arc<Queue>,
+    overlap: AtomicBool,
+}
+
+/// What rounds are made on; shared with the thread.
+struct Line {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
     /// One thread of a rank asks at a time.
@@ -44,29 +60,92 @@ impl Rounds {
         static KNOWN: Mutex<Vec<Weak<Rounds>>> = Mutex::new(Vec::new());
         let mut known = lock(&KNOWN);
         known.retain(|rounds| rounds.strong_count() > 0);
-        let same = |rounds: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&rounds.ranks), Arc::as_ptr(&ranks));
+        let same = |rounds: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&rounds.line.ranks), Arc::as_ptr(&ranks));
         // One rank alone waits for nobody; sharing would only mix up jobs that have nothing to do with each other.
         if ranks.world_size() > 1
             && let Some(rounds) = known.iter().filter_map(Weak::upgrade).find(same)
         {
             return rounds;
         }
-        let rounds = Arc::new(Self { ranks, services: Mutex::default(), turn: Mutex::default() });
+        let line = Arc::new(Line { ranks, services: Mutex::default(), turn: Mutex::default() });
+        let rounds = Arc::new(Self { line, queue: Arc::default(), overlap: AtomicBool::new(true) });
         known.push(Arc::downgrade(&rounds));
         rounds
     }
 
     /// Adds a service, in the same order on every rank, and gives its number.
     pub fn offer(&self, service: Arc<dyn Service>) -> u32 {
-        let mut services = lock(&self.services);
+        let mut services = lock(&self.line.services);
         services.push(service);
         services.len() as u32
     }
 
+    /// Whether there is anything to overlap: several ranks, and leave to do it.
+    pub fn overlaps(&self) -> bool {
+        self.world_size() > 1 && self.overlap.load(Ordering::Relaxed)
+    }
+
+    /// Gives or takes leave to do things in the background. The same bits either way.
+    pub fn set_overlap(&self, overlap: bool) {
+        self.overlap.store(overlap, Ordering::Relaxed);
+    }
+
     /// Does `what` of the service `number` together with the other ranks, and what they want before it.
     pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
+        self.queue.idle()?;
+        self.line.ask([number, what[0], what[1]], offer)
+    }
+
+    /// As [`Rounds::ask`], in the background and after everything that was begun before; `then` gets the result, on the
+    /// thread that has it. An error that nobody takes comes out of the next call. Waits while too much is waiting.
+    pub fn begin(&self, number: u32, what: [u32; 2], offer: Vec<f32>, then: Option<Then>) -> Result<()> {
+        let waiting = Waiting { wish: [number, what[0], what[1]], offer, then };
+        if self.overlaps() {
+            return self.queue.push(&self.line, waiting);
+        }
+        let Waiting { wish, offer, then } = waiting;
+        self.queue.idle()?;
+        let result = self.line.ask(wish, &offer);
+        match then {
+            Some(then) => {
+                then(result);
+                Ok(())
+            }
+            None => result.map(drop),
+        }
+    }
+
+    /// Serves the other ranks until none wants anything.
+    pub fn settle(&self) -> Result<()> {
+        self.settled(|_| Ok(()))
+    }
+
+    /// Runs a collective when all ranks have come to it.
+    fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
+        self.queue.idle()?;
+        let line = self.line.as_ref();
+        let _turn = lock(&line.turn);
+        if line.ranks.world_size() > 1 {
+            loop {
+                match line.next(NOTHING)? {
+                    NOTHING => break,
+                    wish => drop(line.perform(wish, None)?),
+                }
+            }
+        }
+        collective(line.ranks.as_ref())
+    }
+}
+
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+impl Line {
+    fn ask(&self, wish: Wish, offer: &[f32]) -> Result<Vec<f32>> {
         let _turn = lock(&self.turn);
-        let wish = [number, what[0], what[1]];
         if self.ranks.world_size() == 1 {
             return self.perform(wish, Some(offer));
         }
@@ -78,25 +157,6 @@ impl Rounds {
                 return Ok(done);
             }
         }
-    }
-
-    /// Serves the other ranks until none wants anything.
-    pub fn settle(&self) -> Result<()> {
-        self.settled(|_| Ok(()))
-    }
-
-    /// Runs a collective when all ranks have come to it.
-    fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
-        let _turn = lock(&self.turn);
-        if self.ranks.world_size() > 1 {
-            loop {
-                match self.next(NOTHING)? {
-                    NOTHING => break,
-                    wish => drop(self.perform(wish, None)?),
-                }
-            }
-        }
-        collective(self.ranks.as_ref())
     }
 
     /// What all ranks do next, given what this one wants.
@@ -121,10 +181,10 @@ impl Rounds {
 
 impl Communicator for Rounds {
     fn rank(&self) -> Rank {
-        self.ranks.rank()
+        self.line.ranks.rank()
     }
     fn world_size(&self) -> usize {
-        self.ranks.world_size()
+        self.line.ranks.world_size()
     }
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
         self.settled(|ranks| ranks.all_reduce(values))
@@ -142,10 +202,10 @@ impl Communicator for Rounds {
         self.settled(|ranks| ranks.barrier())
     }
     fn set_timeout(&self, timeout: Duration) {
-        self.ranks.set_timeout(timeout);
+        self.line.ranks.set_timeout(timeout);
     }
     fn fail(&self, reason: &str) {
-        self.ranks.fail(reason);
+        self.line.ranks.fail(reason);
     }
 }
 

@@ -1,11 +1,15 @@
 //! The trainable tensors of a model, and the gradients that pullbacks add up.
 
-use std::collections::HashMap;
+mod divided;
+
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use roll_core::{Error, ParameterSpec, Result};
+use roll_core::{Communicator, Error, GradientSink, ParameterSpec, Result};
+
+use divided::Divided;
 
 /// Trainable tensors on a device, f32. Clones share values and gradients.
 #[derive(Clone)]
@@ -17,24 +21,62 @@ struct Shared {
     specs: Vec<ParameterSpec>,
     index: HashMap<String, usize>,
     device: Device,
-    values: Mutex<Arc<Vec<Tensor<1>>>>,
+    home: Home,
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
+    /// Where gradients go, and the position there of the first parameter.
+    sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
+}
+
+/// Where the values are.
+enum Home {
+    /// On the device, all of them.
+    Device(Mutex<Arc<Vec<Tensor<1>>>>),
+    /// Each rank has a part.
+    Ranks(Divided),
 }
 
 /// The values at one instant: what a forward pass and its pullback read, whatever is written meanwhile.
 #[derive(Clone)]
 pub struct Snapshot {
     parameters: Parameters,
-    values: Arc<Vec<Tensor<1>>>,
+    values: Held,
+}
+
+/// The values of a snapshot.
+#[derive(Clone)]
+enum Held {
+    All(Arc<Vec<Tensor<1>>>),
+    /// Of some parameters, by position.
+    Some(Arc<BTreeMap<usize, Tensor<1>>>),
+    /// With the ranks, as of this number of writes.
+    Divided(u32),
 }
 
 impl Parameters {
     /// Takes `values`, one flat tensor per spec.
     pub fn new(specs: Vec<ParameterSpec>, values: Vec<Vec<f32>>, device: &Device) -> Self {
         let values: Vec<_> = values.into_iter().map(|v| upload(v, device)).collect();
+        Self::at_home(specs, Home::Device(Mutex::new(Arc::new(values))), device)
+    }
+
+    /// Divides the values among the ranks: each keeps an equal part of every tensor in host memory, and gathers those of
+    /// a segment when it is computed with. `values` gives them one tensor at a time, the same on every rank.
+    ///
+    /// Reading some of them gathers too; ranks may do it at different times. All ranks must write the same ones.
+    pub fn divided(
+        specs: Vec<ParameterSpec>,
+        values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
+        device: &Device,
+        ranks: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let divided = Divided::new(&specs, values, ranks)?;
+        Ok(Self::at_home(specs, Home::Ranks(divided), device))
+    }
+
+    fn at_home(specs: Vec<ParameterSpec>, home: Home, device: &Device) -> Self {
         let index = specs.iter().enumerate().map(|(i, s)| (s.name.clone(), i)).collect();
         let gradients = Mutex::new(vec![None; specs.len()]);
-        let shared = Shared { specs, index, device: device.clone(), values: Mutex::new(Arc::new(values)), gradients };
+        let shared = Shared { specs, index, device: device.clone(), home, gradients, sink: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -55,16 +97,41 @@ impl Parameters {
 
     /// The values now.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { parameters: self.clone(), values: lock(&self.shared.values).clone() }
+        let values = match &self.shared.home {
+            Home::Device(values) => Held::All(lock(values).clone()),
+            Home::Ranks(divided) => Held::Divided(divided.version()),
+        };
+        Snapshot { parameters: self.clone(), values }
     }
 
-    /// Adds to the gradient of parameter `index`.
+    /// Bytes of the values that this process keeps.
+    pub fn bytes(&self) -> usize {
+        match &self.shared.home {
+            Home::Device(_) => 4 * self.specs().iter().map(ParameterSpec::len).sum::<usize>(),
+            Home::Ranks(divided) => divided.bytes(),
+        }
+    }
+
+    /// Hands gradients to `sink` from now on, where the first parameter stands at `first`; `None` ends that.
+    pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first: usize) {
+        *lock(&self.shared.sink) = sink.map(|sink| (sink, first));
+    }
+
+    /// Adds to the gradient of parameter `index`, and hands it on where somebody waits for it.
     pub fn add_gradient(&self, index: usize, gradient: Tensor<1>) {
-        let slot = &mut lock(&self.shared.gradients)[index];
-        *slot = Some(match slot.take() {
-            Some(sum) => sum + gradient,
+        let before = lock(&self.shared.gradients)[index].take();
+        let sum = match before {
+            Some(before) => before + gradient,
             None => gradient,
-        });
+        };
+        let sink = lock(&self.shared.sink).clone();
+        if let Some((sink, first)) = sink
+            && let Ok(values) = download(sum.clone())
+            && sink.deliver(first + index, &values)
+        {
+            return;
+        }
+        lock(&self.shared.gradients)[index] = Some(sum);
     }
 
     /// Copies the values to the flat layout.
@@ -75,7 +142,10 @@ impl Parameters {
     /// Copies the values of some parameters, by position, to their part of the flat layout.
     pub fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         self.check_len(&which, out.len())?;
-        let values = lock(&self.shared.values).clone();
+        let values = match &self.shared.home {
+            Home::Device(values) => lock(values).clone(),
+            Home::Ranks(divided) => return divided.read(which, out),
+        };
         for (value, out) in values[which.clone()].iter().zip(self.split_mut(which, out)) {
             out.copy_from_slice(&download(value.clone())?);
         }
@@ -91,7 +161,13 @@ impl Parameters {
     pub fn write_part(&self, which: Range<usize>, values: &[f32]) -> Result<()> {
         self.check_len(&which, values.len())?;
         let mut rest = values;
-        let mut shared = lock(&self.shared.values);
+        let mut shared = match &self.shared.home {
+            Home::Device(values) => lock(values),
+            Home::Ranks(divided) => {
+                divided.write(which, values);
+                return Ok(());
+            }
+        };
         // A snapshot keeps the old list; it holds handles, not values.
         let list = Arc::make_mut(&mut shared);
         for (value, spec) in list[which.clone()].iter_mut().zip(&self.specs()[which]) {
@@ -150,15 +226,42 @@ impl Snapshot {
         &self.parameters
     }
 
-    /// Position, shape and value of a parameter.
-    pub fn get(&self, name: &str) -> Option<(usize, &[usize], &Tensor<1>)> {
-        let index = self.parameters.position(name)?;
-        Some((index, &self.parameters.specs()[index].shape, &self.values[index]))
+    /// The parameters whose name starts with `prefix`, on the device: gathered where they are divided among the ranks,
+    /// and gone with what is returned. Otherwise the snapshot itself, which costs nothing.
+    pub fn segment(&self, prefix: &str) -> Result<Self> {
+        let (Held::Divided(version), Home::Ranks(divided)) = (&self.values, &self.parameters.shared.home) else {
+            return Ok(self.clone());
+        };
+        let device = self.parameters.device();
+        let gathered = divided.segment(prefix, *version)?;
+        let values = gathered.into_iter().map(|(index, values)| (index, upload(values, device))).collect();
+        Ok(Self { parameters: self.parameters.clone(), values: Held::Some(Arc::new(values)) })
     }
 
-    /// Position, name and shape, and value of each.
+    /// Position, shape and value of a parameter.
+    ///
+    /// # Panics
+    /// When the values are divided among the ranks: take a [`Snapshot::segment`] first.
+    pub fn get(&self, name: &str) -> Option<(usize, &[usize], &Tensor<1>)> {
+        let index = self.parameters.position(name)?;
+        Some((index, &self.parameters.specs()[index].shape, self.value(index)?))
+    }
+
+    /// Position, name and shape, and value of each that there is.
+    ///
+    /// # Panics
+    /// As [`Snapshot::get`].
     pub fn iter(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<1>)> {
-        self.parameters.specs().iter().zip(self.values.iter()).enumerate().map(|(i, (spec, value))| (i, spec, value))
+        let specs = self.parameters.specs().iter().enumerate();
+        specs.filter_map(|(i, spec)| Some((i, spec, self.value(i)?)))
+    }
+
+    fn value(&self, index: usize) -> Option<&Tensor<1>> {
+        match &self.values {
+            Held::All(values) => values.get(index),
+            Held::Some(values) => values.get(&index),
+            Held::Divided(_) => panic!("parameters that are divided among ranks are read segment by segment"),
+        }
     }
 }
 

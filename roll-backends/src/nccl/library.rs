@@ -1,0 +1,156 @@
+//! The functions of NCCL and of the CUDA runtime that are used here, found at run time.
+//!
+//! Declared from NCCL 2's `nccl.h` and CUDA's `cuda_runtime_api.h`; both keep these for a whole major version.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use libloading::Library;
+
+use super::NcclError;
+
+/// `ncclUniqueId`: what the ranks of a job know one another by. Passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId(pub(super) [u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    pub(super) const BYTES: usize = 128;
+}
+
+/// `ncclComm_t` and `cudaStream_t`.
+pub(super) type Handle = *mut c_void;
+
+pub(super) const NCCL_FLOAT32: c_int = 7;
+pub(super) const NCCL_SUM: c_int = 0;
+/// `cudaErrorNotReady`.
+pub(super) const NOT_READY: c_int = 600;
+/// `cudaMemcpyHostToDevice`, `cudaMemcpyDeviceToHost`.
+pub(super) const TO_DEVICE: c_int = 1;
+pub(super) const TO_HOST: c_int = 2;
+
+const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+const CUDART: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
+
+/// A table of functions and where they come from.
+macro_rules! functions {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)* }) => {
+        $(#[$doc])*
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
+            // Never unloaded: threads of its own may run in it.
+            _library: Arc<Library>,
+        }
+
+        impl $name {
+            fn find(library: Library, file: &'static str) -> Result<Self, NcclError> {
+                let library = Arc::new(library);
+                $(
+                    // SAFETY: the signature is that of the library's header.
+                    let $field = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol) };
+                    let $field = *$field.map_err(|source| NcclError::Symbol { file, symbol: stringify!($field), source })?;
+                )*
+                std::mem::forget(library.clone());
+                Ok(Self { $($field,)* _library: library })
+            }
+        }
+    };
+}
+
+functions! {
+    /// NCCL.
+    Nccl {
+        get_unique_id: b"ncclGetUniqueId\0" (*mut UniqueId) -> c_int,
+        comm_init_rank: b"ncclCommInitRank\0" (*mut Handle, c_int, UniqueId, c_int) -> c_int,
+        comm_destroy: b"ncclCommDestroy\0" (Handle) -> c_int,
+        all_reduce: b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
+        reduce_scatter: b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
+        all_gather: b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, Handle, Handle) -> c_int,
+        broadcast: b"ncclBroadcast\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
+        group_start: b"ncclGroupStart\0" () -> c_int,
+        group_end: b"ncclGroupEnd\0" () -> c_int,
+        get_error_string: b"ncclGetErrorString\0" (c_int) -> *const c_char,
+    }
+}
+
+functions! {
+    /// The CUDA runtime.
+    Cuda {
+        get_device_count: b"cudaGetDeviceCount\0" (*mut c_int) -> c_int,
+        set_device: b"cudaSetDevice\0" (c_int) -> c_int,
+        malloc: b"cudaMalloc\0" (*mut *mut c_void, usize) -> c_int,
+        free: b"cudaFree\0" (*mut c_void) -> c_int,
+        memcpy: b"cudaMemcpy\0" (*mut c_void, *const c_void, usize, c_int) -> c_int,
+        stream_create: b"cudaStreamCreate\0" (*mut Handle) -> c_int,
+        stream_query: b"cudaStreamQuery\0" (Handle) -> c_int,
+        stream_destroy: b"cudaStreamDestroy\0" (Handle) -> c_int,
+        get_error_string: b"cudaGetErrorString\0" (c_int) -> *const c_char,
+    }
+}
+
+impl Nccl {
+    /// From where the system's loader finds it.
+    pub(super) fn load() -> Result<Self, NcclError> {
+        let (library, file) = open(&NCCL, "NCCL", "the package `libnccl2`, or `nvidia-nccl-cu12` of PyPI")?;
+        Self::find(library, file)
+    }
+
+    /// Fails unless `code` is `ncclSuccess`.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        // SAFETY: gives a constant string for every code.
+        check(code, || NcclError::Call {
+            library: "NCCL",
+            call,
+            code,
+            text: unsafe { text((self.get_error_string)(code)) },
+        })
+    }
+}
+
+impl Cuda {
+    /// From where the system's loader finds it.
+    pub(super) fn load() -> Result<Self, NcclError> {
+        let (library, file) = open(&CUDART, "the CUDA runtime", "`nvidia-cuda-runtime-cu12` of PyPI, or CUDA itself")?;
+        Self::find(library, file)
+    }
+
+    /// Fails unless `code` is `cudaSuccess`.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        // SAFETY: gives a constant string for every code.
+        check(code, || NcclError::Call {
+            library: "CUDA",
+            call,
+            code,
+            text: unsafe { text((self.get_error_string)(code)) },
+        })
+    }
+}
+
+fn check(code: c_int, error: impl FnOnce() -> NcclError) -> Result<(), NcclError> {
+    if code == 0 { Ok(()) } else { Err(error()) }
+}
+
+/// # Safety
+/// A C string that lives long enough to be copied, or null.
+unsafe fn text(at: *const c_char) -> String {
+    // SAFETY: as the caller promises.
+    if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
+}
+
+/// The first of `files` that can be loaded.
+fn open(
+    files: &[&'static str],
+    what: &'static str,
+    install: &'static str,
+) -> Result<(Library, &'static str), NcclError> {
+    let mut reason = String::new();
+    for file in files {
+        // SAFETY: libraries of NVIDIA, whose initialisers do nothing that this process must know of.
+        match unsafe { Library::new(*file) } {
+            Ok(library) => return Ok((library, file)),
+            Err(e) if reason.is_empty() => reason = e.to_string(),
+            Err(_) => {}
+        }
+    }
+    Err(NcclError::Library { what, tried: files.join(", "), install, reason })
+}

@@ -1,0 +1,360 @@
+//! Ranks over NCCL, for buffers that are worth the way over the devices.
+//!
+//! **Never run on a GPU.** It was written from NCCL's documentation, compiles without CUDA, and what happens where the
+//! library or a device is missing is tested; nothing else is.
+//!
+//! NCCL and the CUDA runtime are loaded when they are asked for. Ranks find one another over a communicator that exists
+//! already, MPI, which also carries what is small, barriers, and the word of a rank that fails. Values lie in host memory,
+//! as everywhere behind [`Communicator`], and are staged through one buffer on the device.
+//!
+//! One promise of [`Communicator`] is not kept: NCCL takes sums in the order of its rings and trees. They are the same on
+//! every rank, and at every run on the same machines, but the stages of ZeRO then agree to rounding, not bit for bit.
+
+mod library;
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use roll_core::communicator::check_lengths;
+use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
+
+use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
+
+/// Up to so many values a collective goes over the host: the way over the device takes longer.
+const SMALL: usize = 1 << 12;
+
+/// Why there are no ranks over NCCL.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclError {
+    /// A library is not there.
+    #[error(
+        "{what} cannot be loaded ({tried}): {reason}; install {install}, and name its directory in LD_LIBRARY_PATH"
+    )]
+    Library {
+        /// Which one.
+        what: &'static str,
+        /// The files that were looked for.
+        tried: String,
+        /// Where it comes from.
+        install: &'static str,
+        /// The loader's reason.
+        reason: String,
+    },
+    /// A library is not what its name says, or too old.
+    #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
+    Symbol {
+        /// The library.
+        file: &'static str,
+        /// What was looked for.
+        symbol: &'static str,
+        /// The loader's reason.
+        #[source]
+        source: libloading::Error,
+    },
+    /// There is no such device.
+    #[error("device {wanted} was asked for, and this machine has {found} CUDA device(s)")]
+    NoDevice {
+        /// Its number.
+        wanted: usize,
+        /// Devices that there are.
+        found: usize,
+    },
+    /// A call failed.
+    #[error("{library}: `{call}` gave {code} ({text})")]
+    Call {
+        /// Whose function.
+        library: &'static str,
+        /// The function.
+        call: &'static str,
+        /// What it gave.
+        code: c_int,
+        /// What that means, in the library's words.
+        text: String,
+    },
+    /// Another rank cannot take part.
+    #[error("rank {rank} cannot use NCCL: {reason}")]
+    Rank {
+        /// Which one.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl From<NcclError> for Error {
+    fn from(e: NcclError) -> Self {
+        let fault = if matches!(e, NcclError::Call { .. }) { Fault::Failure } else { Fault::User };
+        Error::component(fault, e)
+    }
+}
+
+/// One process of a job, with a device of its own.
+pub struct NcclRanks {
+    host: Arc<dyn Communicator>,
+    nccl: Nccl,
+    cuda: Cuda,
+    device: c_int,
+    comm: Handle,
+    state: Mutex<State>,
+    timeout: Mutex<Duration>,
+    /// Why there will be no further collective.
+    lost: Mutex<Option<RanksError>>,
+}
+
+struct State {
+    stream: Handle,
+    /// Staging memory on the device: what is sent, and what is received.
+    buffers: [Buffer; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Buffer {
+    at: *mut c_void,
+    values: usize,
+}
+
+// SAFETY: NCCL's and CUDA's handles may be used by any thread, by one at a time: the state's lock sees to that.
+unsafe impl Send for NcclRanks {}
+// SAFETY: as above.
+unsafe impl Sync for NcclRanks {}
+
+impl NcclRanks {
+    /// Joins the job of `host`, with device `device` of this machine. Every rank calls it; when one of them cannot, all
+    /// get an error that says which and why.
+    pub fn join(host: Arc<dyn Communicator>, device: usize) -> Result<Arc<Self>> {
+        let prepared = Self::prepare(device);
+        // NCCL would wait for ever for a rank that does not come.
+        let own = prepared.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let all = host.all_gather_bytes(own.as_bytes())?;
+        let (nccl, cuda) = prepared?;
+        if let Some(rank) = all.iter().position(|reason| !reason.is_empty()) {
+            let reason = String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(NcclError::Rank { rank, reason }.into());
+        }
+        let id = Self::agree(host.as_ref(), &nccl)?;
+        let (mut comm, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (size, rank) = (host.world_size() as c_int, host.rank().0 as c_int);
+        // SAFETY: the device is this thread's; both write one handle.
+        unsafe {
+            cuda.check("cudaStreamCreate", (cuda.stream_create)(&mut stream))?;
+            nccl.check("ncclCommInitRank", (nccl.comm_init_rank)(&mut comm, size, id, rank))?;
+        }
+        let empty = Buffer { at: std::ptr::null_mut(), values: 0 };
+        Ok(Arc::new(Self {
+            host,
+            nccl,
+            cuda,
+            device: device as c_int,
+            comm,
+            state: Mutex::new(State { stream, buffers: [empty; 2] }),
+            timeout: Mutex::new(Duration::from_secs(1800)),
+            lost: Mutex::default(),
+        }))
+    }
+
+    /// Loads the libraries and takes the device.
+    fn prepare(device: usize) -> Result<(Nccl, Cuda), NcclError> {
+        let cuda = Cuda::load()?;
+        let nccl = Nccl::load()?;
+        let mut found = 0;
+        // SAFETY: writes one integer.
+        cuda.check("cudaGetDeviceCount", unsafe { (cuda.get_device_count)(&mut found) })?;
+        if device >= found as usize {
+            return Err(NcclError::NoDevice { wanted: device, found: found as usize });
+        }
+        // SAFETY: the device exists.
+        cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(device as c_int) })?;
+        Ok((nccl, cuda))
+    }
+
+    /// The job's name for itself, made by rank 0.
+    fn agree(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
+        let mut id = UniqueId([0; UniqueId::BYTES]);
+        let mut made = Ok(());
+        if host.rank().0 == 0 {
+            // SAFETY: writes one identifier.
+            made = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
+        }
+        // Also when it could not be made: the others wait for it.
+        let told = host.all_gather_bytes(if made.is_ok() { &id.0 } else { &[] })?;
+        made?;
+        match told.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
+            Some(bytes) => Ok(UniqueId(bytes)),
+            None => Err(NcclError::Rank { rank: 0, reason: "it could not name the job".into() }.into()),
+        }
+    }
+
+    /// Sends `send` to the device, runs `start` there on both buffers and the stream, and brings `receive` back.
+    fn collective(
+        &self,
+        what: &'static str,
+        send: &[f32],
+        receive: &mut [f32],
+        start: impl FnOnce(*const c_void, *mut c_void, Handle) -> c_int,
+    ) -> Result<()> {
+        let mut state = lock(&self.state);
+        if let Some(lost) = lock(&self.lost).clone() {
+            return Err(lost.into());
+        }
+        let cuda = &self.cuda;
+        // SAFETY: the device of this job; threads have one each.
+        cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
+        let out = state.buffers[0].of(cuda, send.len())?;
+        let back = state.buffers[1].of(cuda, receive.len())?;
+        // SAFETY: the buffers hold as many values as are copied.
+        unsafe {
+            cuda.check("cudaMemcpy", (cuda.memcpy)(out, send.as_ptr().cast(), 4 * send.len(), TO_DEVICE))?;
+            self.nccl.check("ncclGroupStart", (self.nccl.group_start)())?;
+            let started = start(out, back, state.stream);
+            let ended = (self.nccl.group_end)();
+            self.nccl.check(what, started)?;
+            self.nccl.check("ncclGroupEnd", ended)?;
+        }
+        if let Err(error) = self.wait(what, state.stream) {
+            // NCCL may still read and write them: they are never freed.
+            state.buffers = [Buffer { at: std::ptr::null_mut(), values: 0 }; 2];
+            return Err(error);
+        }
+        // SAFETY: as above, and what NCCL wrote is there.
+        let copied = unsafe { (cuda.memcpy)(receive.as_mut_ptr().cast(), back, 4 * receive.len(), TO_HOST) };
+        Ok(cuda.check("cudaMemcpy", copied)?)
+    }
+
+    /// Waits until the stream is done, another thread gives the job up, or the time is over.
+    fn wait(&self, what: &'static str, stream: Handle) -> Result<()> {
+        let (since, timeout) = (Instant::now(), *lock(&self.timeout));
+        loop {
+            // SAFETY: a stream of this device.
+            match unsafe { (self.cuda.stream_query)(stream) } {
+                0 => return Ok(()),
+                NOT_READY => {}
+                code => return Ok(self.cuda.check("cudaStreamQuery", code)?),
+            }
+            if let Some(lost) = lock(&self.lost).clone() {
+                return Err(lost.into());
+            }
+            if since.elapsed() > timeout {
+                // Who did not come is not known to NCCL.
+                let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
+                self.fail(&lost.to_string());
+                *lock(&self.lost) = Some(lost.clone());
+                return Err(lost.into());
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Buffer {
+    /// Room for `values` values on the device.
+    fn of(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
+        if self.values < values {
+            // SAFETY: nothing uses the old one any more; the pointer is written before it is read.
+            unsafe {
+                cuda.check("cudaFree", (cuda.free)(self.at))?;
+                *self = Self { at: std::ptr::null_mut(), values: 0 };
+                cuda.check("cudaMalloc", (cuda.malloc)(&mut self.at, 4 * values))?;
+            }
+            self.values = values;
+        }
+        Ok(self.at)
+    }
+}
+
+impl Communicator for NcclRanks {
+    fn rank(&self) -> Rank {
+        self.host.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.host.world_size()
+    }
+
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        let n = values.len();
+        if n <= SMALL {
+            return self.host.all_reduce(values);
+        }
+        let send = values.to_vec();
+        self.collective("ncclAllReduce", &send, values, |send, receive, stream| {
+            // SAFETY: both buffers hold `n` values.
+            unsafe { (self.nccl.all_reduce)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, self.comm, stream) }
+        })
+    }
+
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("reduce_scatter", values.len(), out.len(), self.world_size())?;
+        let n = out.len();
+        if n <= SMALL {
+            return self.host.reduce_scatter(values, out);
+        }
+        self.collective("ncclReduceScatter", values, out, |send, receive, stream| {
+            // SAFETY: the buffers hold `size * n` and `n` values.
+            unsafe { (self.nccl.reduce_scatter)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, self.comm, stream) }
+        })
+    }
+
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("all_gather", out.len(), part.len(), self.world_size())?;
+        let n = part.len();
+        if n <= SMALL {
+            return self.host.all_gather(part, out);
+        }
+        self.collective("ncclAllGather", part, out, |send, receive, stream| {
+            // SAFETY: the buffers hold `n` and `size * n` values.
+            unsafe { (self.nccl.all_gather)(send, receive, n, NCCL_FLOAT32, self.comm, stream) }
+        })
+    }
+
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        let n = values.len();
+        if n <= SMALL || root.0 >= self.world_size() {
+            return self.host.broadcast(values, root);
+        }
+        let send = values.to_vec();
+        self.collective("ncclBroadcast", &send, values, |send, receive, stream| {
+            // SAFETY: both buffers hold `n` values.
+            unsafe { (self.nccl.broadcast)(send, receive, n, NCCL_FLOAT32, root.0 as c_int, self.comm, stream) }
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.host.barrier()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *lock(&self.timeout) = timeout;
+        self.host.set_timeout(timeout);
+    }
+
+    fn fail(&self, reason: &str) {
+        let own = RanksError::Failed { rank: self.host.rank().0, reason: reason.into() };
+        lock(&self.lost).get_or_insert(own);
+        self.host.fail(reason);
+    }
+}
+
+impl Drop for NcclRanks {
+    fn drop(&mut self) {
+        if lock(&self.lost).is_some() {
+            // Destroying it would wait for ranks that are gone; the process ends anyway.
+            return;
+        }
+        let state = lock(&self.state);
+        // SAFETY: nothing runs on the stream any more, and nobody uses the handles after this.
+        unsafe {
+            (self.cuda.set_device)(self.device);
+            (self.nccl.comm_destroy)(self.comm);
+            for buffer in &state.buffers {
+                (self.cuda.free)(buffer.at);
+            }
+            (self.cuda.stream_destroy)(state.stream);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

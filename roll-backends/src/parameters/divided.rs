@@ -1,0 +1,309 @@
+//! Trained values divided among the ranks.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use roll_core::{Communicator, Error, ParameterSpec, Result};
+
+use crate::BackendError;
+use crate::rounds::{Rounds, Service};
+use crate::weights::Ahead;
+
+/// Values that are gathered at a time when many are read.
+const AT_ONCE: usize = 1 << 22;
+
+/// Each rank's part of every tensor. Segments are gathered when they are computed with, the next in the background.
+pub(super) struct Divided {
+    rounds: Arc<Rounds>,
+    service: u32,
+    layout: Arc<Layout>,
+    own: Arc<Own>,
+    ahead: Ahead<Gathered>,
+}
+
+/// Where what is.
+struct Layout {
+    names: Vec<String>,
+    /// Elements of each tensor.
+    lens: Vec<usize>,
+    /// Where each tensor's part begins in a rank's values, and where the last one ends.
+    starts: Vec<usize>,
+    rank: usize,
+    world: usize,
+}
+
+/// The values of one rank.
+struct Own {
+    layout: Arc<Layout>,
+    values: Mutex<Values>,
+}
+
+struct Values {
+    parts: Vec<f32>,
+    /// Writes so far: the same on every rank.
+    version: u32,
+}
+
+/// Some tensors, as of a number of writes; of no one number, when ranks wrote while they were gathered ahead.
+struct Gathered {
+    version: Option<u32>,
+    tensors: Vec<(usize, Vec<f32>)>,
+}
+
+impl Divided {
+    pub(super) fn new(
+        specs: &[ParameterSpec],
+        mut values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
+        ranks: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let rounds = Rounds::of(ranks);
+        let (rank, world) = (rounds.rank().0, rounds.world_size());
+        let lens: Vec<usize> = specs.iter().map(ParameterSpec::len).collect();
+        let mut starts = vec![0];
+        starts.extend(lens.iter().scan(0, |at, len| {
+            *at += len.div_ceil(world);
+            Some(*at)
+        }));
+        let layout =
+            Arc::new(Layout { names: specs.iter().map(|s| s.name.clone()).collect(), lens, starts, rank, world });
+        let mut parts = vec![0.0; layout.starts[specs.len()]];
+        for (index, spec) in specs.iter().enumerate() {
+            let whole = values(spec)?;
+            if whole.len() != spec.len() {
+                return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), &[whole.len()]));
+            }
+            layout.keep(index, &whole, &mut parts);
+        }
+        let own = Arc::new(Own { layout: layout.clone(), values: Mutex::new(Values { parts, version: 0 }) });
+        let service = rounds.offer(own.clone());
+        Ok(Self { rounds, service, layout, own, ahead: Ahead::default() })
+    }
+
+    pub(super) fn version(&self) -> u32 {
+        self.own.lock().version
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        4 * self.own.lock().parts.len()
+    }
+
+    /// The tensors whose name starts with `prefix`, by position, as of `version` writes.
+    pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
+        let found = self.ahead.segment(prefix, self.rounds.overlaps(), |prefix| {
+            let (send, coming) = mpsc::channel();
+            let range = self.layout.range(prefix)?;
+            let (what, layout) = ([range.start as u32, range.end as u32], self.layout.clone());
+            // Nobody waits any more when the parameters were dropped.
+            let then = move |all: Result<Vec<f32>>| drop(send.send(all.and_then(|all| layout.assemble(range, &all))));
+            self.rounds.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
+            Ok(coming)
+        })?;
+        if found.version == Some(version) {
+            return Ok(found.tensors);
+        }
+        // It was gathered ahead of an update.
+        let found = self.gather(self.layout.range(prefix)?)?;
+        match found.version.unwrap_or(version) {
+            now if now == version => Ok(found.tensors),
+            now => Err(BackendError::OldParameters { behind: now.wrapping_sub(version) }.into()),
+        }
+    }
+
+    /// Copies tensors to their part of the flat layout.
+    pub(super) fn read(&self, which: Range<usize>, mut out: &mut [f32]) -> Result<()> {
+        let mut first = which.start;
+        while first < which.end {
+            let mut elements = self.layout.lens[first];
+            let mut end = first + 1;
+            while end < which.end && elements + self.layout.lens[end] <= AT_ONCE {
+                elements += self.layout.lens[end];
+                end += 1;
+            }
+            for (_, tensor) in self.gather(first..end)?.tensors {
+                let (head, tail) = out.split_at_mut(tensor.len());
+                head.copy_from_slice(&tensor);
+                out = tail;
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Keeps this rank's part of tensors, from their part of the flat layout.
+    pub(super) fn write(&self, which: Range<usize>, mut values: &[f32]) {
+        let mut own = self.own.lock();
+        for index in which {
+            let (head, tail) = values.split_at(self.layout.lens[index]);
+            self.layout.keep(index, head, &mut own.parts);
+            values = tail;
+        }
+        own.version = own.version.wrapping_add(1);
+    }
+
+    fn gather(&self, which: Range<usize>) -> Result<Gathered> {
+        let all = self.rounds.ask(self.service, [which.start as u32, which.end as u32], &[])?;
+        let gathered = self.layout.assemble(which, &all)?;
+        match gathered.version {
+            Some(_) => Ok(gathered),
+            None => Err(Error::Misuse(
+                "the ranks wrote their parameters differently often: do all of them load the same files?".into(),
+            )),
+        }
+    }
+}
+
+impl Layout {
+    /// The tensors whose name starts with `prefix`; they must stand side by side.
+    fn range(&self, prefix: &str) -> Result<Range<usize>> {
+        let has = |name: &String| name.starts_with(prefix);
+        let start = self.names.iter().position(has).unwrap_or(0);
+        let count = self.names[start..].iter().take_while(|name| has(name)).count();
+        match self.names[start + count..].iter().find(|name| has(name)) {
+            None => Ok(start..start + count),
+            Some(name) => Err(Error::Misuse(format!(
+                "parameters that are divided among ranks must stand segment by segment; `{name}` is apart from the \
+                 others of `{prefix}*`"
+            ))),
+        }
+    }
+
+    /// Puts this rank's part of a tensor among `parts`.
+    fn keep(&self, index: usize, whole: &[f32], parts: &mut [f32]) {
+        let part = &mut parts[self.starts[index]..self.starts[index + 1]];
+        let start = (self.rank * part.len()).min(whole.len());
+        let end = (start + part.len()).min(whole.len());
+        part[..end - start].copy_from_slice(&whole[start..end]);
+    }
+
+    /// Tensors from what all ranks have of them, each rank's values followed by its number of writes.
+    fn assemble(&self, which: Range<usize>, all: &[f32]) -> Result<Gathered> {
+        let base = self.starts[which.start];
+        let length = self.starts[which.end] - base;
+        let ranks: Vec<&[f32]> = all.chunks_exact(length + 1).collect();
+        let version = |values: &[f32]| values[length].to_bits();
+        let Some(first) = ranks.first().filter(|_| ranks.len() == self.world) else {
+            return Err(Error::Misuse(format!("gathering {length} values of {} ranks gave {}", self.world, all.len())));
+        };
+        let together = ranks.iter().all(|values| version(values) == version(first));
+        let tensor = |index: usize| {
+            let at = self.starts[index] - base..self.starts[index + 1] - base;
+            let mut whole = Vec::with_capacity(at.len() * self.world);
+            ranks.iter().for_each(|values| whole.extend_from_slice(&values[at.clone()]));
+            whole.truncate(self.lens[index]);
+            (index, whole)
+        };
+        Ok(Gathered { version: together.then(|| version(first)), tensors: which.map(tensor).collect() })
+    }
+}
+
+impl Service for Own {
+    /// Gathers the tensors `what[0]..what[1]`: of every rank its parts, and the number of its writes.
+    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
+        let (first, end, count) = (what[0] as usize, what[1] as usize, self.layout.lens.len());
+        if first > end || end > count {
+            return Err(Error::Misuse(format!(
+                "another rank asks for the parameters {first} to {end} of {count}: do all ranks train the same model?"
+            )));
+        }
+        // Copied, so that nobody who writes or reads waits for other ranks.
+        let own = {
+            let values = self.lock();
+            let mut own = values.parts[self.layout.starts[first]..self.layout.starts[end]].to_vec();
+            own.push(f32::from_bits(values.version));
+            own
+        };
+        let mut all = vec![0.0; own.len() * self.layout.world];
+        ranks.all_gather(&own, &mut all)?;
+        Ok(if offer.is_some() { all } else { Vec::new() })
+    }
+}
+
+impl Own {
+    fn lock(&self) -> MutexGuard<'_, Values> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use roll_core::ThreadRanks;
+
+    use super::*;
+    use crate::Parameters;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn specs() -> Vec<ParameterSpec> {
+        let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
+        vec![spec("in.w", &[3, 5]), spec("b.0.w", &[7]), spec("b.0.x", &[1]), spec("b.1.w", &[4, 4]), spec("out", &[2])]
+    }
+
+    fn values(spec: &ParameterSpec, at: f32) -> Vec<f32> {
+        (0..spec.len()).map(|i| at + i as f32 / 64.0 + spec.name.len() as f32).collect()
+    }
+
+    #[test]
+    fn segments_reads_and_writes_are_those_of_whole_parameters_and_each_rank_has_its_part() {
+        let device = crate::device("flex").unwrap();
+        for world in [1, 2, 3] {
+            let results = ThreadRanks::run(world, LONG, |ranks| {
+                let rank = ranks.rank().0;
+                let whole = Parameters::new(specs(), specs().iter().map(|s| values(s, 0.0)).collect(), &device);
+                let divided = Parameters::divided(specs(), |s| Ok(values(s, 0.0)), &device, ranks.clone())?;
+                let all: usize = specs().iter().map(ParameterSpec::len).sum();
+                assert!(divided.bytes() >= 4 * all / world && divided.bytes() < 4 * (all / world + specs().len()));
+                for round in 0..3 {
+                    let (a, b) = (whole.snapshot(), divided.snapshot());
+                    // Ranks look at different segments, and differently often.
+                    for prefix in ["in.", "b.0.", "b.1.", "out", "b.0."].iter().skip(rank) {
+                        let found = b.segment(prefix)?;
+                        for spec in specs().iter().filter(|s| s.name.starts_with(prefix)) {
+                            let bits = |s: &crate::Snapshot| s.get(&spec.name).unwrap().2.clone().into_data();
+                            assert_eq!(bits(&a), bits(&found));
+                        }
+                        assert_eq!(found.iter().count(), specs().iter().filter(|s| s.name.starts_with(prefix)).count());
+                    }
+                    let mut read = [vec![0.0; all], vec![0.0; all]];
+                    whole.read(&mut read[0])?;
+                    divided.read(&mut read[1])?;
+                    assert_eq!(read[0], read[1]);
+                    Rounds::of(ranks.clone()).settle()?;
+                    let new: Vec<f32> = specs()[1..4].iter().flat_map(|s| values(s, round as f32)).collect();
+                    whole.write_part(1..4, &new)?;
+                    divided.write_part(1..4, &new)?;
+                }
+                Rounds::of(ranks).settle()
+            });
+            results.into_iter().for_each(|result| result.unwrap());
+        }
+    }
+
+    #[test]
+    fn a_pullback_from_before_an_update_is_refused_after_it() {
+        let device = crate::device("flex").unwrap();
+        let results = ThreadRanks::run(2, LONG, |ranks| {
+            let divided = Parameters::divided(specs(), |s| Ok(values(s, 0.0)), &device, ranks)?;
+            let before = divided.snapshot();
+            divided.write_part(4..5, &[1.0, 2.0])?;
+            before.segment("b.0.").map(drop)
+        });
+        for result in results {
+            let said = result.unwrap_err().to_string();
+            assert!(said.contains("1 writes ago"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_segment_that_lies_apart_is_refused() {
+        let device = crate::device("flex").unwrap();
+        let mut specs = specs();
+        specs.swap(0, 2);
+        let ranks: Arc<dyn Communicator> = Arc::new(roll_core::SingleRank);
+        let divided = Parameters::divided(specs, |s| Ok(values(s, 0.0)), &device, ranks).unwrap();
+        let said = divided.snapshot().segment("b.0.").unwrap_err().to_string();
+        assert!(said.contains("`b.0.w` is apart") || said.contains("`b.0.x` is apart"), "{said}");
+    }
+}

@@ -1,0 +1,127 @@
+//! The thread that does what a rank does not wait for.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use roll_core::{Error, Result};
+
+use super::{Line, Wish};
+
+/// Values that may wait before who brings more has to wait too. One offer may always wait, however large.
+const ROOM: usize = 1 << 24;
+
+/// What is done with a result, on the thread that has it.
+pub type Then = Box<dyn FnOnce(Result<Vec<f32>>) + Send>;
+
+/// One thing to do.
+pub(super) struct Waiting {
+    pub(super) wish: Wish,
+    pub(super) offer: Vec<f32>,
+    pub(super) then: Option<Then>,
+}
+
+/// What waits to be done, first come first served.
+#[derive(Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Waiting>,
+    /// Values of the offers that wait.
+    values: usize,
+    /// Whether something is being done.
+    working: bool,
+    /// Whether the thread was started.
+    started: bool,
+    /// What nobody took.
+    failed: Option<Error>,
+    closed: bool,
+}
+
+impl Queue {
+    /// Adds something, when there is room for it. Starts the thread with the first.
+    pub(super) fn push(self: &Arc<Self>, line: &Arc<Line>, waiting: Waiting) -> Result<()> {
+        let mut state = self.lock();
+        while !state.waiting.is_empty() && state.values + waiting.offer.len() > ROOM {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some(error) = state.failed.take() {
+            return Err(error);
+        }
+        if !state.started {
+            let (queue, line) = (self.clone(), line.clone());
+            std::thread::Builder::new()
+                .name("roll-ranks".into())
+                .spawn(move || queue.work(&line))
+                .map_err(|e| Error::Misuse(format!("starting the thread that talks to the other ranks: {e}")))?;
+            state.started = true;
+        }
+        state.values += waiting.offer.len();
+        state.waiting.push_back(waiting);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until everything is done, and gives the error that nobody took.
+    pub(super) fn idle(&self) -> Result<()> {
+        let mut state = self.lock();
+        while state.working || !state.waiting.is_empty() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Ends the thread after what it is doing. Whoever is told of the rest is told that it will not come.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.waiting.clear();
+        self.changed.notify_all();
+    }
+
+    fn work(&self, line: &Line) {
+        let mut state = self.lock();
+        loop {
+            let Some(Waiting { wish, offer, then }) = state.waiting.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.working = true;
+            drop(state);
+            let values = offer.len();
+            let left = catch_unwind(AssertUnwindSafe(|| {
+                let result = line.ask(wish, &offer);
+                drop(offer);
+                match then {
+                    Some(then) => {
+                        then(result);
+                        None
+                    }
+                    None => result.err(),
+                }
+            }));
+            let left =
+                left.unwrap_or_else(|_| Some(Error::Misuse("the thread that talks to other ranks panicked".into())));
+            state = self.lock();
+            state.working = false;
+            state.values = state.values.saturating_sub(values);
+            // The first error says why; those after it only that the job is over.
+            if state.failed.is_none() {
+                state.failed = left;
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// A panic elsewhere leaves what is behind the lock whole.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,149 @@
+//! Gradients on their way from a pull to the ranks that own them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use roll_core::{Error, GradientSink, Model, ParameterSpec, Result};
+
+use super::partition::Partition;
+use crate::rounds::Rounds;
+
+/// Collects gradients into buckets, and begins the reduction of each bucket when it is whole.
+///
+/// Always from the last bucket to the first, even where an earlier one is whole before: ranks whose reductions came in
+/// different orders would pair up differently, and sums of several samples would round differently from run to run.
+pub(super) struct Arrivals {
+    partition: Arc<Partition>,
+    /// Of each parameter: its bucket, and its place and length in it.
+    places: Vec<Place>,
+    rounds: Arc<Rounds>,
+    /// Number of the gradients among what ranks do for one another.
+    service: u32,
+    state: Mutex<State>,
+}
+
+struct Place {
+    bucket: usize,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether gradients are taken now.
+    open: bool,
+    /// Buckets that are neither whole nor begun.
+    filling: BTreeMap<usize, Filling>,
+    /// Buckets before this one are still to be begun.
+    next: usize,
+    /// What came for buckets that were begun: parameters that are used more than once.
+    late: BTreeMap<usize, Vec<f32>>,
+    failed: Option<Error>,
+}
+
+struct Filling {
+    values: Vec<f32>,
+    /// Parameters that came.
+    came: Vec<bool>,
+}
+
+impl Arrivals {
+    pub(super) fn new(partition: Arc<Partition>, specs: &[ParameterSpec], rounds: Arc<Rounds>, service: u32) -> Self {
+        let mut places = Vec::with_capacity(specs.len());
+        for (number, bucket) in partition.buckets().iter().enumerate() {
+            let mut start = 0;
+            for spec in &specs[bucket.specs.clone()] {
+                places.push(Place { bucket: number, start, len: spec.len() });
+                start += spec.len();
+            }
+        }
+        Self { partition, places, rounds, service, state: Mutex::default() }
+    }
+
+    /// Gradients that come from now on are the last ones of their parameters.
+    pub(super) fn open(&self) {
+        *self.lock() = State { open: true, next: self.partition.buckets().len(), ..State::default() };
+    }
+
+    /// Forgets what came and takes nothing more.
+    pub(super) fn close(&self) {
+        *self.lock() = State::default();
+    }
+
+    /// Takes the gradients that did not come out of the model, and begins the reductions that were not.
+    pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
+        let State { open, mut filling, next, late, failed } = std::mem::take(&mut *self.lock());
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let buckets = self.partition.buckets();
+        let next = if open { next } else { buckets.len() };
+        let mut whole = None;
+        for number in (0..next).rev() {
+            let bucket = &buckets[number];
+            let mut values = match filling.remove(&number) {
+                Some(filling) => filling.values,
+                None => self.empty(number),
+            };
+            match model.parts() {
+                Some(parts) => parts.take_gradients_part(bucket.specs.clone(), &mut values[..bucket.len])?,
+                None => {
+                    if whole.is_none() {
+                        let mut all = vec![0.0; model.parameter_count()];
+                        model.take_gradients(&mut all)?;
+                        whole = Some(all);
+                    }
+                    let all = whole.as_deref().unwrap_or_default();
+                    values[..bucket.len].copy_from_slice(&all[bucket.flat_at..bucket.flat_at + bucket.len]);
+                }
+            }
+            self.reduce(number, values)?;
+        }
+        late.into_iter().rev().try_for_each(|(number, values)| self.reduce(number, values))
+    }
+
+    fn reduce(&self, bucket: usize, values: Vec<f32>) -> Result<()> {
+        self.rounds.begin(self.service, [bucket as u32, 0], values, None)
+    }
+
+    /// Zeros for a bucket and its padding.
+    fn empty(&self, bucket: usize) -> Vec<f32> {
+        vec![0.0; self.partition.buckets()[bucket].part * self.partition.world()]
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GradientSink for Arrivals {
+    fn deliver(&self, position: usize, gradient: &[f32]) -> bool {
+        let mut state = self.lock();
+        let Some(Place { bucket, start, len }) = self.places.get(position) else { return false };
+        if !state.open || gradient.len() != *len {
+            return false;
+        }
+        let add = |values: &mut [f32]| {
+            values[*start..*start + *len].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        };
+        if *bucket >= state.next {
+            add(state.late.entry(*bucket).or_insert_with(|| self.empty(*bucket)));
+            return true;
+        }
+        let specs = &self.partition.buckets()[*bucket].specs;
+        let new = || Filling { values: self.empty(*bucket), came: vec![false; specs.len()] };
+        let filling = state.filling.entry(*bucket).or_insert_with(new);
+        add(&mut filling.values);
+        filling.came[position - specs.start] = true;
+        while let Some(next) = state.next.checked_sub(1)
+            && state.filling.get(&next).is_some_and(|f| f.came.iter().all(|came| *came))
+            && let Some(whole) = state.filling.remove(&next)
+        {
+            state.next = next;
+            if let Err(error) = self.reduce(next, whole.values) {
+                state.failed.get_or_insert(error);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,135 @@
+//! Bringing the next segment while the network computes with this one.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use roll_core::{Error, Result};
+
+/// Something on its way: it comes, or the reason why not.
+pub type Coming<T> = Receiver<Result<T>>;
+
+/// Brings segments one ahead of their use: two exist at once, the one that is computed with and the one on its way.
+///
+/// Which one is next is learnt: what came last time after the same two. A wrong guess costs bringing it.
+#[derive(Debug)]
+pub struct Ahead<T> {
+    state: Mutex<State<T>>,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    followers: HashMap<[String; 2], String>,
+    last: [String; 2],
+    coming: Option<(String, Coming<T>)>,
+}
+
+impl<T> Default for Ahead<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { followers: HashMap::new(), last: Default::default(), coming: None }) }
+    }
+}
+
+impl<T> Ahead<T> {
+    /// The segment `name`, which was on its way or is brought now; `begin` sends one on its way. Then the next one is
+    /// begun, if `begins_next`.
+    pub fn segment(&self, name: &str, begins_next: bool, begin: impl Fn(&str) -> Result<Coming<T>>) -> Result<T> {
+        let mut state = self.lock();
+        let segment = match state.coming.take() {
+            Some((guess, coming)) if guess == name => arrived(name, coming)?,
+            wrong => {
+                // It must be gone before the right one comes. Why it failed, if it did, concerns nobody.
+                drop(wrong.map(|(_, coming)| coming.recv()));
+                arrived(name, begin(name)?)?
+            }
+        };
+        let State { followers, last, coming } = &mut *state;
+        followers.insert(last.clone(), name.into());
+        last.rotate_left(1);
+        last[1] = name.into();
+        if begins_next && let Some(next) = followers.get(last).cloned() {
+            *coming = Some((next.clone(), begin(&next)?));
+        }
+        Ok(segment)
+    }
+
+    /// A guess that was lost with a panic is only a guess.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn arrived<T>(name: &str, coming: Coming<T>) -> Result<T> {
+    coming.recv().unwrap_or_else(|_| Err(Error::Misuse(format!("bringing the weights `{name}*` was given up"))))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, mpsc};
+
+    use super::*;
+
+    /// Counts how many of its kind exist.
+    struct Block(String, Arc<[AtomicUsize; 3]>);
+
+    const ALIVE: usize = 0;
+    const MOST: usize = 1;
+    const BROUGHT: usize = 2;
+
+    impl Block {
+        fn new(name: &str, counts: &Arc<[AtomicUsize; 3]>) -> Self {
+            let alive = counts[ALIVE].fetch_add(1, Ordering::SeqCst) + 1;
+            counts[MOST].fetch_max(alive, Ordering::SeqCst);
+            counts[BROUGHT].fetch_add(1, Ordering::SeqCst);
+            Self(name.into(), counts.clone())
+        }
+    }
+
+    impl Drop for Block {
+        fn drop(&mut self) {
+            self.1[ALIVE].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Passes over ten blocks, forth and back; gives the most blocks at once, and how many were brought.
+    fn passes(ahead: bool, count: usize) -> [usize; 2] {
+        let counts: Arc<[AtomicUsize; 3]> = Arc::default();
+        let store = Ahead::default();
+        let begin = |name: &str| {
+            let (send, coming) = mpsc::channel();
+            send.send(Ok(Block::new(name, &counts))).unwrap();
+            Ok(coming)
+        };
+        for _ in 0..count {
+            for i in (0..10).chain((0..10).rev()) {
+                let name = format!("blocks.{i}.");
+                let block = store.segment(&name, ahead, begin).unwrap();
+                assert_eq!(block.0, name);
+            }
+        }
+        drop(store);
+        [counts[MOST].load(Ordering::SeqCst), counts[BROUGHT].load(Ordering::SeqCst)]
+    }
+
+    #[test]
+    fn two_blocks_exist_at_most_and_hardly_one_is_brought_in_vain() {
+        assert_eq!(passes(false, 5), [1, 100]);
+        let [most, brought] = passes(true, 5);
+        assert!(most == 2 && (100..=102).contains(&brought), "{most} {brought}");
+    }
+
+    #[test]
+    fn what_fails_on_its_way_fails_when_it_is_asked_for() {
+        let store = Ahead::<u8>::default();
+        let said = store.segment("a", true, |_| Ok(mpsc::channel().1)).unwrap_err().to_string();
+        assert!(said.contains("`a*`"), "{said}");
+        let refuse = |_: &str| {
+            let (send, coming) = mpsc::channel();
+            send.send(Err(Error::Misuse("no such file".into()))).unwrap();
+            Ok(coming)
+        };
+        assert!(store.segment("a", true, refuse).unwrap_err().to_string().contains("no such file"));
+    }
+}
