@@ -1,6 +1,7 @@
-//! What the model is trained on: a player that tells what it sees on the map and then moves at random.
+//! What the model is trained on: a player that tells what it sees on the map and then plays badly.
 
-use rand::RngCore;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngCore};
 use roll_algos::environments::FrozenLake;
 use roll_algos::environments::frozen_lake::FrozenLakeOptions;
 use roll_core::{Environment, Message, Noise, Purpose, Result};
@@ -9,6 +10,9 @@ use serde_json::{Value, json};
 /// Turns of a conversation.
 const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
+/// Of five moves, how many lead away from the goal; the others are drawn from all four. Were all of them drawn, the model
+/// would have no reason to look at what it read when it moves, and little for a reward to take hold of.
+const AWAY: u32 = 2;
 
 /// Conversation number `index`: an episode of FrozenLake.
 pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
@@ -17,9 +21,13 @@ pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
     let mut shown = lake.reset(rng.next_u64())?.text;
     let mut messages = Vec::new();
     for _ in 0..TURNS {
-        // The upper bits: two of them are a fair draw of four.
-        let action = MOVES[(rng.next_u32() >> 30) as usize];
-        let answer = format!("<think>{}</think><answer>{action}</answer>", reading(&shown));
+        let seen = reading(&shown);
+        let choices = match rng.random_range(0..5) < AWAY {
+            true => away(&seen),
+            false => MOVES.to_vec(),
+        };
+        let action = choices.choose(&mut rng).copied().unwrap_or(MOVES[0]);
+        let answer = format!("<think>{seen}</think><answer>{action}</answer>");
         messages.push(Message::new("user", shown));
         messages.push(Message::new("assistant", answer.clone()));
         let next = lake.step(&answer)?;
@@ -29,6 +37,13 @@ pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
         shown = next.observation.text;
     }
     Ok(json!({ "messages": messages }))
+}
+
+/// The moves that lead away from the goal, by what was read of the map.
+fn away(reading: &str) -> Vec<&'static str> {
+    let way = reading.split(", holes").next().unwrap_or_default();
+    let opposite = [("left ", "Right"), ("down ", "Up"), ("right ", "Left"), ("up ", "Down")];
+    opposite.into_iter().filter(|(word, _)| way.contains(word)).map(|(_, action)| action).collect()
 }
 
 /// What a map shows: where the player is, where the goal, how far that is, and the holes beside the player. Rows and
@@ -67,6 +82,12 @@ mod tests {
     fn a_map_is_read_as_it_is() {
         assert_eq!(reading("____\n_OP_\n__O_\nG___"), "at 2 3, goal 4 1: down 2 left 2, holes left down");
         assert_eq!(reading("GP__\n____\n____\n____"), "at 1 2, goal 1 1: left 1, holes none");
+    }
+
+    #[test]
+    fn away_is_against_the_way_that_was_read() {
+        assert_eq!(away("at 2 3, goal 4 1: down 2 left 2, holes left down"), ["Right", "Up"]);
+        assert_eq!(away("at 1 2, goal 1 1: left 1, holes none"), ["Right"]);
     }
 
     #[test]

@@ -18,8 +18,8 @@ use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
 };
 use roll_core::{
-    Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict,
-    Tensor, Timestep, VelocityInput,
+    Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor,
+    Timestep, VelocityInput,
 };
 
 pub use block::{Block, Pass, Probe};
