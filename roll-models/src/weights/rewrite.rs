@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use roll_core::{DType, Tensor};
+use roll_core::DType;
 use serde_json::json;
 
 use super::checkpoint::Checkpoint;
