@@ -303,7 +303,7 @@ mod tests {
         specs.swap(0, 2);
         let ranks: Arc<dyn Communicator> = Arc::new(roll_core::SingleRank);
         let divided = Parameters::divided(specs, |s| Ok(values(s, 0.0)), &device, ranks).unwrap();
-        let said = divided.snapshot().segment("b.0.").unwrap_err().to_string();
+        let said = divided.snapshot().segment("b.0.").err().unwrap().to_string();
         assert!(said.contains("`b.0.w` is apart") || said.contains("`b.0.x` is apart"), "{said}");
     }
 }
