@@ -90,6 +90,17 @@ impl RewardScorer for WeightedSum {
         Ok(Target { tensors })
     }
 
+    fn target_key(&self) -> Result<Option<String>> {
+        let mut key = Fingerprint::new("sum");
+        for part in &self.parts {
+            match part.scorer.target_key()? {
+                Some(own) => key = key.text("part", own),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(key.finish()))
+    }
+
     /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details.
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {

@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod config;
+mod documents;
 mod export_expert;
 mod generate;
 mod init_experts;
@@ -8,6 +9,7 @@ mod init_tiny;
 mod plan;
 mod plot;
 mod plugins;
+mod report;
 mod run;
 mod score;
 
@@ -24,11 +26,14 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
+        Command::Report(args) => report::write(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::print(args),
+        Command::Completions { shell } => documents::completions(shell),
+        Command::Man { out } => documents::man(out.as_deref()),
     }
 }
 
