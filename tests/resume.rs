@@ -169,8 +169,9 @@ fn is_writing(run: &Path) -> bool {
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".step-"))
 }
 
+/// Sends a signal; the process may be gone already.
 fn signal(name: &str, child: &Child) {
-    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+    Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
 }
 
 /// Waits until standard error says `what`, then sends the signals, and waits for the end.
@@ -217,8 +218,9 @@ fn a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from() {
 #[test]
 fn a_second_signal_stops_at_once() {
     let world = World::new(3);
-    // Both signals come while the process cannot run, so that it meets the second before it could do anything.
-    let signals = ["-STOP", "-INT", "-TERM", "-CONT"];
+    // Two signals come while the process cannot run, so that it meets the second before it could do anything; the third
+    // is for two threads that take one each at the same instant.
+    let signals = ["-STOP", "-INT", "-TERM", "-CONT", "-TERM"];
     let output = signal_at(world.training("run", 4000, &REWARD_FL), "step 2/", &signals);
     assert_eq!(output.status.code(), Some(130), "{}", said(&output));
     assert!(!said(&output).contains("--resume"), "{}", said(&output));

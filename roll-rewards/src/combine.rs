@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::config::RewardComponent;
 use roll_core::{
-    BuildContext, Error, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score, Target, Tensor,
-    Video,
+    BuildContext, Error, Fingerprint, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score,
+    Target, Tensor, Video,
 };
 
 use crate::RewardError;

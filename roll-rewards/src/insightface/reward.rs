@@ -165,9 +165,8 @@ impl RewardScorer for IdentityReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        let settings =
-            roll_core::serde_json::to_string(&Config { reward_model_path: String::new(), ..self.config.clone() })
-                .map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
+        let settings = serde_json::to_string(&Config { reward_model_path: String::new(), ..self.config.clone() })
+            .map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
         let key = Fingerprint::new(NAME).text("settings", settings);
         let key = key.file(self.networks.detector().path())?.file(self.networks.embedder().path())?;
         Ok(Some(key.finish()))
