@@ -124,8 +124,8 @@ fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
         ..DataConfig::default()
     };
     let dataset = Arc::new(Dataset::open(&config).unwrap());
-    assert_eq!(dataset.sample(8).unwrap().video.dims(), [9, 48, 16]);
-    assert_eq!(dataset.sample(10).unwrap().video.dims(), [5, 16, 48]);
+    assert_eq!(dataset.sample(8).unwrap().video.dims(), [9, 64, 32]);
+    assert_eq!(dataset.sample(10).unwrap().video.dims(), [5, 32, 64]);
     let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
         let of = |r| Batches::new(dataset.clone(), Noise::new(7), per_rank, Rank(r), ranks).in_micro_batches(2);
         (0..ranks).flat_map(|r| of(r).indices(step)).collect()
