@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod world;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -39,17 +41,7 @@ impl World {
     /// Runs one step with everything right but what `settings` change.
     fn run(&self, settings: &[&str]) -> Output {
         let mut arguments = vec!["run", "--out", "run", "--steps", "1"];
-        let base = [
-            "model.model_paths=tiny/wan22_paths.json",
-            "model.tokenizer_path=tiny/google/umt5-xxl",
-            "model.lora_rank=2",
-            "reward.name=brightness",
-            "data.metadata=metadata.csv",
-            "data.height=64",
-            "data.width=64",
-            "data.num_frames=5",
-        ];
-        for setting in base.iter().chain(settings) {
+        for setting in world::SETTINGS.iter().chain(&["reward.name=brightness"]).chain(settings) {
             arguments.extend(["--set", setting]);
         }
         self.roll(&arguments)

@@ -2,38 +2,30 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod world;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use roll_core::{Tensor, Video, checkpoint};
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_core::checkpoint;
+use world::{SETTINGS, World};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-struct World {
-    dir: tempfile::TempDir,
-}
+struct Job(World);
 
-impl World {
+impl Job {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
-        for i in 0..6 {
-            let video = Video::new(Tensor::full([9, 3, 64, 64], 0.2 * i as f32 - 0.5), 8.0).unwrap();
-            roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
-        }
-        let rows: String = (0..6).map(|i| format!("{i}.mp4,a grey square {i}\n")).collect();
-        std::fs::write(dir.path().join("metadata.csv"), format!("video,prompt\n{rows}")).unwrap();
-        Self { dir }
+        Self(World::new(6))
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.0.path(name)
     }
 
     fn command(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
-        let reward_fl = ["reward.name=brightness", "algo.mid_timestep=1", "algo.final_timestep=1", "model.lora_rank=2"];
+        let reward_fl = ["reward.name=brightness", "algo.mid_timestep=1", "algo.final_timestep=1"];
         self.command_of(ranks, arguments, &[&reward_fl, settings].concat())
     }
 
@@ -46,19 +38,9 @@ impl World {
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("RAYON_NUM_THREADS", "1")
-            .current_dir(self.dir.path());
-        let base = [
-            "model.model_paths=tiny/wan22_paths.json",
-            "model.tokenizer_path=tiny/google/umt5-xxl",
-            "data.metadata=metadata.csv",
-            "data.height=64",
-            "data.width=64",
-            "data.num_frames=5",
-            "strategy.name=zero",
-            "sample_steps=0",
-            "algo.num_inference_steps=2",
-        ];
-        for setting in base.iter().chain(settings) {
+            .current_dir(self.path("."));
+        let base = ["strategy.name=zero", "sample_steps=0", "algo.num_inference_steps=2"];
+        for setting in SETTINGS.iter().chain(&base).chain(settings) {
             command.args(["--set", setting]);
         }
         command
@@ -85,7 +67,7 @@ fn values(bytes: &[u8]) -> Vec<f32> {
 
 #[test]
 fn four_ranks_train_as_one_and_one_of_them_writes() {
-    let world = World::new();
+    let world = Job::new();
     for (out, ranks, samples, stage) in [("one", 1, "4", "2"), ("four", 4, "1", "3")] {
         let settings = [&format!("training.gradient_accumulation_steps={samples}"), &format!("strategy.stage={stage}")];
         let output = world.run(ranks, &["--out", out, "--steps", "2"], &settings.map(|s| s.as_str()));
@@ -102,7 +84,7 @@ fn four_ranks_train_as_one_and_one_of_them_writes() {
 
 #[test]
 fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
-    let world = World::new();
+    let world = Job::new();
     let run = |arguments: &[&str], stage: &str| {
         let settings = [stage, "model.lora_rank=0", "strategy.bf16_optimizer_states=true"];
         let output = world.command_of(2, arguments, &settings).output().unwrap();
@@ -124,7 +106,7 @@ fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
 
 #[test]
 fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
-    let world = World::new();
+    let world = Job::new();
     let run = world.path("run");
     let mut command = world.command(4, &["--out", "run", "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=3"]);
     let mut job = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -156,7 +138,7 @@ fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
 
 #[test]
 fn a_rank_that_fails_says_so_and_every_rank_says_who_it_was() {
-    let world = World::new();
+    let world = Job::new();
     // Half of the ranks get a clip that cannot be read.
     std::fs::write(world.path("5.mp4"), b"no video").unwrap();
     let output = world.run(4, &["--out", "run", "--steps", "6"], &["data.shuffle=false"]);
@@ -169,7 +151,7 @@ fn a_rank_that_fails_says_so_and_every_rank_says_who_it_was() {
 
 #[test]
 fn a_strategy_for_one_process_is_refused_on_four() {
-    let world = World::new();
+    let world = Job::new();
     let output = world.run(4, &["--out", "run", "--steps", "1"], &["strategy.name=single"]);
     assert!(!output.status.success() && said(&output).contains("trains on 1"), "{}", said(&output));
     assert!(!world.path("run").exists());
@@ -177,7 +159,7 @@ fn a_strategy_for_one_process_is_refused_on_four() {
 
 #[test]
 fn collectives_over_a_missing_nccl_are_refused_on_every_rank_and_nobody_waits() {
-    let world = World::new();
+    let world = Job::new();
     let began = Instant::now();
     let output = world.run(2, &["--collectives", "nccl", "--out", "run", "--steps", "1"], &[]);
     if output.status.success() {

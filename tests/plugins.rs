@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod world;
 
-use roll_core::{Tensor, Video};
+use std::path::Path;
+use std::process::Output;
+
 use serde_json::Value;
+use world::{World, checkpoint_file, fails, said};
 
 /// The library of a plugin that this test's crate depends on: cargo puts it beside the test itself.
 fn library(name: &str) -> String {
@@ -15,104 +17,33 @@ fn library(name: &str) -> String {
     directory.join(format!("{prefix}{name}{suffix}")).display().to_string()
 }
 
-/// A small checkpoint and two clips.
-struct World {
-    dir: tempfile::TempDir,
+/// Trains for three steps, with everything that `more` says.
+fn train(world: &World, out: &str, more: &[&str]) -> Output {
+    world.training(out, 3, &["training.learning_rate=1e-3"]).args(more).output().unwrap()
 }
 
-impl World {
-    fn new() -> Self {
-        let world = Self { dir: tempfile::tempdir().unwrap() };
-        world.done(&["init-tiny", "tiny"]);
-        for (name, level) in [("a.mp4", 0.1), ("b.mp4", -0.3)] {
-            let video = Video::new(Tensor::full([9, 3, 64, 64], level), 8.0).unwrap();
-            roll_data::write_mp4(world.path(name), &video).unwrap();
-        }
-        std::fs::write(world.path("metadata.csv"), "video,prompt\na.mp4,light grey\nb.mp4,dark grey\n").unwrap();
-        world
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
-            command.env_remove(name);
-        }
-        command.args(arguments).current_dir(self.dir.path());
-        command
-    }
-
-    fn roll(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
-    }
-
-    /// What a command that must succeed prints.
-    fn done(&self, arguments: &[&str]) -> String {
-        let output = self.roll(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Trains on the clips, with everything that `more` says.
-    fn train(&self, out: &str, more: &[&str]) -> Output {
-        let mut arguments = vec!["run", "--out", out, "--steps", "3"];
-        let settings = [
-            "model.model_paths=tiny/wan22_paths.json",
-            "model.tokenizer_path=tiny/google/umt5-xxl",
-            "model.lora_rank=2",
-            "data.metadata=metadata.csv",
-            "data.height=64",
-            "data.width=64",
-            "data.num_frames=5",
-            "training.learning_rate=1e-3",
-        ];
-        settings.iter().for_each(|s| arguments.extend(["--set", s]));
-        arguments.extend(more);
-        self.roll(&arguments)
-    }
-
-    /// Metrics without times, and the bytes of the adapter.
-    fn results(&self, out: &str) -> (Vec<Value>, Vec<u8>) {
-        let run = self.path(out);
-        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).map(|mut row| {
-            row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time"));
-            row
-        });
-        (rows.collect(), std::fs::read(run.join("checkpoints/step-000003/adapter.safetensors")).unwrap())
-    }
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn fails(output: &Output, code: i32, parts: &[&str]) {
-    let said = said(output);
-    assert_eq!(output.status.code(), Some(code), "{said}");
-    parts.iter().for_each(|part| assert!(said.contains(part), "no {part} in: {said}"));
+/// Metrics without times, and the bytes of the adapter.
+fn results(world: &World, out: &str) -> (Vec<Value>, Vec<u8>) {
+    (world.metrics(out), checkpoint_file(&world.path(out), 3, "adapter.safetensors"))
 }
 
 #[test]
 fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() {
-    let world = World::new();
+    let world = World::new(2);
     let reward = ["--set", "reward.name=brightness"];
-    let linked = world.train("linked", &reward);
+    let linked = train(&world, "linked", &reward);
     assert!(linked.status.success(), "{}", said(&linked));
     let libraries = ["zero", "wan2_2", "reward_fl"].map(library);
     let mut arguments = reward.to_vec();
     libraries.iter().for_each(|l| arguments.extend(["--plugin", l]));
 
-    let refused = world.train("refused", &arguments);
+    let refused = train(&world, "refused", &arguments);
     fails(&refused, 2, &["registered twice", "by zero (", "libzero.so", "roll-backends", "leave one out"]);
 
     arguments.push("--plugins-replace");
-    let loaded = world.train("loaded", &arguments);
+    let loaded = train(&world, "loaded", &arguments);
     assert!(loaded.status.success(), "{}", said(&loaded));
-    assert_eq!(world.results("loaded"), world.results("linked"));
+    assert_eq!(results(&world, "loaded"), results(&world, "linked"));
     let config = std::fs::read_to_string(world.path("loaded/config.yaml")).unwrap();
     assert!(config.contains("libwan2_2.so") && config.contains("plugins_replace: true"), "{config}");
 }
@@ -146,16 +77,16 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
 
 #[test]
 fn a_third_partys_reward_trains() {
-    let world = World::new();
+    let world = World::new(2);
     let library = library("sharpness_reward");
-    let output = world.train("run", &["--plugin", &library, "--set", "reward.name=sharpness"]);
+    let output = train(&world, "run", &["--plugin", &library, "--set", "reward.name=sharpness"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(world.results("run").0.len(), 3);
+    assert_eq!(results(&world, "run").0.len(), 3);
 }
 
 #[test]
 fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
-    let world = World::new();
+    let world = World::new(2);
     let library = library("hostile_plugin");
     for (i, (how, parts)) in
         [("panic", ["a panic in score", "failed in `score`"]), ("error", ["a failure of its own", "failed in `score`"])]
@@ -164,21 +95,22 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
     {
         let out = format!("run-{i}");
         let how = format!("reward={{name: hostile, at: score, how: {how}, after: 1}}");
-        let output = world.train(&out, &["--plugin", &library, "--set", &how, "--set", "data.shuffle=false"]);
+        let output = train(&world, &out, &["--plugin", &library, "--set", &how, "--set", "data.shuffle=false"]);
         fails(&output, 1, &parts);
         fails(&output, 1, &["`hostile_plugin`", "libhostile_plugin.so", "step 2", "what was trained in 1 steps"]);
         let saved = world.path(&out).join("checkpoints/step-000001/adapter.safetensors");
         assert!(saved.is_file(), "{}", said(&output));
     }
-    let output = world.train("nan", &["--plugin", &library, "--set", "reward={name: hostile, at: score, how: nan}"]);
+    let output = train(&world, "nan", &["--plugin", &library, "--set", "reward={name: hostile, at: score, how: nan}"]);
     fails(&output, 1, &["libhostile_plugin.so", "not finite"]);
-    let output = world.train("shape", &["--plugin", &library, "--set", "reward={name: hostile, at: pull, how: shape}"]);
+    let output =
+        train(&world, "shape", &["--plugin", &library, "--set", "reward={name: hostile, at: pull, how: shape}"]);
     fails(&output, 2, &["libhostile_plugin.so", "expected shape [5, 3, 64, 64], found [1, 2, 3]"]);
 }
 
 #[test]
 fn options_of_a_plugin_are_keys_of_the_configuration() {
-    let world = World::new();
+    let world = World::new(2);
     let library = library("sharpness_reward");
     let listed = world.done(&["config", "--plugin", &library, "--set", "reward.name=sharpness"]);
     let line = listed.lines().find(|l| l.starts_with("reward.0.scale")).unwrap_or_else(|| panic!("{listed}"));
@@ -195,7 +127,7 @@ fn options_of_a_plugin_are_keys_of_the_configuration() {
 
 #[test]
 fn plugins_are_listed_described_and_checked() {
-    let world = World::new();
+    let world = World::new(2);
     let (sharpness, colors, hostile) =
         (library("sharpness_reward"), library("color_reward"), library("hostile_plugin"));
     assert!(world.done(&["plugins"]).contains("reward_fl"));

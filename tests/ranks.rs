@@ -1,15 +1,14 @@
-//! Wan on several ranks, weights that are not resident, and runs that go on.
+//! Wan on several ranks, and weights that are not resident.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
     Adapter, BuildContext, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Strategy, Tensor, ThreadRanks,
-    Timestep, Video,
+    Timestep,
 };
 use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
@@ -134,51 +133,4 @@ fn wan_trains_alike_on_one_rank_and_on_four() {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let difference = norm(&mut alone.iter().zip(&four).map(|(a, b)| a - b));
     assert!(difference <= 1e-6 * norm(&mut alone.iter().copied()), "{difference}");
-}
-
-fn roll(directory: &Path, arguments: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(directory).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[test]
-fn a_resumed_run_ends_with_the_adapter_of_one_that_never_stopped() {
-    let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
-    for i in 0..3 {
-        let video = Video::new(Tensor::full([9, 3, 64, 64], 0.3 * i as f32 - 0.3), 8.0).unwrap();
-        roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
-    }
-    std::fs::write(dir.path().join("metadata.csv"), "video,prompt\n0.mp4,a\n1.mp4,b\n2.mp4,c\n").unwrap();
-    let settings = [
-        "model.model_paths=tiny/wan22_paths.json",
-        "model.tokenizer_path=tiny/google/umt5-xxl",
-        "model.lora_rank=2",
-        "reward.name=brightness",
-        "data.metadata=metadata.csv",
-        "data.height=64",
-        "data.width=64",
-        "data.num_frames=5",
-        "strategy.name=zero",
-        "strategy.stage=2",
-        "sample_steps=0",
-        "algo.num_inference_steps=2",
-        "algo.mid_timestep=1",
-        "algo.final_timestep=1",
-    ];
-    let run = |out: &str, steps: &str| {
-        let mut arguments = vec!["run", "--out", out, "--steps", steps];
-        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-        roll(dir.path(), &arguments);
-    };
-    run("whole", "3");
-    run("halved", "2");
-    roll(dir.path(), &["run", "--resume", "halved", "--steps", "3"]);
-    for file in ["adapter.safetensors", "trainer/optimizer.safetensors"] {
-        let read = |run: &str| std::fs::read(dir.path().join(run).join("checkpoints/step-000003").join(file)).unwrap();
-        assert!(read("whole") == read("halved"), "{file}");
-    }
-    let steps =
-        |run: &str| std::fs::read_to_string(dir.path().join(run).join("metrics.jsonl")).unwrap().lines().count();
-    assert_eq!(steps("halved"), steps("whole"));
 }

@@ -22,15 +22,21 @@ impl<'a> Stopwatch<'a> {
 
     /// A phase begins, whose seconds go to `metric`. Fails when the user asked to stop.
     pub(crate) fn begin(&mut self, metric: &'static str, words: Option<&str>) -> Result<()> {
-        self.lap();
         if self.progress.interrupted() {
             return Err(Error::Interrupted);
         }
+        self.begin_after_update(metric, words);
+        Ok(())
+    }
+
+    /// As [`Stopwatch::begin`] where it is too late to stop: parameters have changed, and an error would say that they
+    /// have not.
+    pub(crate) fn begin_after_update(&mut self, metric: &'static str, words: Option<&str>) {
+        self.lap();
         if let Some(words) = words {
             self.progress.phase(words);
         }
         self.running = Some((metric, Instant::now()));
-        Ok(())
     }
 
     /// Ends the running phase and gives the seconds of each, and of the whole.

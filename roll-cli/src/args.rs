@@ -6,7 +6,12 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 /// Post-trains generative models against rewards.
 #[derive(Debug, Parser)]
-#[command(name = "roll", version, arg_required_else_help = true)]
+#[command(
+    name = "roll",
+    version,
+    arg_required_else_help = true,
+    after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 130 interrupted (after a checkpoint).\n`roll COMMAND --help` has examples of each command."
+)]
 pub struct Args {
     /// Warnings and errors only.
     #[arg(long, short, global = true)]
@@ -33,7 +38,7 @@ pub enum Collectives {
 pub enum Command {
     /// Train.
     #[command(
-        after_help = "Examples:\n  roll run --algo reward_fl --model wan2_2\n  roll run --algo agentic_ppo --model causal_lm --env frozen_lake\n  roll run --config examples/reward_fl_clip.yaml --steps 5"
+        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     go on where it stopped\n  roll run --resume runs/my --steps 200                         and further than it was to go\n\nSIGINT (Ctrl-C) and SIGTERM write a checkpoint and exit with 130; a second signal stops at once."
     )]
     Run(Run),
     /// Generate a video from a prompt and an image, with or without an adapter.
@@ -52,11 +57,16 @@ pub enum Command {
     )]
     Score(Score),
     /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
+    #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
     InitTiny(InitTiny),
+    /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
+    #[command(after_help = "Examples:\n  roll report runs/a\n  roll report runs/a runs/b --output compare.html")]
+    Report(Report),
     /// Draw a metric of one or several runs, against the step or another metric.
     #[command(after_help = "Example:\n  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png")]
     Plot(Plot),
     /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
+    #[command(after_help = "Example:\n  roll init-experts small --dim 256 --heads 8 --layers 12")]
     InitExperts(InitExperts),
     /// Turn the checkpoint of a full training into a weight file that can be used as the base.
     #[command(
@@ -91,7 +101,23 @@ pub enum Command {
     )]
     Plan(Plan),
     /// Print the resolved configuration, and where each value came from.
+    #[command(after_help = "Example:\n  roll config --config my.yaml --set training.learning_rate=1e-5")]
     Config(ConfigArgs),
+    /// Print completions for a shell.
+    #[command(
+        after_help = "Examples:\n  roll completions bash > ~/.local/share/bash-completion/completions/roll\n  roll completions zsh > \"${fpath[1]}/_roll\"\n  roll completions fish > ~/.config/fish/completions/roll.fish"
+    )]
+    Completions {
+        /// Which one.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one for every command.
+    #[command(after_help = "Examples:\n  roll man | man -l -\n  roll man --out ~/.local/share/man/man1")]
+    Man {
+        /// Directory to write roll.1, roll-run.1, ... to.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
 }
 
 /// Where the configuration comes from.
@@ -297,6 +323,17 @@ pub struct Score {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `roll report`.
+#[derive(Debug, ClapArgs)]
+pub struct Report {
+    /// Run directories.
+    #[arg(required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Page to write; `report.html` in the run directory, of several runs here, unless given.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Arguments of `roll plot`.

@@ -7,7 +7,7 @@ use roll_core::{
 };
 use roll_data::Dataset;
 use roll_rewards::WeightedSum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::statistics::{Gain, paired_gain};
 
@@ -24,7 +24,8 @@ struct Set {
 }
 
 /// Which clips.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SetName {
     /// Trained on.
     Train,
@@ -32,8 +33,33 @@ pub enum SetName {
     Unseen,
 }
 
-/// The results of one moment, set by set.
-pub type Results = Vec<(SetName, Vec<Evaluated>)>;
+/// What was generated at one moment, set by set.
+pub type Generated = Vec<(SetName, Vec<Evaluated>)>;
+
+/// The numbers of one moment, set by set.
+pub type Results = Vec<(SetName, Vec<Clip>)>;
+
+/// The numbers of one clip.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Clip {
+    /// The sample's origin.
+    pub origin: String,
+    /// One per reward; `None` where there was nothing to score, or the score was not finite.
+    pub scores: Vec<Option<f64>>,
+    /// Divergence from the base model; `None` when it was not finite.
+    pub kl: Option<f64>,
+}
+
+/// The numbers of what was generated.
+pub fn results(generated: &Generated) -> Results {
+    let finite = |value: f64| value.is_finite().then_some(value);
+    let clip = |e: &Evaluated| Clip {
+        origin: e.origin.clone(),
+        scores: e.scores.iter().map(|score| score.and_then(finite)).collect(),
+        kl: finite(e.kl),
+    };
+    generated.iter().map(|(name, evaluated)| (*name, evaluated.iter().map(clip).collect())).collect()
+}
 
 /// Scores of a set before and after training.
 #[derive(Clone, Debug, Serialize)]
@@ -93,20 +119,20 @@ impl Evaluator {
         reward: Option<&mut (dyn RewardScorer + 'static)>,
         noise: &Noise,
         progress: &dyn Progress,
-    ) -> Result<Option<Results>> {
+    ) -> Result<Option<Generated>> {
         let mut reward = reward;
-        let mut results = Results::new();
+        let mut generated = Generated::new();
         for Set { name, samples } in &self.sets {
             let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
             rewards.extend(reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
             rewards.extend(self.checks.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
             let mut context = EvaluationContext { samples, model, rewards, noise, progress };
             match algorithm.evaluate(&mut context)? {
-                Some(evaluated) => results.push((*name, evaluated)),
+                Some(evaluated) => generated.push((*name, evaluated)),
                 None => return Ok(None),
             }
         }
-        Ok(Some(results))
+        Ok(Some(generated))
     }
 }
 
@@ -114,24 +140,28 @@ fn first(dataset: &Dataset, at_most: Option<usize>) -> Result<Vec<Sample>> {
     (0..dataset.len().min(at_most.unwrap_or(usize::MAX))).map(|i| dataset.sample(i)).collect()
 }
 
-/// The results of one set.
-pub fn of(results: &Results, name: SetName) -> &[Evaluated] {
-    results.iter().find(|(n, _)| *n == name).map(|(_, e)| e.as_slice()).unwrap_or_default()
+/// What belongs to one set.
+pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
+    sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
 }
 
 /// Mean of the scores that a reward gave, by its place; `None` when it gave none.
-pub fn mean_score(evaluated: &[Evaluated], reward: usize) -> Option<f64> {
-    let scores: Vec<f64> = evaluated.iter().filter_map(|e| *e.scores.get(reward)?).collect();
-    (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64)
+pub fn mean_score(clips: &[Clip], reward: usize) -> Option<f64> {
+    mean(clips.iter().filter_map(|clip| *clip.scores.get(reward)?))
 }
 
 /// Mean divergence from the base model.
-pub fn mean_kl(evaluated: &[Evaluated]) -> Option<f64> {
-    (!evaluated.is_empty()).then(|| evaluated.iter().map(|e| e.kl).sum::<f64>() / evaluated.len() as f64)
+pub fn mean_kl<'a>(clips: impl IntoIterator<Item = &'a Clip>) -> Option<f64> {
+    mean(clips.into_iter().filter_map(|clip| clip.kl))
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 /// What changed between two evaluations of the same clips, by the reward at place `reward`.
-pub fn change(before: &[Evaluated], after: &[Evaluated], reward: usize) -> Option<Change> {
+pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> {
     let pairs: Vec<[f64; 2]> = before
         .iter()
         .zip(after)

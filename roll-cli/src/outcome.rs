@@ -1,42 +1,18 @@
 //! What a run leaves for people: figures before and after, curves, videos side by side, one page with everything.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use roll_core::metrics::read_jsonl;
 use roll_core::run_dir::{RunDir, write_atomically};
-use roll_core::{Evaluated, Result};
-use roll_data::{Picture, encode_gif, encode_png, write_mp4};
+use roll_core::{Error, Evaluated, Result};
+use roll_data::{Picture, ReadOptions, encode_png, read_video, write_mp4};
 use serde_json::{Value, json};
 
-use crate::comparison;
-use crate::evaluation::{self, Change, Evaluator, Results, SetName};
-use crate::plot::{self, Panel, Series};
-use crate::report::{self, Report};
-
-/// Steps that a smoothed curve is the mean of.
-const SMOOTHING: usize = 8;
-/// Further metrics that have a curve, and its title.
-const PLOTTED: [(&str, &str); 6] = [
-    ("actor/kl_loss", "KL to the base model"),
-    ("actor/loss", "Loss"),
-    ("actor/entropy", "Entropy of tokens"),
-    ("env/num_actions", "Turns of an episode"),
-    ("env/action_is_valid", "Valid actions"),
-    ("actor/grad_norm", "Gradient norm"),
-];
-/// Longer side of the comparison in the report, in pixels.
-const REPORT_SIDE: usize = 1040;
-
-/// Collected while a run goes on.
-#[derive(Default)]
-pub struct Outcome {
-    /// Metrics of every step, from 1.
-    history: Vec<(u64, BTreeMap<String, f64>)>,
-    /// Evaluations by the number of steps taken before them.
-    evaluations: Vec<(u64, Results)>,
-    /// Metrics of validations by the number of steps taken before them.
-    validations: Vec<(u64, BTreeMap<String, f64>)>,
-}
+use crate::curves::{self, Curves};
+use crate::evaluation::{self, Change, Evaluator, Generated, Results, SetName};
+use crate::record::{Record, Validated};
+use crate::{comparison, plot, report};
 
 /// What validations measure that has a before and an after: metric, and its name in `summary.json`.
 const VALIDATED: [(&str, &str); 2] = [("val/env/success", "success"), ("val/score/mean", "score")];
@@ -50,236 +26,165 @@ fn label(name: SetName, identity: bool) -> &'static str {
     }
 }
 
-impl Outcome {
-    /// Remembers the metrics of a step.
-    pub fn step(&mut self, step: u64, metrics: &BTreeMap<String, f64>) {
-        self.history.push((step, metrics.clone()));
+/// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`.
+pub fn metrics(results: &Results, identity: bool) -> BTreeMap<String, f64> {
+    let mut metrics = BTreeMap::new();
+    for (name, clips) in results {
+        let label = label(*name, identity);
+        let values = [
+            (format!("eval/{label}"), evaluation::mean_score(clips, 0)),
+            (format!("eval/{label}_check"), evaluation::mean_score(clips, 1)),
+            (format!("eval/{label}_kl"), evaluation::mean_kl(clips)),
+        ];
+        metrics.extend(values.into_iter().filter_map(|(name, value)| Some((name, value?))));
     }
+    metrics
+}
 
-    /// Remembers an evaluation. The videos of all but the first and the last are dropped.
-    pub fn evaluated(&mut self, step: u64, results: Results) {
-        if self.evaluations.len() > 1
-            && let Some((_, last)) = self.evaluations.last_mut()
-        {
-            last.iter_mut().flat_map(|(_, e)| e).for_each(|e| e.video = None);
-        }
-        self.evaluations.push((step, results));
+fn ends(record: &Record) -> Option<(&Results, &Results)> {
+    match record.evaluations.as_slice() {
+        [first, .., last] => Some((&first.results, &last.results)),
+        _ => None,
     }
+}
 
-    /// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`.
-    pub fn metrics(results: &Results, identity: bool) -> BTreeMap<String, f64> {
-        let mut metrics = BTreeMap::new();
-        for (name, evaluated) in results {
-            let label = label(*name, identity);
-            let values = [
-                (format!("eval/{label}"), evaluation::mean_score(evaluated, 0)),
-                (format!("eval/{label}_check"), evaluation::mean_score(evaluated, 1)),
-                (format!("eval/{label}_kl"), evaluation::mean_kl(evaluated)),
-            ];
-            metrics.extend(values.into_iter().filter_map(|(name, value)| Some((name, value?))));
-        }
-        metrics
-    }
-
-    /// Remembers the metrics of a validation.
-    pub fn validated(&mut self, step: u64, metrics: BTreeMap<String, f64>) {
-        self.validations.push((step, metrics));
-    }
-
-    /// What validations measured before and after, by the names of `summary.json`.
-    fn validation_ends(&self) -> Vec<(&'static str, f64, f64)> {
-        let [(_, first), .., (_, last)] = self.validations.as_slice() else { return Vec::new() };
-        let ends = VALIDATED.iter();
-        ends.filter_map(|(metric, name)| Some((*name, *first.get(*metric)?, *last.get(*metric)?))).collect()
-    }
-
-    fn ends(&self) -> Option<(&Results, &Results)> {
-        match self.evaluations.as_slice() {
-            [(_, first), .., (_, last)] => Some((first, last)),
-            _ => None,
-        }
-    }
-
-    /// Each set before and after, by the reward (0) or by what is measured only (1).
-    fn changes(&self, identity: bool) -> Vec<(String, Change)> {
-        let Some((before, after)) = self.ends() else { return Vec::new() };
-        let mut changes = Vec::new();
-        for (reward, suffix) in [(0, ""), (1, "_check")] {
-            for (name, evaluated) in before {
-                if let Some(change) = evaluation::change(evaluated, evaluation::of(after, *name), reward) {
-                    changes.push((format!("{}{suffix}", label(*name, identity)), change));
-                }
+/// Each set before and after, by the reward (0) or by what is measured only (1).
+fn changes(record: &Record, identity: bool) -> Vec<(String, Change)> {
+    let Some((before, after)) = ends(record) else { return Vec::new() };
+    let mut changes = Vec::new();
+    for (reward, suffix) in [(0, ""), (1, "_check")] {
+        for (name, clips) in before {
+            if let Some(change) = evaluation::change(clips, evaluation::of(after, *name), reward) {
+                changes.push((format!("{}{suffix}", label(*name, identity)), change));
             }
         }
-        changes
     }
+    changes
+}
 
-    /// Figures for `summary.json`: `success_before` and `success_after` of an agent, `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval), the
-    /// same for each set and for the rewards that are measured only, and `kl` after training.
-    pub fn figures(&self, identity: bool) -> BTreeMap<String, Value> {
-        let mut figures = BTreeMap::new();
-        for (name, before, after) in self.validation_ends() {
-            figures.insert(format!("{name}_before"), json!(before));
-            figures.insert(format!("{name}_after"), json!(after));
-        }
-        for (name, change) in self.changes(identity) {
-            figures.insert(format!("{name}_before"), json!(change.before));
-            figures.insert(format!("{name}_after"), json!(change.after));
-            figures.insert(format!("{name}_gain"), json!(change.gain));
-            figures.insert(format!("{name}_clips"), json!(change.clips));
-            figures.insert(format!("{name}_missing"), json!(change.missing));
-        }
-        if let Some(kl) = self.kl() {
-            figures.insert("kl".into(), json!(kl));
-        }
-        figures
-    }
+/// Mean divergence of the trained model from the base, over all evaluated clips.
+fn kl(record: &Record) -> Option<f64> {
+    evaluation::mean_kl(ends(record)?.1.iter().flat_map(|(_, clips)| clips))
+}
 
-    /// Mean divergence of the trained model from the base, over all evaluated clips.
-    fn kl(&self) -> Option<f64> {
-        let (_, after) = self.ends()?;
-        let all: Vec<Evaluated> =
-            after.iter().flat_map(|(_, e)| e).map(|e| Evaluated { video: None, ..e.clone() }).collect();
-        evaluation::mean_kl(&all)
-    }
+/// What validations measured before and after, by the names of `summary.json`.
+fn validation_ends(record: &Record) -> Vec<(&'static str, f64, f64)> {
+    let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
+    let of = |validated: &Validated, metric: &str| validated.metrics.get(metric).copied().flatten();
+    let ends = VALIDATED.iter();
+    ends.filter_map(|(metric, name)| Some((*name, of(first, metric)?, of(last, metric)?))).collect()
+}
 
-    /// Lines for people.
-    pub fn lines(&self, identity: bool) -> Vec<(String, String)> {
-        let mut lines = Vec::new();
-        for (name, before, after) in self.validation_ends() {
-            lines.push((name.to_string(), format!("{before:.3} -> {after:.3}, on starts that were not trained on")));
-        }
-        for (name, Change { clips, missing, before, after, gain }) in self.changes(identity) {
-            let [low, high] = gain.ci95;
-            let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
-            lines.push((
-                name.replace('_', " "),
-                format!(
-                    "{before:.3} -> {after:.3}, {:+.3} (95 % {low:+.3} to {high:+.3}; {clips} clips{gone})",
-                    gain.mean
-                ),
-            ));
-        }
-        if let Some(kl) = self.kl() {
-            lines.push(("kl".into(), format!("{kl:.3e}")));
-        }
-        lines
+/// Figures for `summary.json`: `success_before` and `success_after` of an agent; `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval), the same
+/// for each set and for the rewards that are measured only, and `kl` after training.
+pub fn figures(record: &Record, identity: bool) -> BTreeMap<String, Value> {
+    let mut figures = BTreeMap::new();
+    for (name, before, after) in validation_ends(record) {
+        figures.insert(format!("{name}_before"), json!(before));
+        figures.insert(format!("{name}_after"), json!(after));
     }
+    for (name, change) in changes(record, identity) {
+        figures.insert(format!("{name}_before"), json!(change.before));
+        figures.insert(format!("{name}_after"), json!(change.after));
+        figures.insert(format!("{name}_gain"), json!(change.gain));
+        figures.insert(format!("{name}_clips"), json!(change.clips));
+        figures.insert(format!("{name}_missing"), json!(change.missing));
+    }
+    if let Some(kl) = kl(record) {
+        figures.insert("kl".into(), json!(kl));
+    }
+    figures
+}
 
-    /// Writes videos, curves and the report; returns name and path of what a person would open.
-    pub fn write(
-        &self,
-        dir: &RunDir,
-        title: &str,
-        config: &str,
-        evaluator: Option<&Evaluator>,
-        identity: bool,
-    ) -> Result<Vec<(&'static str, PathBuf)>> {
-        let mut written = Vec::new();
-        let curves = dir.path().join("curves.png");
-        plot::write(&curves, &self.panels(identity))?;
-        written.push(("curves", curves.clone()));
-        let mut gif = None;
-        if let (Some((before, after)), Some(evaluator)) = (self.ends(), evaluator) {
-            for (moment, results) in [("before", before), ("after", after)] {
-                let folder = dir.path().join("samples").join(moment);
-                std::fs::create_dir_all(&folder).map_err(roll_core::Error::file("create the directory", &folder))?;
-                for (name, evaluated) in results {
-                    for (i, video) in evaluated.iter().enumerate().filter_map(|(i, e)| Some((i, e.video.as_ref()?))) {
-                        write_mp4(folder.join(format!("{}-{i:03}.mp4", label(*name, identity))), video)?;
-                    }
-                }
-                written.push((moment, folder));
-            }
-            let shown = before.last().map_or(SetName::Train, |(name, _)| *name);
-            let grid = comparison::grid(
-                evaluator.samples(shown),
-                evaluation::of(before, shown),
-                evaluation::of(after, shown),
-            )?;
-            if let Some(grid) = grid {
-                let path = dir.path().join("comparison.mp4");
-                write_mp4(&path, &grid)?;
-                written.push(("comparison", path));
-                let last = Picture::from_frame(&grid, grid.dims()[0] - 1);
-                write_atomically(&dir.path().join("comparison.png"), &encode_png(&last)?)?;
-                gif = Some(encode_gif(&grid, REPORT_SIDE)?);
-            }
-        }
-        let curves = std::fs::read(&curves).map_err(roll_core::Error::file("read", &curves))?;
-        let page = dir.path().join("report.html");
-        let mut figures = self.lines(identity);
-        if let Some((steps, last)) = self.history.last() {
-            figures.push(("steps".into(), steps.to_string()));
-            figures.extend(last.iter().map(|(name, value)| (format!("{name}, last step"), format!("{value:.4}"))));
-        }
-        let report = Report { title, figures: &figures, comparison: gif.as_deref(), curves: Some(&curves), config };
-        report::write(&page, &report)?;
-        written.push(("report", page));
-        Ok(written)
+/// The same as lines for people.
+pub fn lines(record: &Record, identity: bool) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    for (name, before, after) in validation_ends(record) {
+        lines.push((name.to_string(), format!("{before:.3} -> {after:.3}, on starts that were not trained on")));
     }
+    for (name, Change { clips, missing, before, after, gain }) in changes(record, identity) {
+        let [low, high] = gain.ci95;
+        let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
+        lines.push((
+            name.replace('_', " "),
+            format!("{before:.3} -> {after:.3}, {:+.3} (95 % {low:+.3} to {high:+.3}; {clips} clips{gone})", gain.mean),
+        ));
+    }
+    if let Some(kl) = kl(record) {
+        lines.push(("kl".into(), format!("{kl:.3e}")));
+    }
+    lines
+}
 
-    fn panels(&self, identity: bool) -> Vec<Panel> {
-        let of = |metric: &str| -> Vec<[f64; 2]> {
-            self.history.iter().filter_map(|(step, m)| Some([*step as f64, *m.get(metric)?])).collect()
-        };
-        let steps = |y: &str| ["step".to_string(), y.to_string()];
-        let mut panels = Vec::new();
-        let success = of("env/success");
-        let validated = |metric: &str| -> Vec<[f64; 2]> {
-            self.validations.iter().filter_map(|(step, m)| Some([*step as f64, *m.get(metric)?])).collect()
-        };
-        if !success.is_empty() {
-            let series = vec![
-                Series {
-                    name: "validation, starts that were not trained on".into(),
-                    points: validated("val/env/success"),
-                    line: true,
-                },
-                Series {
-                    name: format!("training, mean of {SMOOTHING} steps"),
-                    points: plot::smoothed(&success, SMOOTHING),
-                    line: true,
-                },
-                Series { name: "training, step".into(), points: success, line: false },
-            ];
-            panels.push(Panel { title: "Success".into(), axes: steps("fraction of episodes"), series });
+/// Writes what was generated at one moment to `samples/MOMENT`.
+pub fn save_clips(dir: &RunDir, moment: &str, generated: &Generated, identity: bool) -> Result<()> {
+    for (name, evaluated) in generated {
+        for (i, video) in evaluated.iter().enumerate().filter_map(|(i, e)| Some((i, e.video.as_ref()?))) {
+            write_mp4(clip_path(&folder(dir, moment)?, *name, i, identity), video)?;
         }
-        let score = of("actor/face_score");
-        if !score.is_empty() || !self.evaluations.is_empty() {
-            let mut series = vec![
-                Series {
-                    name: format!("mean of {SMOOTHING} steps"),
-                    points: plot::smoothed(&score, SMOOTHING),
-                    line: true,
-                },
-                Series { name: "step".into(), points: score, line: false },
-            ];
-            let mut sets: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
-            for (step, results) in &self.evaluations {
-                for (name, value) in Self::metrics(results, identity).into_iter().filter(|(n, _)| !n.ends_with("_kl")) {
-                    sets.entry(name).or_default().push([*step as f64, value]);
-                }
-            }
-            series.extend(sets.into_iter().map(|(name, points)| Series {
-                name: name.trim_start_matches("eval/").replace('_', " "),
-                points,
-                line: true,
-            }));
-            panels.push(Panel { title: "Score".into(), axes: steps("score"), series });
-        }
-        for (metric, title) in PLOTTED {
-            let points = of(metric);
-            if !points.is_empty() {
-                let smooth = Series {
-                    name: format!("mean of {SMOOTHING} steps"),
-                    points: plot::smoothed(&points, SMOOTHING),
-                    line: true,
-                };
-                let series = vec![smooth, Series { name: "step".into(), points, line: false }];
-                panels.push(Panel { title: title.into(), axes: steps(""), series });
-            }
-        }
-        panels
     }
+    Ok(())
+}
+
+/// Writes the clips themselves to `samples/reference`.
+pub fn save_references(dir: &RunDir, evaluator: &Evaluator, identity: bool) -> Result<()> {
+    for name in [SetName::Train, SetName::Unseen] {
+        for (i, sample) in evaluator.samples(name).iter().enumerate() {
+            write_mp4(clip_path(&folder(dir, "reference")?, name, i, identity), &sample.video)?;
+        }
+    }
+    Ok(())
+}
+
+fn folder(dir: &RunDir, moment: &str) -> Result<PathBuf> {
+    let folder = dir.path().join("samples").join(moment);
+    std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", &folder))?;
+    Ok(folder)
+}
+
+fn clip_path(folder: &Path, name: SetName, i: usize, identity: bool) -> PathBuf {
+    folder.join(format!("{}-{i:03}.mp4", label(name, identity)))
+}
+
+/// Clips of a moment from their files: the process that generated them may be another.
+fn saved_clips(dir: &RunDir, moment: &str, name: SetName, count: usize, identity: bool) -> Result<Vec<Evaluated>> {
+    let folder = folder(dir, moment)?;
+    let read = |i: usize| -> Result<Evaluated> {
+        let path = clip_path(&folder, name, i, identity);
+        let video = if path.is_file() { Some(read_video(&path, &ReadOptions::default())?) } else { None };
+        Ok(Evaluated { origin: String::new(), scores: Vec::new(), kl: 0.0, video })
+    };
+    (0..count).map(read).collect()
+}
+
+/// Writes curves, comparison and report; returns name and path of what a person would open.
+pub fn write(
+    dir: &RunDir,
+    record: &Record,
+    evaluator: Option<&Evaluator>,
+    identity: bool,
+) -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut written = Vec::new();
+    let path = dir.path().join("curves.png");
+    let rows = read_jsonl(&dir.metrics_path())?;
+    plot::write(&path, &curves::main_panels(&[Curves { name: "", rows: &rows }]))?;
+    written.push(("curves", path));
+    if let (Some((before, _)), Some(evaluator)) = (ends(record), evaluator) {
+        written.extend(["before", "after"].map(|moment| (moment, dir.path().join("samples").join(moment))));
+        let shown = before.last().map_or(SetName::Train, |(name, _)| *name);
+        let samples = evaluator.samples(shown);
+        let clips = |moment: &str| saved_clips(dir, moment, shown, samples.len(), identity);
+        let (before, after) = (clips("before")?, clips("after")?);
+        if let Some(grid) = comparison::grid(samples, &before, &after)? {
+            let path = dir.path().join("comparison.mp4");
+            write_mp4(&path, &grid)?;
+            written.push(("comparison", path));
+            let last = Picture::from_frame(&grid, grid.dims()[0] - 1);
+            write_atomically(&dir.path().join("comparison.png"), &encode_png(&last)?)?;
+        }
+    }
+    let page = dir.path().join("report.html");
+    report::write(&page, &[dir.path().to_path_buf()])?;
+    written.push(("report", page));
+    Ok(written)
 }

@@ -12,7 +12,8 @@ use roll_data::{Picture, encode_png};
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (820, 300);
 const FONT: &str = "sans-serif";
-const COLOURS: [RGBColor; 6] = [
+/// Colours of series.
+pub const COLOURS: [RGBColor; 6] = [
     RGBColor(38, 98, 182),
     RGBColor(205, 92, 28),
     RGBColor(46, 134, 72),
@@ -29,6 +30,8 @@ pub struct Series {
     pub points: Vec<[f64; 2]>,
     /// Joined by a line, or dots alone.
     pub line: bool,
+    /// Which of the colours.
+    pub colour: usize,
 }
 
 /// Axes with some series.
@@ -78,8 +81,8 @@ fn draw(rgb: &mut [u8], size: (u32, u32), panels: &[Panel]) -> std::result::Resu
             .y_label_formatter(&|v| short(*v))
             .x_label_formatter(&|v| short(*v))
             .draw()?;
-        for (i, series) in panel.series.iter().enumerate() {
-            let colour = COLOURS[i % COLOURS.len()];
+        for series in &panel.series {
+            let colour = COLOURS[series.colour % COLOURS.len()];
             let points = series.points.iter().filter(|p| p.iter().all(|v| v.is_finite())).map(|&[x, y]| (x, y));
             let drawn = match series.line {
                 true => chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?,
@@ -104,7 +107,7 @@ fn draw(rgb: &mut [u8], size: (u32, u32), panels: &[Panel]) -> std::result::Resu
 }
 
 /// A little more than the values cover.
-fn padded(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+pub fn padded(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     if low > high {
         return 0.0..1.0;
@@ -116,7 +119,8 @@ fn padded(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     low - space..high + space
 }
 
-fn short(value: f64) -> String {
+/// A number in few characters.
+pub fn short(value: f64) -> String {
     match value.abs() {
         // What rounding leaves of a 0 on the axis.
         v if v < 1e-12 => "0".into(),
@@ -141,7 +145,7 @@ mod tests {
     #[test]
     fn a_plot_is_drawn_whatever_the_values_are() {
         let dir = tempfile::tempdir().unwrap();
-        let series = |points: Vec<[f64; 2]>| Series { name: "s".into(), points, line: true };
+        let series = |points: Vec<[f64; 2]>| Series { name: "s".into(), points, line: true, colour: 0 };
         for points in [vec![], vec![[0.0, 1.0]], vec![[0.0, f64::NAN], [1.0, 2.0], [2.0, 1e-9]]] {
             let panel = Panel { title: "t".into(), axes: ["x".into(), "y".into()], series: vec![series(points)] };
             let path = dir.path().join("plot.png");

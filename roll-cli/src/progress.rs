@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::interrupt::Interrupt;
+
 /// A bar over optimizer or denoising steps.
 pub struct Bar {
     bar: ProgressBar,
+    interrupt: Option<Interrupt>,
 }
 
 impl Bar {
@@ -18,7 +21,12 @@ impl Bar {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar }
+        Self { bar, interrupt: None }
+    }
+
+    /// What is under way may stop in its middle when the user asks.
+    pub fn stopping(self, interrupt: Option<&Interrupt>) -> Self {
+        Self { interrupt: interrupt.cloned(), ..self }
     }
 
     /// So many were done before.
@@ -40,5 +48,9 @@ impl Bar {
 impl roll_core::Progress for Bar {
     fn phase(&self, phase: &str) {
         self.bar.set_message(phase.to_string());
+    }
+
+    fn interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(Interrupt::is_asked)
     }
 }

@@ -1,33 +1,34 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 
+mod journal;
+mod state;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
-use roll_core::checkpoint::{self, Checkpoint, CheckpointWriter};
+use roll_core::checkpoint::Checkpoint;
 use roll_core::config::Loaded;
-use roll_core::metrics::MetricsWriter;
-use roll_core::run_dir::RunDir;
+use roll_core::run_dir::{RunDir, step_name};
 use roll_core::{
-    Algorithm, BuildContext, DataSource, Error, Model, Noise, Registry, Result, ResultExt, RewardScorer, StateDict,
+    Algorithm, BuildContext, DataSource, Error, Fault, Model, Noise, Registry, Result, ResultExt, RewardScorer,
     StepContext, StepReport, Strategy, Validation, communicator,
 };
-use roll_data::{Batch, Batches, Dataset, encode_gif, write_mp4};
-use roll_models::weights::{self, save_safetensors};
+use roll_data::{Batch, Batches, Dataset};
 use roll_rewards::WeightedSum;
 
-use crate::evaluation::{Evaluator, Results};
-use crate::outcome::Outcome;
+use crate::evaluation::{self, Evaluator, Results};
+use crate::interrupt::Interrupt;
+use crate::kept::{Kept, KeptTargets, Store};
+use crate::outcome;
 use crate::progress::Bar;
-use crate::trajectories::Trajectories;
+use crate::record::{self, Evaluation, Record, Skipped, Validated};
+use crate::trajectories;
 use crate::{placement, ranks};
-
-/// Longer side of the pictures in TensorBoard, in pixels.
-const GIF_SIDE: usize = 256;
-/// The optimizer's state in a checkpoint.
-const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
+use journal::Journal;
+pub use state::recorded;
 
 /// Everything a run consists of, checked before anything is written.
 pub struct Trainer {
@@ -39,11 +40,21 @@ pub struct Trainer {
     /// `None`: the algorithm brings its own.
     data: Option<Batches>,
     evaluator: Option<Evaluator>,
+    /// Of `data.cache_dir`.
+    store: Option<Store>,
     schedule: LrSchedule,
     noise: Noise,
+    /// Whether a reward is the identity score: evaluations are then called so.
+    identity: bool,
     steps: u64,
-    /// Steps that were done before this process.
+    /// Steps that are done, also before this process.
     done: u64,
+    /// What was done until now.
+    record: Record,
+    /// Seconds of the processes before this one.
+    seconds_before: f64,
+    /// The newest checkpoint that this process wrote or went on from.
+    saved: Option<Checkpoint>,
 }
 
 /// How a run ended; written to `summary.json`.
@@ -61,8 +72,13 @@ pub struct Summary {
     pub last: BTreeMap<String, f64>,
     /// Samples that were left out.
     pub skipped_samples: u64,
+    /// The first of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<Skipped>,
     /// Updates that were left out because a value was not finite.
     pub skipped_updates: u64,
+    /// Updates whose gradient was scaled down to `training.max_grad_norm`.
+    pub clipped_updates: u64,
     /// The trained adapters, or the experts when all their weights are trained.
     pub adapter: Vec<PathBuf>,
     /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`; of an agent
@@ -81,7 +97,8 @@ impl Trainer {
     /// Opens data and networks.
     pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let config = &loaded.config;
-        let reward = reward(&loaded, registry, context)?;
+        let store = config.data.cache_dir.as_deref().map(Store::open).transpose()?;
+        let mut reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
         let source = algorithm.data_source();
         let dataset = match source {
@@ -95,6 +112,10 @@ impl Trainer {
         ranks::check_strategy(&config.strategy.name, strategy.as_ref())?;
         let options = placement::model_options(config, registry)?;
         let mut model = registry.model(&config.model.name, &options, context)?;
+        if let Some(store) = &store {
+            model = Kept::wrap(model, store)?;
+            reward = reward.map(|reward| KeptTargets::wrap(reward, store)).transpose()?;
+        }
         algorithm.check(model.as_mut(), reward.as_deref())?;
         strategy.attach(model.as_mut(), &config.training.optimizer())?;
 
@@ -107,7 +128,8 @@ impl Trainer {
             None => None,
         };
         let data = dataset.map(|dataset| {
-            Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size())
+            let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
+            data.in_micro_batches(t.per_device_train_batch_size)
         });
         let most = config.max_steps.unwrap_or(u64::MAX);
         let steps = match (config.steps, &data, source) {
@@ -125,179 +147,220 @@ impl Trainer {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
         let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
-        Ok(Self { loaded, model, reward, algorithm, strategy, data, evaluator, schedule, noise, steps, done: 0 })
-    }
-
-    /// Goes on from a checkpoint: of this configuration, on any number of ranks.
-    pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
-        let read = |name: &str| -> Result<StateDict> { Ok(weights::Checkpoint::open(from.file(name)?)?.all()?) };
-        let mut adapters = BTreeMap::new();
-        for name in from.manifest().files.keys().filter(|name| !name.contains('/')) {
-            if let Some(stem) = name.strip_suffix(".safetensors") {
-                adapters.insert(stem.to_string(), read(name)?);
-            }
-        }
-        self.model.import_adapter(&adapters)?;
-        self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
-        self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
-        self.done = from.step();
-        let before = from.manifest().info["global_batch"].as_u64();
-        let now = self.data.as_ref().map(|data| data.global_batch() as u64);
-        if let (Some(before), Some(now)) = (before, now)
-            && before != now
-        {
-            tracing::warn!(
-                "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
-                 `training.gradient_accumulation_steps` keeps the number"
-            );
-        }
-        match self.done < self.steps {
-            true => Ok(()),
-            false => {
-                let problem = format!("the run has done {} steps already; ask for more than that", self.done);
-                Err(Error::config("steps", problem))
-            }
-        }
-    }
-
-    /// Trains, writing to `dir`, which only rank 0 has. Nothing is written before the first step is done.
-    pub fn run(mut self, dir: Option<&RunDir>) -> Result<Summary> {
-        let config = self.loaded.config.clone();
-        let mut metrics = None;
-        let mut trajectories = Trajectories::new(dir);
-        let bar = Bar::new(self.steps, "steps", dir.is_some());
-        bar.skip(self.done);
-        let start = Instant::now();
-        let mut summary = Summary {
-            steps: 0,
-            seconds: 0.0,
-            parameters: self.model.parameter_count(),
-            first: BTreeMap::new(),
-            last: BTreeMap::new(),
-            skipped_samples: 0,
-            skipped_updates: 0,
-            adapter: Vec::new(),
-            figures: BTreeMap::new(),
-            lines: Vec::new(),
-            written: Vec::new(),
-        };
-        let mut outcome = Outcome::default();
         let identity = config.reward.iter().any(|r| r.name == "insightface");
+        Ok(Self {
+            loaded,
+            model,
+            reward,
+            algorithm,
+            strategy,
+            data,
+            evaluator,
+            store,
+            schedule,
+            noise,
+            identity,
+            steps,
+            done: 0,
+            record: Record::default(),
+            seconds_before: 0.0,
+            saved: None,
+        })
+    }
+
+    /// Trains, writing to `dir`, which only rank 0 has. Nothing is written before the first step is done. A signal ends
+    /// it with [`Error::Interrupted`], after a checkpoint.
+    pub fn run(mut self, dir: Option<&RunDir>) -> Result<Summary> {
+        let interrupt = Interrupt::catch()?;
+        let bar = Bar::new(self.steps, "steps", dir.is_some());
+        let bar = bar.stopping(self.may_stop_within_steps().then_some(&interrupt));
+        bar.skip(self.done);
+        let mut journal = Journal::new(dir, self.done);
+        let start = Instant::now();
+        self.seconds_before = self.record.seconds;
         if let Some(dir) = dir {
             tracing::info!(
                 "{} trainable parameters, {} steps, writing to {}",
-                summary.parameters,
+                self.model.parameter_count(),
                 self.steps - self.done,
                 dir.path().display()
             );
         }
-        let mut before = if self.done == 0 { self.evaluate("before training")? } else { None };
-        let mut validated = if self.done == 0 { self.validate(0, &bar)? } else { None };
-        for step in self.done..self.steps {
-            let last = step + 1 == self.steps;
-            let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
-            let sampling = config.sample_steps > 0 && (due(config.sample_steps) || last || step == 0);
-            let want_videos = sampling && dir.is_some();
+        let trained = self.train(&mut journal, &interrupt, &bar, start);
+        bar.finish();
+        self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
+        match trained {
+            Err(error) if error.fault() == Fault::Interrupt => {
+                self.stop(&mut journal)?;
+                Err(Error::Interrupted)
+            }
+            Err(error) => Err(error),
+            Ok(()) => self.finish(dir),
+        }
+    }
+
+    fn train(&mut self, journal: &mut Journal, interrupt: &Interrupt, bar: &Bar, start: Instant) -> Result<()> {
+        if self.done == 0 && self.record.evaluations.is_empty() {
+            self.evaluate(journal.dir.as_ref(), interrupt)?;
+        }
+        if self.done == 0 && self.record.validations.is_empty() {
+            self.validate(journal, bar)?;
+        }
+        if let Some(metrics) = self.record.pending.clone() {
+            journal.open(&self.loaded, &self.record, self.identity)?;
+            self.complete(journal, interrupt, bar, record::restored(&metrics))?;
+        }
+        while self.done < self.steps {
+            if self.is_asked_to_stop(interrupt)? {
+                return Err(Error::Interrupted);
+            }
+            let want_videos = journal.dir.is_some() && self.wants_samples();
             let begun = Instant::now();
-            let stepped = self.step(step, want_videos, &bar);
-            let saved = step == self.done || (config.save_steps > 0 && step.is_multiple_of(config.save_steps));
-            if stepped.is_err() && !saved {
-                self.rescue(dir, step);
+            let stepped = self.step(self.done, want_videos, bar);
+            if stepped.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+                self.rescue(journal);
             }
             let (mut report, learning_rate) = stepped?;
-            if let (Some(dir), None) = (dir, &metrics) {
-                dir.write_config(&self.loaded.resolved_yaml()?)?;
-                let first = if step == 0 { 0 } else { step + 1 };
-                metrics = Some(MetricsWriter::create(dir.path(), first)?);
-            }
-            if let Some(results) = before.take() {
-                if let Some(metrics) = &mut metrics {
-                    metrics.log(0, &Outcome::metrics(&results, identity))?;
-                }
-                outcome.evaluated(0, results);
-            }
-            if let Some(validation) = validated.take() {
-                if let Some(metrics) = &mut metrics {
-                    metrics.log(0, &validation.metrics)?;
-                }
-                trajectories.write(&validation.records)?;
-                outcome.validated(0, validation.metrics);
-            }
-            trajectories.write(&report.records)?;
+            self.done += 1;
+            self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
+            self.record.step(self.done, &report, self.loaded.config.training.max_grad_norm);
+            journal.open(&self.loaded, &self.record, self.identity)?;
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
-            if (due(config.evaluation.every) || last)
-                && let Some(results) = self.evaluate(&format!("after step {}", step + 1))?
-            {
-                report.metrics.extend(Outcome::metrics(&results, identity));
-                outcome.evaluated(step + 1, results);
-            }
-            if (due(config.evaluation.every) || last)
-                && let Some(validation) = self.validate(step + 1, &bar)?
-            {
-                report.metrics.extend(validation.metrics.clone());
-                trajectories.write(&validation.records)?;
-                outcome.validated(step + 1, validation.metrics);
-            }
-            outcome.step(step + 1, &report.metrics);
-
-            summary.skipped_samples += report.skipped.len() as u64;
-            summary.skipped_updates += u64::from(!report.applied);
-            if let (Some(dir), Some(metrics)) = (dir, &mut metrics) {
-                for (sample, reason) in &report.skipped {
-                    tracing::warn!("step {}: {sample} was left out: {reason}", step + 1);
-                }
-                if !report.applied {
-                    tracing::warn!("step {}: nothing was updated", step + 1);
-                }
-                if due(config.logging_steps) || last {
-                    metrics.log(step + 1, &report.metrics)?;
-                    tracing::info!("{}", line(step + 1, self.steps, &report.metrics));
-                }
-                for (name, video) in &report.videos {
-                    write_mp4(dir.samples(step + 1)?.join(format!("{name}.mp4")), video)?;
-                    let gif = encode_gif(video, GIF_SIDE)?;
-                    let [_, height, width] = video.dims();
-                    metrics.image(step + 1, &format!("samples/{name}"), &gif, [height, width])?;
-                }
-            }
-            if due(config.save_steps) || last {
-                summary.adapter = self.save(dir, step + 1)?;
-            }
-            if summary.first.is_empty() {
-                summary.first = report.metrics.clone();
-            }
-            summary.last = report.metrics;
-            summary.steps = step + 1;
+            journal.tell(self.done, &report)?;
+            self.complete(journal, interrupt, bar, report.metrics)?;
             bar.advance();
         }
-        bar.finish();
-        summary.seconds = start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// What follows a step: evaluation, metrics, checkpoint. Stopped in the evaluation, it is done again from its
+    /// beginning by the process that goes on.
+    fn complete(
+        &mut self,
+        journal: &mut Journal,
+        interrupt: &Interrupt,
+        bar: &Bar,
+        mut metrics: BTreeMap<String, f64>,
+    ) -> Result<()> {
+        let config = &self.loaded.config;
+        let (step, last) = (self.done, self.done == self.steps);
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        let (logs, evaluates, saves) =
+            (due(config.logging_steps) || last, due(config.evaluation.every) || last, due(config.save_steps) || last);
+        self.record.pending = Some(record::stored(&metrics));
+        if evaluates {
+            let evaluated = self.evaluate(journal.dir.as_ref(), interrupt);
+            if evaluated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+                self.rescue(journal);
+            }
+            if let Some(results) = evaluated? {
+                metrics.extend(outcome::metrics(&results, self.identity));
+            }
+            let validated = self.validate(journal, bar);
+            if validated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+                self.rescue(journal);
+            }
+            metrics.extend(validated?);
+        }
+        self.record.pending = None;
+        self.record.finished(&metrics);
+        if logs || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
+            journal.log(step, self.steps, &metrics)?;
+        }
+        if saves {
+            self.save(journal)?;
+        }
+        Ok(())
+    }
+
+    /// Sample videos come with the first step, with every so many, and with the last.
+    fn wants_samples(&self) -> bool {
+        let every = self.loaded.config.sample_steps;
+        let next = self.done + 1;
+        every > 0 && (next.is_multiple_of(every) || next == self.steps || self.done == 0)
+    }
+
+    /// One process alone may leave a step in its middle; of several, all must do the same.
+    fn may_stop_within_steps(&self) -> bool {
+        self.strategy.communicator().world_size() == 1
+    }
+
+    /// Whether any rank was asked to stop: signals do not reach all of them at once.
+    fn is_asked_to_stop(&self, interrupt: &Interrupt) -> Result<bool> {
+        let mut asked = [f32::from(u8::from(interrupt.is_asked()))];
+        self.strategy.communicator().all_reduce(&mut asked)?;
+        Ok(asked[0] > 0.0)
+    }
+
+    /// Writes what a run leaves at its end.
+    fn finish(self, dir: Option<&RunDir>) -> Result<Summary> {
+        if let Some([found, computed]) = self.store.as_ref().map(Store::counts) {
+            tracing::info!("encodings: {found} were kept from before, {computed} computed");
+        }
+        let figures = outcome::figures(&self.record, self.identity);
+        let mut summary = Summary {
+            steps: self.done,
+            seconds: self.record.seconds,
+            parameters: self.model.parameter_count(),
+            first: record::restored(&self.record.first),
+            last: record::restored(&self.record.last),
+            skipped_samples: self.record.skipped_samples,
+            skipped: self.record.skipped.clone(),
+            skipped_updates: self.record.skipped_updates,
+            clipped_updates: self.record.clipped_updates,
+            adapter: self.saved.as_ref().map(state::adapter_files).unwrap_or_default(),
+            figures,
+            lines: outcome::lines(&self.record, self.identity),
+            written: Vec::new(),
+        };
         let Some(dir) = dir else { return Ok(summary) };
-        let yaml = self.loaded.resolved_yaml()?;
-        summary.written = outcome.write(dir, config.experiment(), &yaml, self.evaluator.as_ref(), identity)?;
-        summary.written.extend(trajectories.path().map(|path| ("trajectories", path)));
-        summary.lines = outcome.lines(identity);
-        summary.figures = outcome.figures(identity);
         let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
         dir.write_summary(&json)?;
+        summary.written = outcome::write(dir, &self.record, self.evaluator.as_ref(), self.identity)?;
+        summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
         Ok(summary)
     }
 
-    /// Generates and scores the clips of `evaluation`, if there are any.
-    fn evaluate(&mut self, when: &str) -> Result<Option<Results>> {
+    /// Generates and scores the clips of `evaluation`, if there are any, and keeps what came of it.
+    fn evaluate(&mut self, dir: Option<&RunDir>, interrupt: &Interrupt) -> Result<Option<Results>> {
+        let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
-        tracing::info!("evaluating {} clips {when}", evaluator.clips());
+        match self.done {
+            0 => tracing::info!("evaluating {} clips before training", evaluator.clips()),
+            step => tracing::info!("evaluating {} clips after step {step}", evaluator.clips()),
+        }
         let bar = Bar::new(evaluator.clips() as u64, "clips", self.strategy.communicator().rank().0 == 0);
+        let bar = bar.stopping(may_stop.then_some(interrupt));
         let reward = self.reward.as_deref_mut();
-        let results = evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar)?;
+        let generated = evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar)?;
         bar.finish();
-        Ok(results)
+        let Some(generated) = generated else { return Ok(None) };
+        let results = evaluation::results(&generated);
+        if let Some(dir) = dir {
+            let moments = match (self.done, self.done == self.steps) {
+                (0, _) => vec!["before".to_string()],
+                (step, true) => vec!["after".into(), step_name(step)],
+                (step, false) => vec![step_name(step)],
+            };
+            for moment in moments {
+                outcome::save_clips(dir, &moment, &generated, self.identity)?;
+            }
+            if self.done == 0 {
+                outcome::save_references(dir, evaluator, self.identity)?;
+            }
+        }
+        self.record.evaluations.push(Evaluation { step: self.done, results: results.clone() });
+        Ok(Some(results))
     }
 
-    /// Lets the model do what it is trained for, if the algorithm has such a notion.
-    fn validate(&mut self, step: u64, bar: &Bar) -> Result<Option<Validation>> {
-        self.algorithm.validate(step, self.model.as_mut(), &self.noise, bar)
+    /// Lets the model do what it is trained for, if the algorithm has such a notion; returns the metrics.
+    fn validate(&mut self, journal: &mut Journal, bar: &Bar) -> Result<BTreeMap<String, f64>> {
+        let found = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
+        let Some(Validation { metrics, records }) = found else { return Ok(BTreeMap::new()) };
+        journal.keep(records)?;
+        self.record.validations.push(Validated { step: self.done, metrics: record::stored(&metrics) });
+        Ok(metrics)
     }
 
     fn step(&mut self, step: u64, want_videos: bool, bar: &Bar) -> Result<(StepReport, f64)> {
@@ -325,43 +388,6 @@ impl Trainer {
         report.skipped.extend(skipped.into_iter().flatten());
         Ok((report, learning_rate))
     }
-
-    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
-    /// cost what was trained until then. Several ranks cannot: where one fails, the others are gone.
-    fn rescue(&mut self, dir: Option<&RunDir>, steps: u64) {
-        let Some(dir) = dir.filter(|_| self.strategy.communicator().world_size() == 1) else { return };
-        match self.save(Some(dir), steps) {
-            Ok(_) => tracing::warn!("what was trained in {steps} steps is in {}", dir.checkpoints().display()),
-            Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {error}"),
-        }
-    }
-
-    /// Writes a checkpoint; returns the adapter files in it. All ranks take part: each has some of the state.
-    fn save(&mut self, dir: Option<&RunDir>, step: u64) -> Result<Vec<PathBuf>> {
-        let optimizer = self.strategy.state()?;
-        let exported = dir.map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
-        // Weights that are divided are gathered for it: the other ranks help until that is done.
-        self.strategy.communicator().barrier()?;
-        let Some((dir, adapters)) = exported else { return Ok(Vec::new()) };
-        let mut writer = CheckpointWriter::begin(&dir.checkpoints(), step)?;
-        let mut names = Vec::new();
-        for (name, tensors) in &adapters {
-            let file = format!("{name}.safetensors");
-            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &BTreeMap::new())?))?;
-            names.push(file);
-        }
-        writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, &optimizer, &BTreeMap::new())?))?;
-        let info = serde_json::json!({
-            "algorithm": self.algorithm.state(),
-            "world_size": self.strategy.communicator().world_size(),
-            "global_batch": self.data.as_ref().map(Batches::global_batch),
-        });
-        let checkpoint = writer.finish(info)?;
-        if let Some(keep) = self.loaded.config.max_ckpt_to_keep {
-            checkpoint::prune(&dir.checkpoints(), keep)?;
-        }
-        Ok(names.into_iter().map(|n| checkpoint.path().join(n)).collect())
-    }
 }
 
 fn schedule_type(name: &str) -> Result<LrSchedulerType> {
@@ -374,23 +400,4 @@ pub fn reward(loaded: &Loaded, registry: &Registry, context: &BuildContext) -> R
         [] => Ok(None),
         rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
     }
-}
-
-/// One line for people: of these metrics, those that the algorithm has.
-fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> String {
-    let mut line = format!("step {step}/{steps}");
-    let mut add = |label: &str, name: &str, written: fn(f64) -> String| {
-        if let Some(value) = metrics.get(name) {
-            line.push_str(&format!("  {label}{}", written(*value)));
-        }
-    };
-    add("loss ", "actor/loss", |v| format!("{v:.4}"));
-    add("score ", "actor/face_score", |v| format!("{v:.4}"));
-    add("success ", "env/success", |v| format!("{:.1} %", 100.0 * v));
-    add("validation ", "val/env/success", |v| format!("{:.1} %", 100.0 * v));
-    add("kl ", "actor/kl_loss", |v| format!("{v:.2e}"));
-    add("grad norm ", "actor/grad_norm", |v| format!("{v:.3e}"));
-    add("lr ", "lr", |v| format!("{v:.1e}"));
-    add("", "time/total", |v| format!("{v:.1} s"));
-    line
 }

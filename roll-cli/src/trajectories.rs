@@ -4,8 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use roll_core::run_dir::RunDir;
+use roll_core::run_dir::{RunDir, write_atomically};
 use roll_core::{Error, Result};
+
+const FILE: &str = "trajectories.jsonl";
 
 /// Appends episodes; the file is made with the first one.
 pub struct Trajectories {
@@ -14,10 +16,32 @@ pub struct Trajectories {
     file: Option<File>,
 }
 
+/// The file in `dir`, when there is one.
+pub fn written(dir: &RunDir) -> Option<PathBuf> {
+    Some(dir.path().join(FILE)).filter(|path| path.is_file())
+}
+
 impl Trajectories {
     /// Those of the run in `dir`.
     pub fn new(dir: Option<&RunDir>) -> Self {
-        Self { path: dir.map(|dir| dir.path().join("trajectories.jsonl")), file: None }
+        Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
+    }
+
+    /// Leaves of an earlier process what belongs to the first `done` steps, with the validation after the last of them
+    /// only when that was `validated` to its end.
+    pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
+        let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
+        let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let belongs = |line: &&str| -> bool {
+            // The last line of a process that was killed may be cut off.
+            let Ok(episode) = serde_json::from_str::<serde_json::Value>(line) else { return false };
+            let validation = episode["kind"] == "validation";
+            let step = episode["step"].as_u64().unwrap_or(u64::MAX);
+            // A run that begins again validates again.
+            done > 0 && (step < done || (step == done && (validated || !validation)))
+        };
+        let kept: String = text.lines().filter(belongs).map(|line| format!("{line}\n")).collect();
+        write_atomically(path, kept.as_bytes())
     }
 
     /// Adds one line per record; they are in the file when this returns.
@@ -32,10 +56,5 @@ impl Trajectories {
         };
         let lines: String = records.iter().map(|r| format!("{r}\n")).collect();
         file.write_all(lines.as_bytes()).map_err(Error::file("write", path))
-    }
-
-    /// The file, when there is one.
-    pub fn path(&self) -> Option<PathBuf> {
-        self.path.clone().filter(|_| self.file.is_some())
     }
 }

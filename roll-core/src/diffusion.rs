@@ -161,6 +161,13 @@ pub trait DiffusionModel {
     /// zero gradient outside. The pullback gives the cotangent of the latents.
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>;
 
+    /// A key that is another one whenever [`DiffusionModel::encode`] or [`DiffusionModel::encode_video`] may give
+    /// something else for the same input: of the networks they use, and their settings. What they give may then be kept
+    /// beyond this run. `None`: the model cannot tell.
+    fn encoding_key(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Encodes frames (f32 `[T', 3, H', W']` in [-1, 1]) to latents `[C, T, H, W]`. Not differentiated.
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
 }

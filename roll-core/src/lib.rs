@@ -10,6 +10,7 @@ pub mod config;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
+pub mod fingerprint;
 pub mod language;
 pub mod metrics;
 pub mod model;
@@ -33,6 +34,7 @@ pub use diffusion::{
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
+pub use fingerprint::Fingerprint;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};

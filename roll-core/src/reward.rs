@@ -63,6 +63,11 @@ pub trait RewardScorer: Send {
     /// (scalar) and gives that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
 
+    /// As [`crate::DiffusionModel::encoding_key`], of [`RewardScorer::prepare`].
+    fn target_key(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// What to do with a [`Score::Missing`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip

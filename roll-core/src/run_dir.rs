@@ -9,12 +9,12 @@
 //!       summary.json                         written at the end
 //! ```
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, Result};
+use crate::{Error, Result, checkpoint};
 
 /// What to do when the directory already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,12 @@ pub enum Existing {
     Refuse,
     /// The run goes on in it.
     Continue,
+}
+
+/// See [`RunDir::lock`].
+#[derive(Debug)]
+pub struct RunLock {
+    _directory: Option<File>,
 }
 
 /// The directory of one run.
@@ -53,6 +59,35 @@ impl RunDir {
             Some(_) => Ok(run),
             None => Err(Error::bad_file(run.path, "holds no run (neither config.yaml nor checkpoints/ is there)")),
         }
+    }
+
+    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
+    /// when another one holds it. File systems without locks give a lock that keeps nobody out.
+    pub fn lock(&self) -> Result<RunLock> {
+        if !cfg!(unix) {
+            return Ok(RunLock { _directory: None }); // directories cannot be opened
+        }
+        let directory = File::open(&self.path).map_err(Error::file("open the run directory", &self.path))?;
+        match directory.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"))
+            }
+            _ => Ok(RunLock { _directory: Some(directory) }),
+        }
+    }
+
+    /// Deletes what writers that were killed left. Only while the run is locked.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        checkpoint::remove_leftovers(&self.checkpoints())?;
+        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with('.') && name.ends_with(".tmp") && entry.file_type().is_ok_and(|t| t.is_file()) {
+                fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
+            }
+        }
+        Ok(())
     }
 
     /// The name of something only a run leaves.
@@ -174,6 +209,24 @@ mod tests {
         assert!(told.contains("config.yaml") && told.contains("a/b"), "{told}");
         RunDir::create(&path, Existing::Continue).unwrap();
         RunDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_run_is_written_by_one_process_and_what_killed_ones_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), Existing::Refuse).unwrap();
+        run.write_config("seed: 1\n").unwrap();
+        fs::write(dir.path().join(".config.yaml.7-0.tmp"), "se").unwrap();
+        fs::create_dir_all(run.checkpoints().join(".step-000003.7-1.tmp/trainer")).unwrap();
+        let lock = run.lock().unwrap();
+        if cfg!(unix) {
+            assert!(run.lock().unwrap_err().to_string().contains("another process"));
+        }
+        run.remove_leftovers().unwrap();
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        drop(lock);
+        run.lock().unwrap();
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Which samples an optimizer step sees.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use roll_core::{Noise, Rank, Result, Sample};
@@ -21,6 +22,10 @@ pub struct Batch {
 /// the run's noise. Step s takes the samples `s * n .. (s + 1) * n` of it, n being those of all ranks together, and a
 /// rank its own slice of them. So what a step sees depends on the step alone: not on the number of ranks (at the same
 /// n), nor on whether the run was resumed. The last step of a run is filled up from the pass after.
+///
+/// Of a data set with buckets, passes are sequences of micro-batches instead: each holds clips of one shape, in the
+/// order of the permutation, and the last one of a shape is filled up from the first clips of that shape; the
+/// micro-batches of a pass are then put into an order drawn as well. All else is the same with micro-batches for rows.
 #[derive(Clone, Debug)]
 pub struct Batches {
     dataset: Arc<Dataset>,
@@ -28,13 +33,25 @@ pub struct Batches {
     per_rank: usize,
     rank: Rank,
     world_size: usize,
+    /// Samples of a micro-batch; 1 where clips need not have one shape.
+    micro: usize,
+    /// A pass and its rows, in micro-batches.
     order: Option<(u64, Vec<usize>)>,
 }
 
 impl Batches {
     /// `per_rank` samples a step for this `rank` of `world_size`.
     pub fn new(dataset: Arc<Dataset>, noise: Noise, per_rank: usize, rank: Rank, world_size: usize) -> Self {
-        Self { dataset, noise, per_rank: per_rank.max(1), rank, world_size: world_size.max(1), order: None }
+        let (per_rank, world_size) = (per_rank.max(1), world_size.max(1));
+        Self { dataset, noise, per_rank, rank, world_size, micro: 1, order: None }
+    }
+
+    /// Of a data set with buckets, each `micro` samples of a rank in a row have one shape. `per_rank` must be a multiple
+    /// of it.
+    pub fn in_micro_batches(mut self, micro: usize) -> Self {
+        let fits = micro > 0 && self.per_rank.is_multiple_of(micro);
+        self.micro = if self.dataset.has_buckets() && fits { micro } else { 1 };
+        self
     }
 
     /// Samples of one step over all ranks.
@@ -45,12 +62,12 @@ impl Batches {
     /// Steps of `epochs` epochs of `data.repeat` passes each, rounded up.
     pub fn steps(&self, epochs: u64) -> u64 {
         let passes = epochs.saturating_mul(self.dataset.config().repeat);
-        passes.saturating_mul(self.dataset.len() as u64).div_ceil(self.global_batch() as u64)
+        passes.saturating_mul(self.pass_length() as u64).div_ceil(self.global_batch() as u64)
     }
 
     /// The epoch, from 0, that step `step` begins in, with its fraction.
     pub fn epoch(&self, step: u64) -> f64 {
-        let rows = self.dataset.len() as f64 * self.dataset.config().repeat as f64;
+        let rows = self.pass_length() as f64 * self.dataset.config().repeat as f64;
         step as f64 * self.global_batch() as f64 / rows.max(1.0)
     }
 
@@ -73,14 +90,47 @@ impl Batches {
     }
 
     fn row(&mut self, position: u64) -> usize {
-        let n = self.dataset.len();
+        let n = self.pass_length();
         let (pass, within) = (position / n as u64, (position % n as u64) as usize);
-        if !self.dataset.config().shuffle {
-            return within;
+        if self.order.as_ref().is_none_or(|(p, _)| *p != pass) {
+            self.order = Some((pass, self.pass(pass)));
         }
-        match &mut self.order {
-            Some((p, order)) if *p == pass => order[within],
-            other => other.insert((pass, self.noise.permutation(pass, n))).1[within],
+        self.order.as_ref().map_or(within, |(_, rows)| rows[within])
+    }
+
+    /// The rows of a pass, in order.
+    fn pass(&self, pass: u64) -> Vec<usize> {
+        let (n, shuffle) = (self.dataset.len(), self.dataset.config().shuffle);
+        let rows: Vec<usize> = if shuffle { self.noise.permutation(pass, n) } else { (0..n).collect() };
+        if self.micro == 1 {
+            return rows;
         }
+        let mut shapes: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for row in rows {
+            shapes.entry(self.dataset.bucket(row)).or_default().push(row);
+        }
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        for rows in shapes.values() {
+            let filled = rows.len().next_multiple_of(self.micro);
+            let rows: Vec<usize> = rows.iter().copied().cycle().take(filled).collect();
+            batches.extend(rows.chunks(self.micro).map(<[usize]>::to_vec));
+        }
+        if shuffle {
+            // The highest bit is that of no pass: another draw than that of the rows.
+            let order = self.noise.permutation(pass | 1 << 63, batches.len());
+            return order.into_iter().flat_map(|i| std::mem::take(&mut batches[i])).collect();
+        }
+        batches.sort();
+        batches.concat()
+    }
+
+    /// Rows of a pass; some stand in it twice where micro-batches are filled up.
+    fn pass_length(&self) -> usize {
+        if self.micro == 1 {
+            return self.dataset.len();
+        }
+        let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
+        (0..self.dataset.len()).for_each(|row| *shapes.entry(self.dataset.bucket(row)).or_default() += 1);
+        shapes.values().map(|rows| rows.next_multiple_of(self.micro)).sum()
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use roll_core::config::{DataConfig, OnBadSample};
 use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video};
 
+use crate::buckets::{self, Bucket};
 use crate::metadata::{Metadata, Row};
 use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
 
@@ -16,6 +17,8 @@ use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
 pub struct Dataset {
     metadata: Metadata,
     config: DataConfig,
+    /// Of each row; nothing when clips keep their own shapes.
+    buckets: Option<Vec<Option<Bucket>>>,
     cache: Mutex<Cache>,
     reported: Mutex<HashSet<usize>>,
 }
@@ -37,8 +40,12 @@ impl Dataset {
                 }
             }
         }
+        let buckets = match buckets::are_wanted(config) {
+            true => Some(buckets::assign(&metadata, config)?),
+            false => None,
+        };
         let cache = Cache { limit: config.cache_bytes, ..Cache::default() };
-        Ok(Self { metadata, config: config.clone(), cache: Mutex::new(cache), reported: Mutex::default() })
+        Ok(Self { metadata, config: config.clone(), buckets, cache: Mutex::new(cache), reported: Mutex::default() })
     }
 
     /// Number of rows.
@@ -59,6 +66,16 @@ impl Dataset {
     /// The settings it was opened with.
     pub fn config(&self) -> &DataConfig {
         &self.config
+    }
+
+    /// The shape that row `index` is brought to, when clips are; `None` also for a row that cannot be read.
+    pub fn bucket(&self, index: usize) -> Option<Bucket> {
+        self.buckets.as_ref()?.get(index).copied().flatten()
+    }
+
+    /// Whether clips are brought to a few shapes.
+    pub fn has_buckets(&self) -> bool {
+        self.buckets.is_some()
     }
 
     /// The sample of row `index`, decoded, resized and cropped; its pictures have the size of the clip. The error names
@@ -102,7 +119,7 @@ impl Dataset {
         let clip = match cached {
             Some(clip) => clip,
             None => {
-                let clip = Arc::new(self.decode(row)?);
+                let clip = Arc::new(self.decode(row, self.bucket(index))?);
                 lock(&self.cache).insert(index, clip.clone());
                 clip
             }
@@ -118,13 +135,15 @@ impl Dataset {
         })
     }
 
-    fn decode(&self, row: &Row) -> Result<Clip> {
+    fn decode(&self, row: &Row, bucket: Option<Bucket>) -> Result<Clip> {
         let config = &self.config;
-        let sizing = match (config.height, config.width) {
-            (Some(height), Some(width)) => Sizing::Exact([height, width]),
+        let sizing = match (bucket, config.height, config.width) {
+            (Some(bucket), ..) => Sizing::Exact(bucket.size),
+            (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
             _ => Sizing::MaxPixels(config.max_pixels),
         };
-        let wanted = usable_frames(config.num_frames, config.num_frames);
+        let wanted = bucket.map_or(config.num_frames, |bucket| bucket.frames);
+        let wanted = usable_frames(wanted, wanted);
         let options = ReadOptions { max_frames: Some(wanted), fps: config.fps, sizing };
         let video = trim(read_video(&row.video, &options)?)?;
         let [_, height, width] = video.dims();

@@ -13,7 +13,7 @@ use crate::resize::{crop_and_resize, target_size};
 use crate::still::{decode_gif, read_picture};
 
 /// Frame rate of pictures without one: that of Wan's training data.
-const STILL_FPS: f64 = 16.0;
+pub(crate) const STILL_FPS: f64 = 16.0;
 /// Frames of one video in memory, as f32.
 const MAX_VIDEO_BYTES: usize = 8 << 30;
 
@@ -133,11 +133,25 @@ fn with_remedy(problem: String, path: &Path) -> String {
     format!("{problem}: convert it: ffmpeg -i {} -c:v libx264 -pix_fmt yuv420p {}", path.display(), to.display())
 }
 
-fn gif_rate(delay: f64, count: usize) -> f64 {
+pub(crate) fn gif_rate(delay: f64, count: usize) -> f64 {
     if delay > 0.0 { count as f64 / delay } else { STILL_FPS }
 }
 
 fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
+    let files = pictures_in(path)?;
+    let mut frames = Frames::new(options);
+    for file in files {
+        let bad = |problem| Error::bad_file(&file, problem);
+        let picture = read_picture(&file).map_err(bad)?;
+        if frames.push(picture).map_err(bad)?.is_break() {
+            break;
+        }
+    }
+    frames.finish(path)
+}
+
+/// The pictures of a directory, by name; at least one.
+pub(crate) fn pictures_in(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(path).map_err(Error::file("list", path))?;
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in entries {
@@ -151,18 +165,10 @@ fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
     if files.is_empty() {
         return Err(Error::bad_file(path, "a directory without PNG, JPEG or WebP files"));
     }
-    let mut frames = Frames::new(options);
-    for file in files {
-        let bad = |problem| Error::bad_file(&file, problem);
-        let picture = read_picture(&file).map_err(bad)?;
-        if frames.push(picture).map_err(bad)?.is_break() {
-            break;
-        }
-    }
-    frames.finish(path)
+    Ok(files)
 }
 
-enum Container {
+pub(crate) enum Container {
     Mp4,
     Gif,
     Picture,
@@ -171,7 +177,7 @@ enum Container {
 }
 
 /// By content: names lie.
-fn container(head: &[u8]) -> Container {
+pub(crate) fn container(head: &[u8]) -> Container {
     let at = |offset: usize, tag: &[u8]| head.get(offset..offset + tag.len()) == Some(tag);
     if [b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide"].iter().any(|tag| at(4, *tag)) {
         return Container::Mp4;

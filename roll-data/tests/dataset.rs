@@ -99,3 +99,65 @@ fn data_that_is_not_set_is_an_error_that_names_the_key() {
     let told = Dataset::open(&DataConfig::default()).unwrap_err().to_string();
     assert!(told.contains("data.metadata"), "{told}");
 }
+
+#[test]
+fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut lines = String::new();
+    // Seven wide clips, three tall ones, one short one.
+    for i in 0..11 {
+        let (frames, size) = match i {
+            0..7 => (9, [36, 66]),
+            7..10 => (9, [70, 40]),
+            _ => (6, [36, 66]),
+        };
+        roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video(frames, 0.05 * i as f32, size)).unwrap();
+        lines += &format!("{{\"video\": \"{i}.mp4\", \"prompt\": \"p\"}}\n");
+    }
+    std::fs::write(dir.path().join("metadata.jsonl"), lines).unwrap();
+    let config = DataConfig {
+        metadata: Some(dir.path().join("metadata.jsonl")),
+        max_pixels: 32 * 64,
+        num_frames: 9,
+        bucket_ratios: vec![2.0, 0.5],
+        bucket_frames: vec![5, 9],
+        ..DataConfig::default()
+    };
+    let dataset = Arc::new(Dataset::open(&config).unwrap());
+    assert_eq!(dataset.sample(8).unwrap().video.dims(), [9, 64, 32]);
+    assert_eq!(dataset.sample(10).unwrap().video.dims(), [5, 32, 64]);
+    let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
+        let of = |r| Batches::new(dataset.clone(), Noise::new(7), per_rank, Rank(r), ranks).in_micro_batches(2);
+        (0..ranks).flat_map(|r| of(r).indices(step)).collect()
+    };
+    // 8 + 4 + 2 rows, four a step: seven steps are two passes.
+    let batches = Batches::new(dataset.clone(), Noise::new(7), 4, Rank(0), 1).in_micro_batches(2);
+    assert_eq!((batches.steps(1), batches.steps(2)), (4, 7));
+    let mut seen = [0; 11];
+    for step in 0..7 {
+        let rows = deal(4, 1, step);
+        assert_eq!(rows, deal(2, 2, step));
+        for pair in rows.chunks(2) {
+            assert_eq!(dataset.bucket(pair[0]), dataset.bucket(pair[1]));
+            pair.iter().for_each(|row| seen[*row] += 1);
+        }
+    }
+    assert!(seen.iter().all(|&n| n >= 2) && seen.iter().sum::<i32>() == 28, "{seen:?}");
+    assert_ne!((deal(4, 1, 0), deal(4, 1, 1)), (deal(4, 1, 7), deal(4, 1, 8)));
+}
+
+#[test]
+fn a_probe_says_what_reading_finds() {
+    let dir = tempfile::tempdir().unwrap();
+    let clip = video(7, 0.2, [40, 70]);
+    roll_data::write_mp4(dir.path().join("a.mp4"), &clip).unwrap();
+    roll_data::write_gif(dir.path().join("a.gif"), &clip).unwrap();
+    roll_data::write_pngs(dir.path().join("a"), &clip).unwrap();
+    for (name, fps) in [("a.mp4", 8.0), ("a.gif", 8.0), ("a", 16.0)] {
+        let probed = roll_data::probe(dir.path().join(name)).unwrap();
+        assert_eq!((probed.size, probed.frames), ([40, 70], 7), "{name}");
+        assert!((probed.fps - fps).abs() < 0.1, "{name}: {}", probed.fps);
+    }
+    std::fs::write(dir.path().join("b.mp4"), "no video").unwrap();
+    assert!(roll_data::probe(dir.path().join("b.mp4")).is_err());
+}

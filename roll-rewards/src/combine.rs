@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::config::RewardComponent;
 use roll_core::{
-    BuildContext, Error, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score, Target, Tensor,
-    Video,
+    BuildContext, Error, Fingerprint, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score,
+    Target, Tensor, Video,
 };
 
 use crate::RewardError;
@@ -88,6 +88,17 @@ impl RewardScorer for WeightedSum {
             tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
         }
         Ok(Target { tensors })
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        let mut key = Fingerprint::new("sum");
+        for part in &self.parts {
+            match part.scorer.target_key()? {
+                Some(own) => key = key.text("part", own),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(key.finish()))
     }
 
     /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details.

@@ -132,7 +132,7 @@ impl FlowMatching {
         let update = update::finish(ctx, samples, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
         tally.nonfinite = nonfinite;
         if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
-            watch.begin(SAMPLE, None)?;
+            watch.begin_after_update(SAMPLE, None);
             tally.videos.push((format!("sample-{:06}", sample.index), self.generate(ctx, sample)?));
         }
         let ranks = ctx.strategy.communicator();

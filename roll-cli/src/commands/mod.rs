@@ -3,6 +3,7 @@
 mod ask;
 mod config;
 mod convert_lora;
+mod documents;
 mod export_expert;
 mod generate;
 mod init_experts;
@@ -12,6 +13,7 @@ mod merge_lora;
 mod plan;
 mod plot;
 mod plugins;
+mod report;
 mod run;
 mod score;
 mod shards;
@@ -30,6 +32,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
+        Command::Report(args) => report::write(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
@@ -40,6 +43,8 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::print(args),
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::print(args),
+        Command::Completions { shell } => documents::completions(shell),
+        Command::Man { out } => documents::man(out.as_deref()),
     }
 }
 

@@ -14,7 +14,7 @@ pub fn plot(args: Plot) -> Result<()> {
     for run in &args.runs {
         let points = points(run, &args.x, &args.y)?;
         let name = run.file_name().unwrap_or(run.as_os_str()).to_string_lossy().into_owned();
-        series.push(Series { name, points, line: true });
+        series.push(Series { name, points, line: true, colour: series.len() });
     }
     let title = format!("{} against {}", args.y, args.x);
     let panel = Panel { title, axes: [args.x, args.y], series };

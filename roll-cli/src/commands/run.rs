@@ -23,18 +23,23 @@ pub fn run(args: Run) -> Result<()> {
     let output_dir = loaded.config.output_dir.clone();
     let mut trainer = Trainer::new(loaded, &registry, &context)?;
     if let Some(dir) = &resumed {
-        let newest = checkpoint::newest_whole(&dir.checkpoints())?
-            .ok_or_else(|| Error::bad_file(dir.path(), "holds no whole checkpoint to go on from"))?;
-        trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display()))?;
+        match checkpoint::newest_whole(&dir.checkpoints())? {
+            Some(newest) => {
+                trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display()))?;
+            }
+            None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
+                tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
+            }
+            None => return Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
+        }
     }
     let dir = match (communicator::current().rank().0, resumed) {
-        (0, Some(dir)) => {
-            checkpoint::remove_leftovers(&dir.checkpoints())?;
-            Some(dir)
-        }
+        (0, Some(dir)) => Some(dir),
         (0, None) => Some(RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?),
         _ => None,
     };
+    let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
+    dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
     let summary = trainer.run(dir.as_ref()).inspect_err(|_| {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
         dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));

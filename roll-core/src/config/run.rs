@@ -153,6 +153,20 @@ impl RunConfig {
             (Some(_), None) => return Err(Error::config("data.height", "needs data.width beside it")),
             (None, Some(_)) => return Err(Error::config("data.width", "needs data.height beside it")),
         }
+        if let Some(ratio) = d.bucket_ratios.iter().find(|r| !(0.05..=20.0).contains(*r)) {
+            let problem = format!("expected ratios of width to height, as 1.78 for 16:9, found {ratio}");
+            return Err(Error::config("data.bucket_ratios", problem));
+        }
+        if !d.bucket_ratios.is_empty() && d.height.is_some() {
+            return Err(Error::config("data.bucket_ratios", "`data.height` and `data.width` fix the ratio already"));
+        }
+        if let Some(frames) = d.bucket_frames.iter().find(|n| **n % 4 != 1 || **n > d.num_frames) {
+            let problem = format!(
+                "expected numbers one more than a multiple of 4, of at most `data.num_frames` ({}), found {frames}",
+                d.num_frames
+            );
+            return Err(Error::config("data.bucket_frames", problem));
+        }
         if d.fps.is_some_and(|fps| !(fps.is_finite() && fps > 0.0)) {
             return Err(Error::config("data.fps", "expected a positive number"));
         }
@@ -268,14 +282,14 @@ impl TrainingConfig {
     }
 }
 
-/// Training data: a `metadata.csv` with columns `video` and `prompt` (optionally `image` or `input_image`, and
-/// `end_image`), and the files it names.
+/// Training data: a `metadata.csv` or `metadata.jsonl` with columns `video` and `prompt` (optionally `image` or
+/// `input_image`, and `end_image`), and the files it names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Path of the CSV file.
+    /// Path of the CSV or JSONL file.
     pub metadata: Option<PathBuf>,
-    /// Directory that the file names in it start from. `null`: the directory of the CSV file.
+    /// Directory that the file names in it start from. `null`: the directory of the file itself.
     pub base_path: Option<PathBuf>,
     /// Frames with more pixels than this are scaled down to about as many (480 * 480 in the reference).
     pub max_pixels: usize,
@@ -287,6 +301,12 @@ pub struct DataConfig {
     pub num_frames: usize,
     /// Take frames at this rate instead of every frame.
     pub fps: Option<f64>,
+    /// Clips are cropped to the nearest of these ratios of width to height (of `max_pixels` pixels), and the samples of
+    /// a micro-batch have one shape. Empty: each clip keeps its own ratio.
+    pub bucket_ratios: Vec<f64>,
+    /// Clips are cut to the longest of these numbers of frames (each one more than a multiple of 4) that they have, and
+    /// the samples of a micro-batch have one shape. Empty: each clip keeps its length, up to `num_frames`.
+    pub bucket_frames: Vec<usize>,
     /// Draw the rows in another order each pass, keyed by `seed`.
     pub shuffle: bool,
     /// What to do with a row whose files cannot be read.
@@ -295,6 +315,9 @@ pub struct DataConfig {
     pub repeat: u64,
     /// Bytes of decoded clips kept in memory.
     pub cache_bytes: usize,
+    /// Directory that latents, text embeddings and the rewards' targets are kept in, for this run and later ones; several
+    /// runs and ranks may share it. `null`: they are computed anew by each run.
+    pub cache_dir: Option<PathBuf>,
 }
 
 impl Default for DataConfig {
@@ -307,10 +330,13 @@ impl Default for DataConfig {
             width: None,
             num_frames: 81,
             fps: None,
+            bucket_ratios: Vec::new(),
+            bucket_frames: Vec::new(),
             shuffle: true,
             on_bad_sample: OnBadSample::Error,
             repeat: 1,
             cache_bytes: 1 << 30,
+            cache_dir: None,
         }
     }
 }

@@ -18,14 +18,23 @@ pub struct JsonlWriter {
 }
 
 impl JsonlWriter {
-    /// Opens or makes the file. Lines of steps from `from_step` on, and a line cut short by a crash, are removed.
+    /// Opens or makes the file. Lines of steps from `from_step` on, and a line cut short by a crash, are removed; so
+    /// are, with a warning, lines that hold no step: what a power cut makes of the end of a file can be anything.
     pub fn resume(path: &Path, from_step: u64) -> Result<Self> {
         if path.exists() {
-            let lines = read_jsonl(path)?;
-            let kept: Vec<&Map<String, Value>> =
-                lines.iter().filter(|l| l.get("step").and_then(Value::as_u64).is_some_and(|s| s < from_step)).collect();
-            let text: String = kept.iter().map(|l| Value::Object((*l).clone()).to_string() + "\n").collect();
-            write_atomically(path, text.as_bytes())?;
+            let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+            let mut kept = Vec::with_capacity(bytes.len());
+            for line in bytes.split_inclusive(|&b| b == b'\n').filter(|line| line.ends_with(b"\n")) {
+                let object: Option<Map<String, Value>> = serde_json::from_slice(line).ok();
+                match object.and_then(|object| object.get("step")?.as_u64()) {
+                    Some(step) if step < from_step => kept.extend(line),
+                    Some(_) => {}
+                    None => tracing::warn!("a line of {} holds no step and is removed", path.display()),
+                }
+            }
+            if kept != bytes {
+                write_atomically(path, &kept)?;
+            }
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::file("open", path))?;
         Ok(Self { path: path.into(), file })
@@ -43,6 +52,11 @@ impl JsonlWriter {
         }
         let line = Value::Object(object).to_string() + "\n";
         self.file.write_all(line.as_bytes()).map_err(Error::file("write", &self.path))
+    }
+
+    /// Makes what was written last over a power cut.
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync_data().map_err(Error::file("sync", &self.path))
     }
 }
 
@@ -99,6 +113,9 @@ mod tests {
         writer.write(3, &metrics(&[("x", 33.0)])).unwrap();
         let lines = read_jsonl(&path).unwrap();
         assert_eq!(lines.iter().map(|l| l["x"].as_f64().unwrap()).collect::<Vec<_>>(), [0.0, 1.0, 2.0, 33.0]);
+        writer.file.write_all(b"\0\0\0\n{\"step\":4,\"x\":1}\n").unwrap();
+        JsonlWriter::resume(&path, 5).unwrap();
+        assert_eq!(read_jsonl(&path).unwrap().len(), 5);
         std::fs::write(&path, "no json\n").unwrap();
         assert!(read_jsonl(&path).unwrap_err().to_string().contains("line 1"));
     }

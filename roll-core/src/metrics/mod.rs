@@ -35,6 +35,11 @@ impl MetricsWriter {
         self.events.flush()
     }
 
+    /// Makes the lines of `metrics.jsonl` last over a power cut: before a checkpoint of their steps is there.
+    pub fn sync(&mut self) -> Result<()> {
+        self.jsonl.sync()
+    }
+
     /// Shows a picture in TensorBoard: the bytes of a PNG, or of an animated GIF, which it plays.
     pub fn image(&mut self, step: u64, name: &str, encoded: &[u8], size: [usize; 2]) -> Result<()> {
         self.events.image(name, encoded, size, step)?;

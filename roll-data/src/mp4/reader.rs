@@ -49,6 +49,19 @@ impl Mp4Reader {
         self.track.fps
     }
 
+    /// Height and width as shown.
+    pub fn size(&self) -> [usize; 2] {
+        match self.track.quarters % 2 {
+            0 => [self.sps.height, self.sps.width],
+            _ => [self.sps.width, self.sps.height],
+        }
+    }
+
+    /// Frames in the index.
+    pub fn frames(&self) -> usize {
+        self.track.samples.iter().filter(|sample| sample.size > 0).count()
+    }
+
     /// Decodes in the order of presentation and hands each frame to `each` until it breaks off. Fails on damaged
     /// data, also when frames were decoded before it.
     pub fn decode(&mut self, mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>) -> Result<(), String> {

@@ -18,7 +18,7 @@ use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, DitConfig, Trainable};
 use super::hub::Hub;
-use super::model::{Parts, Settings, TextEncoder, Wan, trainable};
+use super::model::{Parts, Settings, Sources, TextEncoder, Wan, trainable};
 use super::options::{Placement, WanOptions, WeightsDType};
 use super::paths::ComponentFiles;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
@@ -81,7 +81,22 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         end_image: options.wants("end_image"),
         chunking: Chunking { tiling, checkpoints: options.vae_checkpoints },
     };
-    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings);
+    let sources = Sources {
+        files: std::iter::once(&files.vae)
+            .chain(&files.text_encoder)
+            .chain(&files.clip)
+            .flat_map(|file| file.paths().map(Path::to_path_buf))
+            .chain(text.as_ref().map(|text| text.tokenizer.path().to_path_buf()))
+            .collect(),
+        settings: format!(
+            "{}, {:?} tokens, end image {}, tiles {:?}",
+            context.backend,
+            text.as_ref().map(|text| text.length),
+            settings.end_image,
+            settings.chunking.tiling,
+        ),
+    };
+    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings).with_sources(sources);
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);
         let name = model.adapter_files().into_iter().next().unwrap_or_default();

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, GradientSink, Model, ParameterParts,
-    ParameterSpec, Pullback, Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep, VelocityInput,
-    model::flat,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
+    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep,
+    VelocityInput, model::flat,
 };
 
 use crate::lora;
@@ -85,6 +86,16 @@ pub struct Wan {
     end_image: bool,
     chunking: Chunking,
     specs: Vec<ParameterSpec>,
+    sources: Option<Sources>,
+}
+
+/// What encodings are made with.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// Files of VAE, text encoder, tokenizer and image encoder.
+    pub files: Vec<PathBuf>,
+    /// What else they depend on.
+    pub settings: String,
 }
 
 struct Expert {
@@ -121,7 +132,13 @@ impl Wan {
             end_image: settings.end_image,
             chunking: settings.chunking,
             specs,
+            sources: None,
         }
+    }
+
+    /// Tells what encodings are made with, so that they can be kept.
+    pub fn with_sources(self, sources: Sources) -> Self {
+        Self { sources: Some(sources), ..self }
     }
 
     /// The number of the expert for `timestep`: at or above the boundary the first, below it the second.
@@ -351,6 +368,14 @@ impl ParameterParts for Wan {
 }
 
 impl DiffusionModel for Wan {
+    fn encoding_key(&self) -> Result<Option<String>> {
+        let Some(Sources { files, settings }) = &self.sources else { return Ok(None) };
+        // Which channels a transformer takes says which conditioning it gets.
+        let channels = self.experts[0].dit.config().in_channels;
+        let key = Fingerprint::new("wan").text("settings", settings).text("channels", channels);
+        files.iter().try_fold(key, |key, file| key.file(file)).map(|key| Some(key.finish()))
+    }
+
     fn schedule(&self) -> ScheduleFacts {
         self.schedule
     }

@@ -19,6 +19,7 @@ pub const PROMPT_TOKENS: usize = 512;
 pub struct Tokenizer {
     inner: Inner,
     end: u32,
+    path: PathBuf,
 }
 
 impl Tokenizer {
@@ -41,7 +42,12 @@ impl Tokenizer {
         let end = inner.token_to_id(END).ok_or_else(|| {
             bad(format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer"))
         })?;
-        Ok(Self { inner, end })
+        Ok(Self { inner, end, path: file })
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.

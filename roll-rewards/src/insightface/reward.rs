@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Grad, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor,
-    Video,
+    BuildContext, Error, Factory, Fingerprint, Grad, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
 };
 
 use super::align::Crop;
@@ -162,6 +162,14 @@ impl RewardScorer for IdentityReward {
         let pullback =
             grad.is_on().then(|| Pullback::new(move |cotangent| spread(&faces, crop_gradients, shape, cotangent)));
         Ok((Score::Value { value, details }, pullback))
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        let settings = serde_json::to_string(&Config { reward_model_path: String::new(), ..self.config.clone() })
+            .map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
+        let key = Fingerprint::new(NAME).text("settings", settings);
+        let key = key.file(self.networks.detector().path())?.file(self.networks.embedder().path())?;
+        Ok(Some(key.finish()))
     }
 
     fn on_missing(&self) -> OnMissing {

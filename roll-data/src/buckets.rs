@@ -1,0 +1,97 @@
+//! A few shapes that all clips are brought to, so that several can be computed together.
+
+use rayon::prelude::*;
+use roll_core::config::{DataConfig, OnBadSample};
+use roll_core::{Result, ResultExt};
+
+use crate::metadata::Metadata;
+use crate::probe::{Probed, probe};
+use crate::read::usable_frames;
+use crate::resize::{DIVISOR, target_size};
+
+/// A shape of clips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bucket {
+    /// Frames, one more than a multiple of 4.
+    pub frames: usize,
+    /// Height and width, multiples of 16.
+    pub size: [usize; 2],
+}
+
+/// Whether clips are brought to a few shapes.
+pub(crate) fn are_wanted(config: &DataConfig) -> bool {
+    !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
+}
+
+/// The shape of each row; `None` of one that cannot be read, where such rows are left out.
+pub(crate) fn assign(metadata: &Metadata, config: &DataConfig) -> Result<Vec<Option<Bucket>>> {
+    let of = |row| -> Result<Option<Bucket>> {
+        let row: &crate::metadata::Row = row;
+        let found = probe(&row.video).and_then(|probed| {
+            bucket(&probed, config).map_err(|problem| roll_core::Error::bad_file(&row.video, problem))
+        });
+        match found {
+            Ok(bucket) => Ok(Some(bucket)),
+            Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading it says why
+            Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.place(row))),
+        }
+    };
+    metadata.rows.par_iter().map(of).collect()
+}
+
+/// The nearest ratio, and the longest length that the clip has.
+fn bucket(clip: &Probed, config: &DataConfig) -> Result<Bucket, String> {
+    let ratio = clip.size[1] as f64 / clip.size[0] as f64;
+    let distance = |r: &f64| (r / ratio).ln().abs();
+    let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    let size = match (nearest, config.height, config.width) {
+        (Some(ratio), ..) => ratio_size(ratio, config.max_pixels),
+        (None, Some(height), Some(width)) => [height, width],
+        _ => target_size(clip.size, config.max_pixels)?,
+    };
+    let available = match config.fps {
+        Some(fps) => (clip.frames as f64 * fps / clip.fps).ceil() as usize,
+        None => clip.frames,
+    };
+    let available = usable_frames(available, config.num_frames);
+    let longest = config.bucket_frames.iter().copied().filter(|n| *n <= available).max();
+    Ok(Bucket { frames: longest.unwrap_or(available), size })
+}
+
+/// Height and width of at most about so many pixels.
+fn ratio_size(ratio: f64, max_pixels: usize) -> [usize; 2] {
+    let height = (max_pixels as f64 / ratio).sqrt();
+    [height, height * ratio].map(|side| (side as usize / DIVISOR * DIVISOR).max(DIVISOR))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clip_takes_the_nearest_ratio_and_the_longest_length_it_has() {
+        let config = DataConfig {
+            bucket_ratios: vec![16.0 / 9.0, 1.0, 9.0 / 16.0],
+            bucket_frames: vec![17, 81, 49],
+            max_pixels: 480 * 832,
+            ..DataConfig::default()
+        };
+        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config);
+        let wide = Bucket { frames: 81, size: [464, 832] };
+        assert_eq!(of([1080, 1920], 200), Ok(wide));
+        assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
+        assert_eq!(of([1920, 1080], 17), Ok(Bucket { frames: 17, size: [832, 464] }));
+        // Shorter than every length: it keeps its own.
+        assert_eq!(of([500, 510], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
+        let slow = DataConfig { fps: Some(12.0), ..config };
+        assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow).map(|b| b.frames), Ok(49));
+    }
+
+    #[test]
+    fn without_ratios_clips_keep_theirs() {
+        let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
+        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config);
+        assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
+        assert!(of([4, 4]).is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! The command line describes itself.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use world::{World, fails};
+
+#[test]
+fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
+    let world = World::new(0);
+    let help = world.done(&["--help"]);
+    assert!(help.contains("Exit codes") && help.contains("roll run --resume"), "{help}");
+    let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
+    let commands: Vec<&str> = commands.lines().filter_map(|l| l.strip_prefix("  ")?.split(' ').next()).collect();
+    let commands: Vec<&str> = commands.into_iter().filter(|c| !c.is_empty() && *c != "help").collect();
+    assert!(commands.contains(&"run") && commands.contains(&"report"), "{commands:?}");
+    world.done(&["man", "--out", "man"]);
+    let bash = world.done(&["completions", "bash"]);
+    for command in commands {
+        let help = world.done(&[command, "--help"]);
+        assert!(
+            help.contains("Example") && help.contains(&format!("roll {command}")) || command == "plugins",
+            "{help}"
+        );
+        let page = std::fs::read_to_string(world.path(&format!("man/roll-{command}.1"))).unwrap();
+        assert!(page.contains(".TH") && page.contains("Example"), "{command}");
+        assert!(bash.contains(command), "{command}");
+    }
+    assert!(world.done(&["man"]).contains("SUBCOMMANDS"));
+    for shell in ["zsh", "fish", "powershell", "elvish"] {
+        assert!(world.done(&["completions", shell]).contains("--resume") || shell == "fish", "{shell}");
+    }
+    fails(&world.roll(&["completions", "tcsh"]), 2, &["tcsh", "bash"]);
+}

@@ -1,0 +1,87 @@
+//! The report of a run, in a real browser.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use world::World;
+
+/// `$ROLL_CHROMIUM`, or what is installed.
+fn chromium() -> Option<PathBuf> {
+    let named = std::env::var_os("ROLL_CHROMIUM").map(PathBuf::from);
+    let directories =
+        std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect::<Vec<_>>()).unwrap_or_default();
+    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+    named.or_else(|| directories.iter().flat_map(|d| names.map(|n| d.join(n))).find(|p| p.is_file()))
+}
+
+/// The page as the browser has it after its scripts ran. With `$ROLL_SCREENSHOTS` a picture of it is put there.
+fn opened(browser: &Path, page: &Path, profile: &Path) -> String {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(browser)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--autoplay-policy=no-user-gesture-required"])
+            .args(["--virtual-time-budget=8000", "--run-all-compositor-stages-before-draw", "--hide-scrollbars"])
+            .arg(format!("--user-data-dir={}", profile.display()))
+            .args(arguments)
+            .arg(format!("file://{}", page.display()))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    if let Some(pictures) = std::env::var_os("ROLL_SCREENSHOTS") {
+        let name = page.file_stem().unwrap().to_string_lossy();
+        let picture = Path::new(&pictures).join(format!("{name}.png"));
+        run(&[&format!("--screenshot={}", picture.display()), "--window-size=1160,2600"]);
+    }
+    run(&["--dump-dom"])
+}
+
+#[test]
+fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
+    let world = World::new(3);
+    let settings = |learning_rate: &'static str| {
+        [
+            "reward.name=brightness",
+            "algo.num_inference_steps=2",
+            "algo.mid_timestep=1",
+            "algo.final_timestep=1",
+            "evaluation.train_samples=2",
+            "evaluation.every=2",
+            "sample_steps=2",
+            "training.max_grad_norm=1e-6",
+            learning_rate,
+        ]
+    };
+    world.train("slow", 4, &settings("training.learning_rate=1e-4"));
+    world.train("fast", 4, &settings("training.learning_rate=1e-2"));
+    assert_eq!(world.done(&["report", "slow"]).trim(), "slow/report.html");
+    world.done(&["report", "slow", "fast", "--output", "compare.html"]);
+
+    let html = std::fs::read_to_string(world.path("slow/report.html")).unwrap();
+    for said in ["4 of 4 steps", "clipped in 4 of 4 steps", "Time of a step", "Score", "learning_rate: 0.0001"] {
+        assert!(html.contains(said), "no {said}");
+    }
+    let compared = std::fs::read_to_string(world.path("compare.html")).unwrap();
+    assert!(compared.contains("training.learning_rate") && compared.contains("fast: mean of 8 steps"));
+
+    let Some(browser) = chromium() else {
+        eprintln!("SKIPPED: no Chromium (ROLL_CHROMIUM names one): nobody looked at the report");
+        return;
+    };
+    for (page, videos) in [("slow/report.html", 2), ("compare.html", 4)] {
+        let dom = opened(&browser, &world.path(page).canonicalize().unwrap(), &world.path("profile"));
+        let told = dom.split("data-videos=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+        let counts: Vec<u32> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [loaded, failed, all] = counts[..] else { panic!("{page}: the script did not run: `{told}`") };
+        assert!(all >= videos, "{page}: {told}");
+        match loaded {
+            0 => eprintln!("SKIPPED: this Chromium has no H.264: no video was played"),
+            _ => assert_eq!((loaded, failed), (all, 0), "{page}: {told}"),
+        }
+        assert!(dom.matches("<polyline").count() >= 4, "{page}: curves are missing");
+    }
+}

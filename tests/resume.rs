@@ -1,0 +1,264 @@
+//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. What they leave must read as if
+//! they had never stopped.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use roll_core::checkpoint;
+use world::{SHORT, World, checkpoint_file, fails, said};
+
+const REWARD_FL: [&str; 6] =
+    ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
+const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
+const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
+
+/// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and what the summary says.
+fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
+    assert_eq!(world.metrics(run), world.metrics(whole), "metrics of {run}");
+    for file in files {
+        let read = |out: &str| checkpoint_file(&world.path(out), step, file);
+        assert!(read(run) == read(whole), "{file} of {run}");
+    }
+    let summary = |out: &str| {
+        let mut summary = world.summary(out);
+        summary.as_object_mut().unwrap().remove("adapter"); // a path in the run directory
+        summary
+    };
+    assert_eq!(summary(run), summary(whole), "summary of {run}");
+}
+
+#[test]
+fn every_algorithm_and_strategy_goes_on_bit_for_bit() {
+    let world = World::new(3);
+    let cases: [(&str, &[&str], &[&str], &[&str]); 4] = [
+        ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &WEIGHTS),
+        ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &WEIGHTS),
+        ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &WEIGHTS),
+        (
+            "flow_matching-whole",
+            &FLOW_MATCHING,
+            &["strategy.name=zero", "model.lora_rank=0", "model.trainable_models=dit2"],
+            &["diffusion_pytorch_model.safetensors", WEIGHTS[1]],
+        ),
+    ];
+    for (name, algorithm, settings, files) in cases {
+        let settings = [algorithm, settings].concat();
+        let (whole, halved) = (format!("{name}-whole"), format!("{name}-halved"));
+        world.train(&whole, 3, &settings);
+        world.train(&halved, 3, &[&settings[..], &["save_steps=2"]].concat());
+        // As if it had been killed after its second step.
+        let run = world.path(&halved);
+        std::fs::remove_dir_all(run.join("checkpoints/step-000003")).unwrap();
+        std::fs::remove_file(run.join("summary.json")).unwrap();
+        world.done(&["run", "--resume", &halved]);
+        assert_alike(&world, &halved, &whole, 3, files);
+    }
+}
+
+#[test]
+fn a_longer_run_keeps_what_was_measured_before_training() {
+    let world = World::new(3);
+    let settings = [&REWARD_FL[..], &["evaluation.train_samples=2"]].concat();
+    world.train("run", 2, &settings);
+    let before = world.summary("run");
+    assert!(before["train_before"].is_number() && before["train_after"].is_number(), "{before}");
+    world.done(&["run", "--resume", "run", "--steps", "4"]);
+    let after = world.summary("run");
+    for key in ["train_before", "first", "train_clips"] {
+        assert_eq!(after[key], before[key], "{key}");
+    }
+    assert_ne!(after["train_after"], before["train_after"]);
+    assert_eq!(after["steps"], 4);
+    // A run that is over stays so, and says the same again.
+    world.done(&["run", "--resume", "run"]);
+    assert_eq!(world.summary("run"), after);
+    fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["4 steps already"]);
+}
+
+/// Kills a run at random instants and lets it go on: with `ROLL_KILLS=100`, a hundred times.
+#[test]
+fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
+    let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
+    let steps = 6;
+    let world = World::new(3);
+    let settings =
+        [&REWARD_FL[..], &["save_steps=1", "max_ckpt_to_keep=2", "evaluation.train_samples=1", "evaluation.every=4"]]
+            .concat();
+    let started = Instant::now();
+    world.train("whole", steps, &settings);
+    let length = started.elapsed();
+
+    let mut random = ChaCha8Rng::seed_from_u64(std::process::id().into());
+    let (mut killed, mut writing, mut alike) = (0, 0, 0);
+    for trial in 0.. {
+        if killed >= kills {
+            break;
+        }
+        let out = format!("run-{trial}");
+        // The first lives are cut short, the last is not.
+        for life in 0..random.random_range(2..=4) {
+            let last = life > 0 && killed >= kills;
+            let mut child = start(&world, &out, steps, &settings);
+            let at = random.random_range(0.0..1.0);
+            let hit = match (last, random.random_bool(0.5)) {
+                (true, _) => false,
+                (false, true) => kill_after(&mut child, length.mul_f64(at)),
+                (false, false) => kill_while_writing(&mut child, &world.path(&out), Duration::from_secs_f64(4e-3 * at)),
+            };
+            killed += usize::from(hit);
+            writing += usize::from(hit && is_writing(&world.path(&out)));
+        }
+        let output = start(&world, &out, steps, &settings).wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert_alike(&world, &out, "whole", steps, &WEIGHTS);
+        let kept = checkpoint::list(&world.path(&out).join("checkpoints")).unwrap();
+        assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [steps - 1, steps]);
+        assert!(!is_writing(&world.path(&out)), "leftovers");
+        assert!(world.path(&out).join("report.html").is_file());
+        std::fs::remove_dir_all(world.path(&out)).unwrap();
+        alike += 1;
+    }
+    eprintln!("{killed} kills, {writing} of them while a checkpoint was written; {alike} runs of {alike} ended alike");
+}
+
+/// Begins the run, or goes on with it.
+fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
+    let mut command = match world.path(out).join("config.yaml").exists() {
+        true => world.command(&["run", "--resume", out]),
+        false => world.training(out, steps, settings),
+    };
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Whether the process was still there to be killed.
+fn kill_after(child: &mut Child, delay: Duration) -> bool {
+    std::thread::sleep(delay);
+    kill(child)
+}
+
+/// Kills it a moment after it began to write a checkpoint.
+fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
+    while !is_writing(run) {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    std::thread::sleep(delay);
+    kill(child)
+}
+
+fn kill(child: &mut Child) -> bool {
+    let alive = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap().code().is_none() && alive
+}
+
+/// Whether a checkpoint stands there unfinished.
+fn is_writing(run: &Path) -> bool {
+    let entries = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".step-"))
+}
+
+/// Sends a signal; the process may be gone already.
+fn signal(name: &str, child: &Child) {
+    Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
+}
+
+/// Waits until standard error says `what`, then sends the signals, and waits for the end.
+fn signal_at(mut command: Command, what: &str, signals: &[&str]) -> Output {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains(what) {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "it never said {what}: {said}");
+    }
+    signals.iter().for_each(|name| signal(name, &child));
+    std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+    Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: said.into_bytes() }
+}
+
+#[test]
+fn a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from() {
+    let world = World::new(3);
+    let settings = [&REWARD_FL[..], &["evaluation.train_samples=2", "evaluation.every=5"]].concat();
+    for (i, (moment, name)) in [
+        ("evaluating 2 clips before", "-TERM"),
+        ("step 1/", "-INT"),
+        ("evaluating 2 clips after step 5", "-TERM"),
+        ("step 6/", "-TERM"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = format!("run-{i}");
+        let output = signal_at(world.training(&out, 400, &settings), moment, &[name]);
+        fails(&output, 130, &["interrupted", &format!("roll run --resume {out}")]);
+        let run = world.path(&out);
+        let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
+        assert!(!run.join("summary.json").exists() && done < 400);
+
+        let steps = (done + 2).max(7);
+        world.done(&["run", "--resume", &out, "--steps", &steps.to_string()]);
+        let whole = format!("whole-{i}");
+        world.train(&whole, steps, &settings);
+        assert_alike(&world, &out, &whole, steps, &WEIGHTS);
+    }
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let world = World::new(3);
+    // Two signals come while the process cannot run, so that it meets the second before it could do anything; the third
+    // is for two threads that take one each at the same instant.
+    let signals = ["-STOP", "-INT", "-TERM", "-CONT", "-TERM"];
+    let output = signal_at(world.training("run", 4000, &REWARD_FL), "step 2/", &signals);
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert!(!said(&output).contains("--resume"), "{}", said(&output));
+    assert!(checkpoint::list(&world.path("run/checkpoints")).unwrap().is_empty());
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
+    let world = World::new(3);
+    let settings = [&REWARD_FL[..], &["max_ckpt_to_keep=1", "save_steps=1"]].concat();
+    world.train("whole", 4, &settings);
+    world.train("run", 2, &settings);
+    let kept = checkpoint_file(&world.path("run"), 2, WEIGHTS[1]);
+    // A limit on the size of files stands for a full disk: the metrics fit, the optimizer's state does not.
+    let blocks = (kept.len() / 1024).min(100);
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
+    let output = Command::new("bash")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_roll")])
+        .current_dir(world.path("."))
+        .output()
+        .unwrap();
+    fails(&output, 1, &["writing the checkpoint of step 3", "step-000002 is untouched", ".safetensors"]);
+    assert!(!is_writing(&world.path("run")), "what was half written is still there");
+    assert!(checkpoint_file(&world.path("run"), 2, WEIGHTS[1]) == kept);
+    world.done(&["run", "--resume", "run", "--steps", "4"]);
+    assert_eq!(world.metrics("run"), world.metrics("whole"));
+    assert!(checkpoint_file(&world.path("run"), 4, WEIGHTS[0]) == checkpoint_file(&world.path("whole"), 4, WEIGHTS[0]));
+}
+
+#[test]
+fn two_processes_do_not_write_one_run_and_a_run_without_a_whole_checkpoint_is_named() {
+    let world = World::new(3);
+    world.train("run", 2, &REWARD_FL);
+    let lock = std::fs::File::open(world.path("run")).unwrap();
+    lock.lock().unwrap();
+    fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["another process"]);
+    drop(lock);
+    std::fs::write(world.path("run/checkpoints/step-000002").join(WEIGHTS[0]), "damaged").unwrap();
+    fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["no whole checkpoint"]);
+    fails(&world.roll(&["run", "--resume", "nothing"]), 2, &["holds no run"]);
+}

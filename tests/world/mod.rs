@@ -1,0 +1,128 @@
+//! What the tests of the command line share: a small checkpoint, clips, and settings of a run that takes a few hundredths
+//! of a second a step.
+
+#![allow(dead_code)] // every test uses a part of it
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use roll_core::{Tensor, Video};
+use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use serde_json::Value;
+
+/// Names model, data and sizes.
+pub const SETTINGS: [&str; 7] = [
+    "model.model_paths=tiny/wan22_paths.json",
+    "model.tokenizer_path=tiny/google/umt5-xxl",
+    "model.lora_rank=2",
+    "data.metadata=metadata.csv",
+    "data.height=64",
+    "data.width=64",
+    "data.num_frames=5",
+];
+
+/// As few denoising steps as there can be, and no sample videos.
+pub const SHORT: [&str; 4] =
+    ["sample_steps=0", "algo.num_inference_steps=2", "algo.mid_timestep=1", "algo.final_timestep=1"];
+
+/// A directory with all of it; commands run there.
+pub struct World {
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    /// With so many clips, each of one grey: `0.mp4`, `1.mp4`, ...
+    pub fn new(clips: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
+        for i in 0..clips {
+            let video = Video::new(Tensor::full([9, 3, 64, 64], 0.2 * i as f32 - 0.5), 8.0).unwrap();
+            roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
+        }
+        let rows: String = (0..clips).map(|i| format!("{i}.mp4,a grey square {i}\n")).collect();
+        std::fs::write(dir.path().join("metadata.csv"), format!("video,prompt\n{rows}")).unwrap();
+        Self { dir }
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `roll` with these arguments, without settings of whoever runs the test.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
+            command.env_remove(name);
+        }
+        command.args(arguments).current_dir(self.dir.path());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn roll(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// What a command that must succeed prints.
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let output = self.roll(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// `roll run` on the clips for so many steps, with [`SETTINGS`] and what `settings` add.
+    pub fn training(&self, out: &str, steps: u64, settings: &[&str]) -> Command {
+        let mut command = self.command(&["run", "--out", out, "--steps", &steps.to_string()]);
+        for setting in SETTINGS.iter().chain(settings) {
+            command.args(["--set", setting]);
+        }
+        command
+    }
+
+    /// Trains, which must succeed.
+    pub fn train(&self, out: &str, steps: u64, settings: &[&str]) {
+        let output = self.training(out, steps, settings).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    /// Metrics of a run without times, which differ from run to run.
+    pub fn metrics(&self, out: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
+        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        rows.map(|mut row| {
+            row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+            row
+        })
+        .collect()
+    }
+
+    /// `summary.json` without times.
+    pub fn summary(&self, out: &str) -> Value {
+        let mut summary: Value =
+            serde_json::from_slice(&std::fs::read(self.path(out).join("summary.json")).unwrap()).unwrap();
+        summary.as_object_mut().unwrap().remove("seconds");
+        for part in ["first", "last"] {
+            summary[part].as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+        }
+        summary
+    }
+}
+
+/// A file of a run's checkpoint.
+pub fn checkpoint_file(run: &Path, step: u64, file: &str) -> Vec<u8> {
+    let path = run.join(format!("checkpoints/step-{step:06}")).join(file);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Standard error.
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Asserts an exit code, and that standard error says all of `parts`.
+pub fn fails(output: &Output, code: i32, parts: &[&str]) {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    parts.iter().for_each(|part| assert!(said.contains(part), "no {part} in: {said}"));
+}
