@@ -50,7 +50,7 @@ fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() 
 
 #[test]
 fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits() {
-    let world = World::new();
+    let world = World::new(0);
     let train = |out: &str, more: &[&str]| {
         let mut arguments = vec!["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", out, "--steps", "3"];
         for setting in ["algo.num_env_groups=2", "algo.group_size=4", "algo.val_batch_size=4", "evaluation.every=0"] {
@@ -58,18 +58,11 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
         }
         arguments.extend(more);
         world.done(&arguments);
-        let (run, read) = (world.path(out), |path: PathBuf| std::fs::read(path).unwrap());
-        let metrics = String::from_utf8(read(run.join("metrics.jsonl"))).unwrap();
-        let rows = metrics.lines().map(|line| {
-            let mut row: Value = serde_json::from_str(line).unwrap();
-            row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time"));
-            row
-        });
-        (
-            rows.collect::<Vec<_>>(),
-            read(run.join("trajectories.jsonl")),
-            read(run.join("checkpoints/step-000003/model.safetensors")),
-        )
+        let run = world.path(out);
+        let episodes = std::fs::read_to_string(run.join("trajectories.jsonl")).unwrap();
+        let trained = ["model.safetensors", "adapter.safetensors"];
+        let trained = trained.into_iter().find(|f| run.join("checkpoints/step-000003").join(f).exists()).unwrap();
+        (world.metrics(out), episodes, checkpoint_file(&run, 3, trained))
     };
     let library = library("agentic_ppo");
     assert_eq!(train("loaded", &["--plugin", &library, "--plugins-replace"]), train("linked", &[]));

@@ -132,7 +132,7 @@ mod tests {
         let runs = [run(dir.path(), "a", "1e-5"), run(dir.path(), "b", "2e-5")];
         let page = dir.path().join("report.html");
         write(&page, &runs).unwrap();
-        let html = std::fs::read_to_string(page).unwrap();
+        let html = std::fs::read_to_string(&page).unwrap();
         let differs = html.split("What differs").nth(1).unwrap().split("</table>").next().unwrap().to_string();
         assert!(differs.contains("training.learning_rate") && !differs.contains("steps"), "{differs}");
         assert!(html.contains("a: mean of 8 steps"));
