@@ -300,7 +300,7 @@ mod tests {
     fn a_segment_that_lies_apart_is_refused() {
         let device = crate::device("flex").unwrap();
         let mut specs = specs();
-        specs.swap(0, 2);
+        specs.swap(0, 1);
         let ranks: Arc<dyn Communicator> = Arc::new(roll_core::SingleRank);
         let divided = Parameters::divided(specs, |s| Ok(values(s, 0.0)), &device, ranks).unwrap();
         let said = divided.snapshot().segment("b.0.").err().unwrap().to_string();

@@ -139,7 +139,8 @@ fn label(value: f64, ticks: &[f64]) -> String {
     if value.abs() < 1e-9 * largest {
         return "0".into();
     }
-    let digits = |range: f64| (-range.log10() - 1e-9).ceil().max(0.0) as usize;
+    // Ticks that rounding makes equal have no digit that tells them apart.
+    let digits = |range: f64| (-range.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;
     match (1e-3..1e6).contains(&largest) {
         true => format!("{value:.*}", digits(step)),
         false => format!("{value:.*e}", digits(step / largest)),
@@ -158,6 +159,11 @@ mod tests {
 
     use super::*;
     use crate::plot::Series;
+
+    #[test]
+    fn ticks_that_are_equal_have_labels() {
+        assert_eq!(label(1.0, &[1.0, 1.0]), "1.000000000000");
+    }
 
     #[test]
     fn ticks_are_round_and_inside() {
