@@ -43,7 +43,7 @@ fn a_run_without_files_leaves_curves_trajectories_and_figures() {
     for key in ["success_before", "success_after", "score_before", "seconds"] {
         assert!(summary[key].as_f64().is_some_and(f64::is_finite), "{key}: {}", summary[key]);
     }
-    for file in ["curves.png", "report.html", "config.yaml", "checkpoints/step-000002/model.safetensors"] {
+    for file in ["curves.png", "report.html", "config.yaml", "checkpoints/step-000002/adapter_model.safetensors"] {
         assert!(run.join(file).exists(), "{file}");
     }
     let metrics = lines(&run.join("metrics.jsonl"));

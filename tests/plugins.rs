@@ -60,7 +60,7 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
         world.done(&arguments);
         let run = world.path(out);
         let episodes = std::fs::read_to_string(run.join("trajectories.jsonl")).unwrap();
-        let trained = ["model.safetensors", "adapter.safetensors"];
+        let trained = ["model.safetensors", "adapter_model.safetensors"];
         let trained = trained.into_iter().find(|f| run.join("checkpoints/step-000003").join(f).exists()).unwrap();
         (world.metrics(out), episodes, checkpoint_file(&run, 3, trained))
     };

@@ -28,6 +28,9 @@ enum Command {
         /// How many conversations.
         #[arg(long, default_value_t = 20_000)]
         conversations: u64,
+        /// Of five moves, how many lead away from the goal; the others are random.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=5))]
+        away: u32,
         /// Key of weights and worlds.
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Prepare { work, conversations, seed } => {
+        Command::Prepare { work, conversations, away, seed } => {
             let noise = Noise::new(*seed);
             let model = work.join("model");
             std::fs::create_dir_all(&model).map_err(Error::file("create the directory", &model))?;
@@ -70,7 +73,7 @@ fn run(command: &Command) -> Result<()> {
             write(&model.join("chat_template.jinja"), tokenizer::TEMPLATE)?;
             write(&model.join("config.json"), &format!("{:#}\n", weights::config()))?;
             weights::untrained(&model.join("model.safetensors"), &noise)?;
-            let lines = (0..*conversations).map(|i| play::conversation(&noise, i).map(|c| format!("{c}\n")));
+            let lines = (0..*conversations).map(|i| play::conversation(&noise, i, *away).map(|c| format!("{c}\n")));
             write(&work.join("conversations.jsonl"), &lines.collect::<Result<String>>()?)
         }
         Command::Install { weights, work, out } => {

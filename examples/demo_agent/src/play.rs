@@ -10,20 +10,18 @@ use serde_json::{Value, json};
 /// Turns of a conversation.
 const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
-/// Of five moves, how many lead away from the goal; the others are drawn from all four. Were all of them drawn, the model
-/// would have no reason to look at what it read when it moves, and little for a reward to take hold of.
-const AWAY: u32 = 2;
 
-/// Conversation number `index`: an episode of FrozenLake.
-pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
+/// Conversation number `index`: an episode of FrozenLake. Of five moves, `away` lead away from the goal; the others are
+/// drawn from all four.
+pub fn conversation(noise: &Noise, index: u64, away: u32) -> Result<Value> {
     let mut rng = noise.generator(Purpose::Synthetic, 1, index);
     let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
     let mut shown = lake.reset(rng.next_u64())?.text;
     let mut messages = Vec::new();
     for _ in 0..TURNS {
         let seen = reading(&shown);
-        let choices = match rng.random_range(0..5) < AWAY {
-            true => away(&seen),
+        let choices = match rng.random_range(0..5) < away {
+            true => against(&seen),
             false => MOVES.to_vec(),
         };
         let action = choices.choose(&mut rng).copied().unwrap_or(MOVES[0]);
@@ -40,7 +38,7 @@ pub fn conversation(noise: &Noise, index: u64) -> Result<Value> {
 }
 
 /// The moves that lead away from the goal, by what was read of the map.
-fn away(reading: &str) -> Vec<&'static str> {
+fn against(reading: &str) -> Vec<&'static str> {
     let way = reading.split(", holes").next().unwrap_or_default();
     let opposite = [("left ", "Right"), ("down ", "Up"), ("right ", "Left"), ("up ", "Down")];
     opposite.into_iter().filter(|(word, _)| way.contains(word)).map(|(_, action)| action).collect()
@@ -85,17 +83,17 @@ mod tests {
     }
 
     #[test]
-    fn away_is_against_the_way_that_was_read() {
-        assert_eq!(away("at 2 3, goal 4 1: down 2 left 2, holes left down"), ["Right", "Up"]);
-        assert_eq!(away("at 1 2, goal 1 1: left 1, holes none"), ["Right"]);
+    fn moves_against_the_way_that_was_read() {
+        assert_eq!(against("at 2 3, goal 4 1: down 2 left 2, holes left down"), ["Right", "Up"]);
+        assert_eq!(against("at 1 2, goal 1 1: left 1, holes none"), ["Right"]);
     }
 
     #[test]
     fn conversations_are_in_form_and_repeat_with_the_seed() {
         let noise = Noise::new(1);
         for i in 0..50 {
-            let talk = conversation(&noise, i).unwrap();
-            assert_eq!(talk, conversation(&noise, i).unwrap());
+            let talk = conversation(&noise, i, 2).unwrap();
+            assert_eq!(talk, conversation(&noise, i, 2).unwrap());
             let messages = talk["messages"].as_array().unwrap();
             assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * TURNS);
             assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
