@@ -50,6 +50,7 @@ impl Fixture {
             config: CONFIG,
             store: Arc::new(Resident::new(&weights, burn::tensor::DType::F32, &device)),
             trainable: Some(parameters.snapshot()),
+            full: false,
             lora_scale: 1.0,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
             samples: 1,

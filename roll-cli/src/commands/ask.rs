@@ -49,7 +49,7 @@ pub fn ask(args: Ask) -> Result<()> {
         numbers: Vec::new(),
     };
     let begun = Instant::now();
-    let made = model.generate(&[prompt.clone()], &sampling)?;
+    let made = model.generate(std::slice::from_ref(&prompt), &sampling)?;
     let seconds = begun.elapsed().as_secs_f64();
     let mut tokens = made.into_iter().next().map(|g| g.tokens).unwrap_or_default();
     let count = tokens.len();

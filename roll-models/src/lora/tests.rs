@@ -304,10 +304,10 @@ fn whole_differences_and_biases_are_merged_too() {
     let base = base(dir.path(), DType::F32);
     let mut lora = lora(|_| Some(2.0));
     let bias = matrix(1, 6, 3).reshape([6]).unwrap();
-    let weight = Some(matrix(6, 8, 4));
+    let weight = matrix(6, 8, 4);
     lora.layers.retain(|name, _| name == "blocks.0.self_attn.q");
     lora.layers.values_mut().for_each(|layer| layer.bias = Some(bias.clone()));
-    lora.differences.insert("head.head".into(), Difference { weight: weight.clone(), bias: Some(bias.clone()) });
+    lora.differences.insert("head.head".into(), Difference { weight: Some(weight.clone()), bias: Some(bias.clone()) });
     let state = merged(&base, &lora, &MergeOptions::default());
     let before = base.all().unwrap();
     let check = |key: &str, added: &Tensor, scale: f32| {
@@ -317,7 +317,7 @@ fn whole_differences_and_biases_are_merged_too() {
     };
     check("blocks.0.self_attn.q.bias", &bias, 0.5);
     check("head.head.bias", &bias, 1.0);
-    check("head.head.weight", &weight.unwrap(), 1.0);
+    check("head.head.weight", &weight, 1.0);
 }
 
 #[test]
