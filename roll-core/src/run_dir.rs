@@ -37,10 +37,6 @@ pub struct RunDir {
     path: PathBuf,
 }
 
-/// How often, and how far apart, a lock is asked for.
-const LOCK_ATTEMPTS: u32 = 20;
-const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
-
 impl RunDir {
     /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error with
     /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
@@ -72,16 +68,12 @@ impl RunDir {
             return Ok(RunLock { _directory: None }); // directories cannot be opened
         }
         let directory = File::open(&self.path).map_err(Error::file("open the run directory", &self.path))?;
-        // The system may need a moment to let go of the lock of a process that was killed.
-        for attempt in 0..LOCK_ATTEMPTS {
-            if attempt > 0 {
-                std::thread::sleep(LOCK_PAUSE);
+        match directory.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"))
             }
-            if !matches!(directory.try_lock(), Err(TryLockError::WouldBlock)) {
-                return Ok(RunLock { _directory: Some(directory) });
-            }
+            _ => Ok(RunLock { _directory: Some(directory) }),
         }
-        Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"))
     }
 
     /// Deletes what writers that were killed left. Only while the run is locked.
