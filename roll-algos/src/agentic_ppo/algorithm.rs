@@ -388,6 +388,7 @@ impl AgenticPpo {
             let cotangent: Vec<f32> = cotangent.into_iter().map(|d| d as f32).collect();
             let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
             let shape = [2, loss.d_log_probs.rows(), loss.d_log_probs.columns()];
+            ctx.strategy.before_last_pull(ctx.model)?;
             pullback.pull(&Tensor::new(cotangent, shape)?).while_doing(|| "pulling back the policy loss".into())?;
             ctx.strategy.accumulate(ctx.model)?;
         }

@@ -243,6 +243,7 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
         cotangent.resize(2 * trained.len(), 0.0);
         let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
         let cotangent = Tensor::new(cotangent, [2, chunk.len(), width - 1])?;
+        ctx.strategy.before_last_pull(ctx.model)?;
         pullback.pull(&cotangent).while_doing(|| "pulling back the loss".into())?;
         ctx.strategy.accumulate(ctx.model)?;
     }

@@ -1,10 +1,11 @@
 //! A diffusion model whose encodings are kept.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, LanguageModel, Model,
-    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, LanguageModel,
+    Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
 };
 
 use super::Store;
@@ -61,6 +62,9 @@ impl Model for Kept {
     }
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         self.inner.parts()
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.inner.deliver_gradients(sink)
     }
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)

@@ -1,10 +1,12 @@
 //! The language model as the algorithms see it: network, tokenizer and chat template behind the traits of roll-core.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Error, Generation, Grad, LanguageModel, Message, Model, ParameterSpec, Pullback, Result, Sampling,
-    StateDict, Tensor, TokenStats, model::flat,
+    Adapter, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts, ParameterSpec,
+    Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
 };
 
 use super::adapter;
@@ -85,6 +87,16 @@ impl Model for CausalLm {
         }
     }
 
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        if self.network.parameters().is_some() { Some(self) } else { None }
+    }
+
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        // Of adapters alone: an embedding that is the head too comes twice, and its sums would round differently.
+        let parameters = self.network.parameters().filter(|_| self.is_lora());
+        parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
+    }
+
     fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
         Some(self)
     }
@@ -107,6 +119,20 @@ impl Model for CausalLm {
         })?;
         let state = if self.is_lora() { adapter::from_file(file) } else { file.clone() };
         parameters.write(&flat::from_state(&self.specs, &state)?)
+    }
+}
+
+impl ParameterParts for CausalLm {
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.network.parameters().map_or_else(|| nothing(out.len()), |p| p.read_part(which, out))
+    }
+
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        self.network.parameters().map_or_else(|| nothing(values.len()), |p| p.write_part(which, values))
+    }
+
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        self.network.parameters().map_or_else(|| nothing(add_into.len()), |p| p.take_gradients_part(which, add_into))
     }
 }
 
