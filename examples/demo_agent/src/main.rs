@@ -1,5 +1,5 @@
 //! Makes the small language model that is built in: it reads the map of FrozenLake and answers in the right form, but
-//! moves at random.
+//! keeps away from the goal.
 
 mod play;
 mod tokenizer;
@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use roll_core::{Error, Noise, Result};
+
+use play::Player;
 
 /// Makes the small language model that is built in.
 #[derive(Debug, Parser)]
@@ -31,6 +33,9 @@ enum Command {
         /// Of five moves, how many lead away from the goal; the others are random.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=5))]
         away: u32,
+        /// The player steps into holes that it could avoid.
+        #[arg(long)]
+        careless: bool,
         /// Key of weights and worlds.
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -65,15 +70,16 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Prepare { work, conversations, away, seed } => {
+        Command::Prepare { work, conversations, away, careless, seed } => {
             let noise = Noise::new(*seed);
+            let player = Player { away: *away, careless: *careless };
             let model = work.join("model");
             std::fs::create_dir_all(&model).map_err(Error::file("create the directory", &model))?;
             write(&model.join("tokenizer.json"), &tokenizer::json().to_string())?;
             write(&model.join("chat_template.jinja"), tokenizer::TEMPLATE)?;
             write(&model.join("config.json"), &format!("{:#}\n", weights::config()))?;
             weights::untrained(&model.join("model.safetensors"), &noise)?;
-            let lines = (0..*conversations).map(|i| play::conversation(&noise, i, *away).map(|c| format!("{c}\n")));
+            let lines = (0..*conversations).map(|i| play::conversation(&noise, i, player).map(|c| format!("{c}\n")));
             write(&work.join("conversations.jsonl"), &lines.collect::<Result<String>>()?)
         }
         Command::Install { weights, work, out } => {

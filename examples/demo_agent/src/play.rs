@@ -11,18 +11,33 @@ use serde_json::{Value, json};
 const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
 
-/// Conversation number `index`: an episode of FrozenLake. Of five moves, `away` lead away from the goal; the others are
-/// drawn from all four.
-pub fn conversation(noise: &Noise, index: u64, away: u32) -> Result<Value> {
+/// How the player moves.
+#[derive(Clone, Copy, Debug)]
+pub struct Player {
+    /// Of five moves, how many lead away from the goal; the others are drawn from all four.
+    pub away: u32,
+    /// Moves may lead into holes that another would avoid.
+    pub careless: bool,
+}
+
+/// Conversation number `index`: an episode of FrozenLake.
+pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {
     let mut rng = noise.generator(Purpose::Synthetic, 1, index);
     let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
     let mut shown = lake.reset(rng.next_u64())?.text;
     let mut messages = Vec::new();
     for _ in 0..TURNS {
         let seen = reading(&shown);
-        let choices = match rng.random_range(0..5) < away {
+        let wanted = match rng.random_range(0..5) < player.away {
             true => against(&seen),
             false => MOVES.to_vec(),
+        };
+        let choices = match player.careless {
+            true => wanted,
+            false => {
+                let by_preference = [safe(&seen, &wanted), safe(&seen, &MOVES), wanted];
+                by_preference.into_iter().find(|moves| !moves.is_empty()).unwrap_or_default()
+            }
         };
         let action = choices.choose(&mut rng).copied().unwrap_or(MOVES[0]);
         let answer = format!("<think>{seen}</think><answer>{action}</answer>");
@@ -42,6 +57,12 @@ fn against(reading: &str) -> Vec<&'static str> {
     let way = reading.split(", holes").next().unwrap_or_default();
     let opposite = [("left ", "Right"), ("down ", "Up"), ("right ", "Left"), ("up ", "Down")];
     opposite.into_iter().filter(|(word, _)| way.contains(word)).map(|(_, action)| action).collect()
+}
+
+/// Those of `moves` that do not lead into a hole, by what was read of the map.
+fn safe(reading: &str, moves: &[&'static str]) -> Vec<&'static str> {
+    let holes = reading.split(", holes").nth(1).unwrap_or_default();
+    moves.iter().filter(|action| !holes.contains(&action.to_lowercase())).copied().collect()
 }
 
 /// What a map shows: where the player is, where the goal, how far that is, and the holes beside the player. Rows and
@@ -89,11 +110,19 @@ mod tests {
     }
 
     #[test]
+    fn moves_into_holes_are_left_out() {
+        assert_eq!(safe("at 2 3, goal 4 1: down 2 left 2, holes left down", &MOVES), ["Right", "Up"]);
+        assert_eq!(safe("at 2 3, goal 4 1: down 2 left 2, holes left down", &["Left"]), [""; 0]);
+        assert_eq!(safe("at 1 2, goal 1 1: left 1, holes none", &MOVES), MOVES);
+    }
+
+    #[test]
     fn conversations_are_in_form_and_repeat_with_the_seed() {
         let noise = Noise::new(1);
         for i in 0..50 {
-            let talk = conversation(&noise, i, 2).unwrap();
-            assert_eq!(talk, conversation(&noise, i, 2).unwrap());
+            let player = Player { away: 2, careless: i % 2 == 0 };
+            let talk = conversation(&noise, i, player).unwrap();
+            assert_eq!(talk, conversation(&noise, i, player).unwrap());
             let messages = talk["messages"].as_array().unwrap();
             assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * TURNS);
             assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));

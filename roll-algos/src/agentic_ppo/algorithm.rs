@@ -10,7 +10,7 @@ use roll_core::{
 
 use super::advantages::{Estimator, estimate};
 use super::aggregate::Totals;
-use super::batch::{Batch, Sample, samples, width};
+use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
 use super::config::Config;
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
@@ -272,11 +272,13 @@ impl AgenticPpo {
     /// Log-probabilities of all samples under the model as it is, or without its adapter. Each rank computes a share.
     fn log_probs(&self, ctx: &mut StepContext<'_>, samples: &[Sample], width: usize, adapter: Adapter) -> Result<Grid> {
         let mut values: Vec<f64> = Vec::new();
-        for chunk in samples[share(ctx, samples.len())].chunks(self.config.micro_batch_size) {
-            let batch = Batch::new(&chunk.iter().collect::<Vec<_>>(), width)?;
-            let model = language(ctx.model)?;
-            let (stats, _) = model.evaluate(&batch.tokens, &batch.attention, adapter, Grad::Skip)?;
-            values.extend(Grid::from_tensor("log-probabilities", &stats.log_probs)?.values());
+        let own: Vec<usize> = share(ctx, samples.len()).collect();
+        for rows in by_episodes(samples, &own, self.config.micro_batch_size) {
+            let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
+            let Batch { tokens, attention, .. } = &evaluated.batch;
+            let (stats, _) = language(ctx.model)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
+            let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
+            values.extend(evaluated.by_sample(&log_probs)?.values());
         }
         Grid::new(width - 1, join_values(ctx.strategy.communicator(), values)?)
     }
@@ -325,8 +327,8 @@ impl AgenticPpo {
         let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
         let totals = Totals { length: self.config.sequence_length as f64, ..all };
         let (mut own, mut nonfinite) = (Joined::default(), None);
-        for rows in rows[share(ctx, rows.len())].chunks(self.config.micro_batch_size) {
-            let loss = self.pull(ctx, prepared, rows, totals)?;
+        for rows in by_episodes(&prepared.samples, &rows[share(ctx, rows.len())], self.config.micro_batch_size) {
+            let loss = self.pull(ctx, prepared, &rows, totals)?;
             own.add(&loss.1);
             if !loss.0.is_finite() {
                 nonfinite = Some(("the loss".to_string(), loss.0));
@@ -359,10 +361,11 @@ impl AgenticPpo {
         let reference = prepared.ref_log_probs.as_ref().map(cut).transpose()?;
         let scores: Vec<f64> = rows.iter().map(|b| prepared.scores[*b]).collect();
 
-        let model = language(ctx.model)?;
-        let (stats, pullback) = model.evaluate(&batch.tokens, &batch.attention, Adapter::On, Grad::Record)?;
-        let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
-        let entropy = Grid::from_tensor("entropies", &stats.entropy)?;
+        let evaluated = Evaluated::new(&chosen, width)?;
+        let Batch { tokens, attention, .. } = &evaluated.batch;
+        let (stats, pullback) = language(ctx.model)?.evaluate(tokens, attention, Adapter::On, Grad::Record)?;
+        let log_probs = evaluated.by_sample(&Grid::from_tensor("log-probabilities", &stats.log_probs)?)?;
+        let entropy = evaluated.by_sample(&Grid::from_tensor("entropies", &stats.entropy)?)?;
         let inputs = LossInputs {
             log_probs: &log_probs,
             entropy: Some(&entropy),
@@ -384,10 +387,11 @@ impl AgenticPpo {
         );
         if loss.value.is_finite() {
             let d_entropy = loss.d_entropy.unwrap_or_else(|| loss.d_log_probs.map(|_| 0.0));
-            let cotangent = [loss.d_log_probs.values(), d_entropy.values()].concat();
+            let (d_log_probs, d_entropy) = (evaluated.by_row(&loss.d_log_probs), evaluated.by_row(&d_entropy));
+            let cotangent = [d_log_probs.values(), d_entropy.values()].concat();
             let cotangent: Vec<f32> = cotangent.into_iter().map(|d| d as f32).collect();
             let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
-            let shape = [2, loss.d_log_probs.rows(), loss.d_log_probs.columns()];
+            let shape = [2, d_log_probs.rows(), d_log_probs.columns()];
             ctx.strategy.before_last_pull(ctx.model)?;
             pullback.pull(&Tensor::new(cotangent, shape)?).while_doing(|| "pulling back the policy loss".into())?;
             ctx.strategy.accumulate(ctx.model)?;

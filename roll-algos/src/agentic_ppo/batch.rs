@@ -1,5 +1,7 @@
 //! Episodes as a batch of samples: whole episodes, or each turn by itself.
 
+use std::collections::HashMap;
+
 use roll_core::{Result, Tensor};
 
 use super::grid::{Grid, Mask};
@@ -48,6 +50,61 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
     samples
 }
 
+/// Samples as they are evaluated: where several are turns of one episode the longest alone, which begins with all of
+/// them. No token depends on those after it, so its log-probabilities are theirs, and their gradients its gradient.
+pub struct Evaluated {
+    /// What the model gets.
+    pub batch: Batch,
+    /// Row of the batch that has each sample.
+    row_of: Vec<usize>,
+}
+
+impl Evaluated {
+    /// Of `samples`, padded to `width`.
+    pub fn new(samples: &[&Sample], width: usize) -> Result<Self> {
+        let mut longest: Vec<&Sample> = Vec::new();
+        let (mut place, mut row_of) = (HashMap::new(), Vec::new());
+        for sample in samples {
+            let row = *place.entry(sample.episode).or_insert(longest.len());
+            match longest.get_mut(row) {
+                Some(found) if found.tokens.len() < sample.tokens.len() => *found = sample,
+                Some(_) => {}
+                None => longest.push(sample),
+            }
+            row_of.push(row);
+        }
+        Ok(Self { batch: Batch::new(&longest, width)?, row_of })
+    }
+
+    /// What the model says, sample by sample. Beyond a sample's own tokens it speaks of those of later turns.
+    pub fn by_sample(&self, values: &Grid) -> Result<Grid> {
+        Grid::new(values.columns(), self.row_of.iter().flat_map(|row| values.row(*row)).copied().collect())
+    }
+
+    /// Gradients of the samples as those of the rows that have them.
+    pub fn by_row(&self, gradients: &Grid) -> Grid {
+        let mut sums = Grid::filled(self.batch.response.rows(), gradients.columns(), 0.0);
+        for (sample, row) in self.row_of.iter().enumerate() {
+            sums.row_mut(*row).iter_mut().zip(gradients.row(sample)).for_each(|(sum, d)| *sum += d);
+        }
+        sums
+    }
+}
+
+/// Rows in parts of `episodes` episodes, so that the turns of one are evaluated together.
+pub fn by_episodes(samples: &[Sample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
+    let mut found: Vec<Vec<usize>> = Vec::new();
+    let mut place = HashMap::new();
+    for row in rows {
+        let at = *place.entry(samples[*row].episode).or_insert(found.len());
+        match found.get_mut(at) {
+            Some(rows) => rows.push(*row),
+            None => found.push(vec![*row]),
+        }
+    }
+    found.chunks(episodes).map(<[_]>::concat).collect()
+}
+
 /// Samples side by side, padded on the right to the longest.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -90,4 +147,35 @@ impl Batch {
 /// Width that holds all samples; at least 2, so that there is a prediction.
 pub fn width(samples: &[Sample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn turn(episode: usize, turn: usize, length: usize) -> Sample {
+        let tokens: Vec<u32> = (0..length as u32).collect();
+        Sample { episode, turn, response: vec![true; length], log_probs: vec![0.0; length], tokens }
+    }
+
+    #[test]
+    fn turns_of_an_episode_are_evaluated_once() {
+        let samples = [turn(7, 0, 2), turn(7, 1, 4), turn(9, 0, 3), turn(7, 2, 3)];
+        let evaluated = Evaluated::new(&samples.iter().collect::<Vec<_>>(), 4).unwrap();
+        assert_eq!(evaluated.batch.tokens.shape(), [2, 4]);
+        assert_eq!(evaluated.batch.attention.to_f32_vec(), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+        let spread = evaluated.by_sample(&Grid::new(3, vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap()).unwrap();
+        assert_eq!(spread.row(1), [1.0, 2.0, 3.0]);
+        assert_eq!((spread.row(0), spread.row(2)), (spread.row(3), &[4.0, 5.0, 6.0][..]));
+        assert_eq!(evaluated.by_row(&spread).values(), [3.0, 6.0, 9.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn parts_hold_whole_episodes_in_order() {
+        let samples = [turn(0, 0, 2), turn(0, 1, 3), turn(1, 0, 2), turn(2, 0, 2), turn(2, 1, 3)];
+        assert_eq!(by_episodes(&samples, &[0, 1, 2, 3, 4], 2), [vec![0, 1, 2], vec![3, 4]]);
+        assert_eq!(by_episodes(&samples, &[4, 2, 3], 1), [vec![4, 3], vec![2]]);
+        assert!(by_episodes(&samples, &[], 2).is_empty());
+    }
 }

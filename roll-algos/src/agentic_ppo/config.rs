@@ -90,7 +90,7 @@ pub struct Config {
     pub ppo_epochs: usize,
     /// Samples per update, over all ranks; 0 is all.
     pub mini_batch_size: usize,
-    /// Samples whose gradient is computed at once.
+    /// Episodes whose gradient is computed at once; their turns, where each is a sample, are evaluated together.
     pub micro_batch_size: usize,
     /// Compute old log-probabilities before the update even when one update needs none.
     pub enable_old_logprobs_recompute: bool,

@@ -76,7 +76,9 @@ fn rotary_tables(config: &LmConfig, positions: &[usize], device: &Device) -> (Te
 }
 
 /// Keys and values of one sequence in one layer, `[tokens, kv_heads * head_dim]` each.
-type Slot = Mutex<Option<(Tensor<2>, Tensor<2>)>>;
+pub type KeysValues = (Tensor<2>, Tensor<2>);
+
+type Slot = Mutex<Option<KeysValues>>;
 
 /// Keys and values of the tokens that sequences have so far, layer by layer and sequence by sequence.
 pub struct Cache {
@@ -84,22 +86,36 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty one for `sequences` sequences.
-    pub fn new(layers: usize, sequences: usize) -> Self {
-        let empty = || (0..sequences).map(|_| Arc::new(Mutex::new(None))).collect();
-        Self { layers: (0..layers).map(|_| Mutex::new(empty())).collect() }
+    /// What each sequence has already, layer by layer; `None` is nothing.
+    pub fn new(layers: usize, sequences: Vec<Option<Vec<KeysValues>>>) -> Self {
+        let mut sequences: Vec<_> = sequences.into_iter().map(|s| s.unwrap_or_default().into_iter()).collect();
+        let layer = |_| Mutex::new(sequences.iter_mut().map(|s| Arc::new(Mutex::new(s.next()))).collect());
+        Self { layers: (0..layers).map(layer).collect() }
     }
 
-    /// Keeps the sequences that `kept` numbers, in that order.
-    pub fn retain(&self, kept: &[usize]) {
+    /// Puts the sequences that `chosen` numbers in the place of all, in that order. One that is chosen several times
+    /// goes on by itself each time.
+    pub fn choose(&self, chosen: &[usize]) {
         for layer in &self.layers {
             let mut layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
-            *layer = kept.iter().map(|i| layer[*i].clone()).collect();
+            let copy = |i: &usize| layer[*i].lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let slots = chosen.iter().map(|i| Arc::new(Mutex::new(copy(i)))).collect();
+            *layer = slots;
         }
     }
 
+    /// What `sequence` has, layer by layer.
+    pub fn of(&self, sequence: usize) -> Vec<KeysValues> {
+        let slot = |layer: &Mutex<Vec<Arc<Slot>>>| {
+            let slot = layer.lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
+            let held = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            held
+        };
+        self.layers.iter().filter_map(slot).collect()
+    }
+
     /// Adds new keys and values of `sequence`, and returns all it has.
-    fn extend(&self, layer: usize, sequence: usize, k: Tensor<2>, v: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    fn extend(&self, layer: usize, sequence: usize, k: Tensor<2>, v: Tensor<2>) -> KeysValues {
         let slot = self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         let all = match slot.take() {

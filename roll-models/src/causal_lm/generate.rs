@@ -1,12 +1,15 @@
 //! Generation of many continuations at once.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling};
 
 use super::block::Cache;
+use super::config::LmConfig;
 use super::network::Network;
 use super::packed::Packed;
+use super::prefixes::Prefixes;
 use super::sampling::{check, draw};
 
 /// Tells after which texts and ids a row ends.
@@ -21,77 +24,109 @@ pub struct Endings<'a> {
 struct Row {
     /// Its place among the prompts.
     index: usize,
-    /// Tokens so far, prompt included.
-    length: usize,
     rng: rand_chacha::ChaCha8Rng,
-    /// Tokens that the next step reads.
-    pending: Vec<u32>,
     generation: Generation,
+}
+
+/// Prompts, each once.
+struct Distinct<'a> {
+    prompts: Vec<&'a [u32]>,
+    /// Which of them each row has.
+    of: Vec<usize>,
+}
+
+impl<'a> Distinct<'a> {
+    fn new(prompts: impl Iterator<Item = &'a Vec<u32>>) -> Self {
+        let (mut distinct, mut place) = (Self { prompts: Vec::new(), of: Vec::new() }, HashMap::new());
+        for prompt in prompts {
+            let next = place.len();
+            let found = *place.entry(prompt).or_insert(next);
+            if found == next {
+                distinct.prompts.push(prompt);
+            }
+            distinct.of.push(found);
+        }
+        distinct
+    }
 }
 
 /// Continues each prompt until an ending, `max_new_tokens`, or the end of the context. An empty prompt gets an empty
 /// continuation, as does one that fills the context. What a row gets depends on its prompt, its place and the seed
-/// alone.
+/// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
     sampling: &Sampling,
     endings: &Endings<'_>,
+    prefixes: &Prefixes,
 ) -> Result<Vec<Generation>> {
     check(sampling)?;
-    let context = network.config().context;
+    let LmConfig { context, vocab, layers, .. } = *network.config();
     let noise = Noise::new(sampling.seed);
     let trainable = network.trainable(Adapter::On);
-    let mut finished: Vec<Generation> =
-        prompts.iter().map(|_| Generation { tokens: Vec::new(), log_probs: Vec::new() }).collect();
+    let empty = || Generation { tokens: Vec::new(), log_probs: Vec::new() };
+    let mut finished: Vec<Generation> = prompts.iter().map(|_| empty()).collect();
     let fits = |prompt: &Vec<u32>| !prompt.is_empty() && prompt.len() < context && sampling.max_new_tokens > 0;
-    let mut rows: Vec<Row> = prompts
-        .iter()
-        .enumerate()
-        .filter(|(_, prompt)| fits(prompt))
-        .map(|(index, prompt)| Row {
-            index,
-            length: prompt.len(),
-            rng: noise.generator(Purpose::Tokens, 0, sampling.number(index)),
-            pending: prompt.clone(),
-            generation: Generation { tokens: Vec::new(), log_probs: Vec::new() },
+    let mut rows: Vec<Row> = (0..prompts.len())
+        .filter(|index| fits(&prompts[*index]))
+        .map(|index| {
+            let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
+            Row { index, rng, generation: empty() }
         })
         .collect();
-    let cache = Arc::new(Cache::new(network.config().layers, rows.len()));
-    while !rows.is_empty() {
-        let mut packed = Packed::default();
-        for row in &mut rows {
-            let from = row.length - row.pending.len();
-            packed.push(row.pending.drain(..).map(i64::from), from);
-        }
-        let logits = network.next_logits(&packed, &cache, trainable.as_ref())?;
-        let vocab = network.config().vocab;
-        let mut going = Vec::new();
-        let mut kept = Vec::new();
-        for (at, (mut row, logits)) in rows.into_iter().zip(logits.chunks_exact(vocab)).enumerate() {
-            let drawn = draw(logits, sampling, &mut row.rng)?;
+    if rows.is_empty() {
+        return Ok(finished);
+    }
+
+    let distinct = Distinct::new(rows.iter().map(|row| &prompts[row.index]));
+    prefixes.turn(sampling.seed);
+    let (mut packed, mut known) = (Packed::default(), Vec::new());
+    for prompt in &distinct.prompts {
+        let found = prefixes.take(prompt);
+        let from = found.as_ref().map_or(0, |(length, _)| *length);
+        packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
+        known.push(found.map(|(_, given)| given));
+    }
+    let cache = Arc::new(Cache::new(layers, known));
+    let mut logits = network.next_logits(&packed, &cache, trainable.as_ref())?;
+    cache.choose(&distinct.of);
+    // Which row of the logits each sequence draws from.
+    let mut drawn_from = distinct.of;
+    loop {
+        let (mut going, mut kept, mut packed) = (Vec::new(), Vec::new(), Packed::default());
+        for (at, mut row) in rows.into_iter().enumerate() {
+            let drawn = draw(&logits[drawn_from[at] * vocab..][..vocab], sampling, &mut row.rng)?;
+            // The cache has what was read; the token that is drawn now will be read next.
+            let read = prompts[row.index].len() + row.generation.tokens.len();
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
-            row.pending.push(drawn.id);
-            row.length += 1;
             let ended = endings.ids.contains(&drawn.id)
                 || row.generation.tokens.len() >= sampling.max_new_tokens
-                || row.length >= context
+                || read + 1 >= context
                 || stops(&row.generation.tokens, sampling, endings)?;
             match ended {
-                true => finished[row.index] = row.generation,
+                true => {
+                    let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(read).copied().collect();
+                    prefixes.keep(tokens, cache.of(at));
+                    finished[row.index] = row.generation;
+                }
                 false => {
+                    packed.push(std::iter::once(i64::from(drawn.id)), read);
                     kept.push(at);
                     going.push(row);
                 }
             }
         }
-        if kept.len() < packed.spans.len() {
-            cache.retain(&kept);
+        if going.is_empty() {
+            return Ok(finished);
+        }
+        if kept.len() < drawn_from.len() {
+            cache.choose(&kept);
         }
         rows = going;
+        logits = network.next_logits(&packed, &cache, trainable.as_ref())?;
+        drawn_from = (0..rows.len()).collect();
     }
-    Ok(finished)
 }
 
 /// Whether one of the stop texts stands at the end of what was written.

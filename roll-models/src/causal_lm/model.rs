@@ -13,6 +13,7 @@ use super::adapter;
 use super::chat::ChatTemplate;
 use super::generate::{Endings, generate};
 use super::network::Network;
+use super::prefixes::Prefixes;
 use super::tokenizer::Tokenizer;
 
 /// A causal language model.
@@ -22,6 +23,8 @@ pub struct CausalLm {
     template: Option<ChatTemplate>,
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
+    /// What the last turn of conversations gave.
+    prefixes: Prefixes,
 }
 
 impl CausalLm {
@@ -36,7 +39,7 @@ impl CausalLm {
         }
         let end_ids = network.config().end_ids.clone();
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
-        Ok(Self { network, tokenizer, template, end_ids, specs })
+        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes: Prefixes::default() })
     }
 
     /// The network.
@@ -74,6 +77,7 @@ impl Model for CausalLm {
     }
 
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.prefixes.forget();
         match self.network.parameters() {
             Some(parameters) => parameters.write(values),
             None => nothing(values.len()),
@@ -111,6 +115,7 @@ impl Model for CausalLm {
     }
 
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.prefixes.forget();
         let Some(parameters) = self.network.parameters() else { return Ok(()) };
         let name = self.adapter_file();
         let file = files.get(name).ok_or_else(|| {
@@ -124,15 +129,22 @@ impl Model for CausalLm {
 
 impl ParameterParts for CausalLm {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        self.network.parameters().map_or_else(|| nothing(out.len()), |p| p.read_part(which, out))
+        match self.network.parameters() {
+            Some(parameters) => parameters.read_part(which, out),
+            None => nothing(out.len()),
+        }
     }
 
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        self.prefixes.forget();
         self.network.parameters().map_or_else(|| nothing(values.len()), |p| p.write_part(which, values))
     }
 
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        self.network.parameters().map_or_else(|| nothing(add_into.len()), |p| p.take_gradients_part(which, add_into))
+        match self.network.parameters() {
+            Some(parameters) => parameters.take_gradients_part(which, add_into),
+            None => nothing(add_into.len()),
+        }
     }
 }
 
@@ -169,7 +181,7 @@ impl LanguageModel for CausalLm {
 
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         let decode = |tokens: &[u32]| self.detokenize(tokens);
-        generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode })
+        generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode }, &self.prefixes)
     }
 
     fn evaluate(
@@ -179,6 +191,8 @@ impl LanguageModel for CausalLm {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
+        // The rollout is over: its memory is for what is recorded.
+        self.prefixes.forget();
         self.network.evaluate(tokens, mask, adapter, grad)
     }
 }
