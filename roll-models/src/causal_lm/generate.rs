@@ -138,3 +138,87 @@ fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<b
     let text = (endings.decode)(tail)?;
     Ok(sampling.stop.iter().any(|stop| text.contains(stop.as_str())))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use burn::tensor::DType;
+    use rand_distr::{Distribution, StandardNormal};
+    use roll_core::{StateDict, Tensor};
+
+    use super::*;
+
+    /// Two key heads for four heads of queries, and every weight random.
+    fn network() -> Network {
+        let config = LmConfig::parse(
+            br#"{"model_type": "llama", "vocab_size": 12, "hidden_size": 16, "intermediate_size": 24,
+                 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+                 "rope_theta": 10000.0, "tie_word_embeddings": true, "max_position_embeddings": 40, "eos_token_id": 0}"#,
+        )
+        .unwrap();
+        let mut rng = Noise::new(3).generator(Purpose::Parameters, 0, 0);
+        let mut state = StateDict::new();
+        for (name, shape) in config.weights() {
+            let mut draw = || 0.4 * Distribution::<f32>::sample(&StandardNormal, &mut rng);
+            let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw()).collect();
+            state.insert(name, Tensor::new(values, shape).unwrap());
+        }
+        Network::new(config, &state, DType::F32, &roll_backends::device("flex").unwrap()).unwrap()
+    }
+
+    fn turn(network: &Network, prompts: &[Vec<u32>], seed: u64, prefixes: &Prefixes) -> Vec<Generation> {
+        let sampling = Sampling { temperature: 1.0, seed, max_new_tokens: 5, ..Sampling::greedy(5) };
+        let decode = |_: &[u32]| Ok(String::new());
+        generate(network, prompts, &sampling, &Endings { ids: &[0], decode: &decode }, prefixes).unwrap()
+    }
+
+    fn assert_close(found: &[Generation], expected: &[Generation]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!(found.tokens, expected.tokens);
+            for (a, b) in found.log_probs.iter().zip(&expected.log_probs) {
+                assert!((a - b).abs() < 1e-5, "{a} against {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_conversation_goes_on_as_if_it_were_read_from_the_start() {
+        let network = network();
+        let kept = Prefixes::default();
+        let mut prompts = vec![vec![3, 4, 5], vec![7], vec![3, 4, 5], vec![8, 9, 1, 2]];
+        for seed in 1..4 {
+            let found = turn(&network, &prompts, seed, &kept);
+            assert_close(&found, &turn(&network, &prompts, seed, &Prefixes::default()));
+            for (prompt, generation) in prompts.iter_mut().zip(&found) {
+                prompt.extend(&generation.tokens);
+                prompt.extend([6, 11]);
+            }
+        }
+        // What was kept was used: all but the last drawn token and the two that the environment added.
+        turn(&network, &[], 4, &kept);
+        let (length, layers) = kept.take(&prompts[1]).unwrap();
+        assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));
+        assert_eq!(layers[0].0.dims(), [length, 8]);
+    }
+
+    #[test]
+    fn equal_prompts_get_what_each_would_get_alone() {
+        let network = network();
+        let together = turn(&network, &[vec![3, 4], vec![5], vec![3, 4]], 9, &Prefixes::default());
+        let sampling = |number| Sampling {
+            temperature: 1.0,
+            seed: 9,
+            max_new_tokens: 5,
+            numbers: vec![number],
+            ..Sampling::greedy(5)
+        };
+        let decode = |_: &[u32]| Ok(String::new());
+        for (number, prompt) in [(0, vec![3, 4]), (1, vec![5]), (2, vec![3, 4])] {
+            let endings = Endings { ids: &[0], decode: &decode };
+            let alone = generate(&network, &[prompt], &sampling(number), &endings, &Prefixes::default()).unwrap();
+            assert_close(&together[number as usize..][..1], &alone);
+        }
+        assert_ne!(together[0].tokens, together[2].tokens, "each draws for itself");
+    }
+}
