@@ -1,17 +1,17 @@
 //! What the command line takes.
 
+mod models;
 mod plugins;
 mod runs;
-mod models;
 mod weights;
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+pub use models::{Ask, Generate, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
-pub use models::{Ask, Generate, Score};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyKind,
