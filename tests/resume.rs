@@ -65,7 +65,9 @@ fn every_algorithm_and_strategy_goes_on_bit_for_bit() {
 /// `roll run` of the language model that is built in.
 fn language(world: &World, algorithm: &str, out: &str, settings: &[&str]) -> Command {
     let mut command = world.command(&["run", "--algo", algorithm, "--model", "causal_lm", "--out", out]);
-    settings.iter().for_each(|setting| drop(command.args(["--set", setting])));
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
     command
 }
 
@@ -92,10 +94,10 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
     ];
     let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
     for (name, settings, weights) in cases {
-        let settings = [&short, settings].concat();
+        let settings = [&short[..], settings].concat();
         let [whole, halved, signalled] = ["whole", "halved", "signalled"].map(|how| format!("{name}-{how}"));
-        for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"])] {
-            let output = language(&world, "agentic_ppo", out, &[&settings, more].concat()).output().unwrap();
+        for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"][..])] {
+            let output = language(&world, "agentic_ppo", out, &[&settings[..], more].concat()).output().unwrap();
             assert!(output.status.success(), "{}", said(&output));
         }
         // As if it had been killed after its second step.

@@ -16,11 +16,10 @@ macro_rules! println {
 /// Prints a line, unless the reader went away. What else goes wrong, such as a full disk behind a redirection, ends the
 /// process: nothing that is printed comes before the work is done.
 pub fn line(text: Arguments<'_>) {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            eprintln!("error: cannot write to the standard output: {error}");
-            std::process::exit(1);
-        }
-        _ => {}
+    if let Err(error) = writeln!(std::io::stdout(), "{text}")
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        eprintln!("error: cannot write to the standard output: {error}");
+        std::process::exit(1);
     }
 }
