@@ -5,19 +5,22 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::StateDict;
 use roll_core::config::ConfigLayers;
+use roll_core::{BuildContext, StateDict};
+use roll_models::causal_lm::{self, CausalLmOptions};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
 use roll_models::wan2_2::components;
 use roll_models::weights::Checkpoint;
+use roll_models::weights::gguf::GgufFile;
 
 /// A reader.
 pub type Entry = fn(&[u8]);
 
 /// Every reader by the name of its corpus.
-pub const ENTRIES: [(&str, Entry); 6] = [
+pub const ENTRIES: [(&str, Entry); 7] = [
     ("safetensors", safetensors),
     ("pth", pth),
+    ("gguf", gguf),
     ("onnx", onnx),
     ("mp4", mp4),
     ("config", config),
@@ -42,6 +45,19 @@ fn weights(bytes: &[u8], extension: &str) {
         }
         let _ = LoraFile::open(path);
         let _ = components::recognise(checkpoint);
+    });
+}
+
+/// Values and tensors of a GGUF file, and the language model in it, with its tokenizer and chat template; it is not run.
+pub fn gguf(bytes: &[u8]) {
+    with_file(bytes, "gguf", |path| {
+        let Ok(file) = GgufFile::open(path) else { return };
+        for name in file.names() {
+            let _ = file.tensor(name).map(|tensor| tensor.as_bytes().len());
+        }
+        let options = CausalLmOptions { model_path: Some(path.into()), lora_rank: 1, ..CausalLmOptions::default() };
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+        let _ = causal_lm::open(&options, &context);
     });
 }
 

@@ -4,7 +4,9 @@
 
 mod world;
 
-use world::{World, fails};
+use std::process::Stdio;
+
+use world::{World, fails, said};
 
 #[test]
 fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
@@ -32,4 +34,15 @@ fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
         assert!(world.done(&["completions", shell]).contains("--resume") || shell == "fish", "{shell}");
     }
     fails(&world.roll(&["completions", "tcsh"]), 2, &["tcsh", "bash"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let world = World::new(0);
+    for arguments in [&["plugins"][..], &["config"], &["man"]] {
+        let mut child = world.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && !said(&output).contains("panicked"), "{arguments:?}: {}", said(&output));
+    }
 }

@@ -7,6 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use roll_core::BuildContext;
+use roll_models::causal_lm::CausalLmOptions;
+use roll_models::weights::gguf::GgufFile;
+
 #[path = "../fuzz/entries.rs"]
 mod entries;
 
@@ -127,6 +131,11 @@ fn torch_checkpoints_are_read_or_refused() {
 }
 
 #[test]
+fn gguf_files_are_read_or_refused() {
+    try_out("gguf");
+}
+
+#[test]
 fn onnx_files_are_read_or_refused() {
     try_out("onnx");
 }
@@ -144,4 +153,26 @@ fn configurations_are_read_or_refused() {
 #[test]
 fn keys_of_loras_are_read_or_refused() {
     try_out("lora_keys");
+}
+
+/// Mutations of files that are refused anyway would try little.
+#[test]
+fn the_gguf_seeds_are_read_to_their_end() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/gguf");
+    for (name, tensors) in [("llama", 12), ("qwen2", 15), ("everything", 8)] {
+        let path = directory.join(format!("{name}.gguf"));
+        let file = GgufFile::open(&path).unwrap();
+        assert_eq!(file.names().filter(|name| file.tensor(name).is_ok()).count(), tensors, "{name}");
+        let options = CausalLmOptions { model_path: Some(path), lora_rank: 1, ..CausalLmOptions::default() };
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+        assert_eq!(roll_models::causal_lm::open(&options, &context).is_ok(), name != "everything", "{name}");
+    }
+}
+
+#[test]
+fn the_onnx_seed_is_a_model() {
+    let bytes = corpus("onnx").remove(0);
+    let device = roll_backends::device("flex").unwrap();
+    let model = roll_rewards::onnx::Model::parse(Path::new("small.onnx"), &bytes, &device).unwrap();
+    assert_eq!(model.outputs().len(), 1);
 }

@@ -137,6 +137,51 @@ fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
 }
 
 #[test]
+fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
+    let world = Job::new();
+    // `mpirun` hands SIGUSR1 on to all. SIGTERM goes to one rank here: that one asks the others.
+    for (out, name, wrapped) in [("all", "-USR1", false), ("one", "-TERM", true)] {
+        let run = world.path(out);
+        let mut command = world.command(2, &["--out", out, "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=2"]);
+        if wrapped {
+            // Says what each rank exits with; `mpirun` knows only of the first.
+            let script = "\"$0\" \"$@\"; echo \"a rank exits with $?\"";
+            let told: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
+            let at = told.iter().position(|a| a == env!("CARGO_BIN_EXE_roll")).unwrap();
+            let mut through_shell = Command::new("mpirun");
+            through_shell.args(&told[..at]).args(["sh", "-c", script]).args(&told[at..]).current_dir(world.path("."));
+            let variables: Vec<_> = command.get_envs().map(|(n, v)| (n.to_owned(), v.unwrap().to_owned())).collect();
+            command = through_shell;
+            command.envs(variables);
+        }
+        let mut job = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let since = Instant::now();
+        while checkpoint::list(&run.join("checkpoints")).unwrap().len() < 2 {
+            assert!(since.elapsed() < PATIENCE && job.try_wait().unwrap().is_none(), "no checkpoint came");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let target = match wrapped {
+            true => children(*children(job.id()).last().unwrap())[0],
+            false => job.id(),
+        };
+        assert!(Command::new("kill").args([name, &target.to_string()]).status().unwrap().success());
+        let output = job.wait_with_output().unwrap();
+        let said = said(&output);
+        for rank in 0..2 {
+            assert!(said.contains(&format!("[rank {rank}] error: interrupted")), "{said}");
+        }
+        assert!(said.contains(&format!("roll run --resume {out}")) && !said.contains("MPI_ABORT"), "{said}");
+        match wrapped {
+            true => assert_eq!(said.matches("a rank exits with 130").count(), 2, "{said}"),
+            false => assert_eq!(output.status.code(), Some(130), "{said}"),
+        }
+        let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
+        let output = world.run(2, &["--resume", out, "--steps", &(done + 1).to_string()], &[]);
+        assert!(output.status.success(), "{}", self::said(&output));
+    }
+}
+
+#[test]
 fn a_rank_that_fails_says_so_and_every_rank_says_who_it_was() {
     let world = Job::new();
     // Half of the ranks get a clip that cannot be read.

@@ -49,6 +49,22 @@ fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() 
 }
 
 #[test]
+fn what_a_model_from_a_library_encoded_is_kept() {
+    let world = World::new(3);
+    let library = library("wan2_2");
+    let counts = |out: &str| {
+        let cached = ["--set", "reward.name=brightness", "--set", "data.cache_dir=cache"];
+        let output = train(&world, out, &[&["--plugin", &library, "--plugins-replace"], &cached[..]].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output).lines().find(|line| line.contains("encodings:")).unwrap().to_string()
+    };
+    let (first, second) = (counts("first"), counts("second"));
+    assert!(first.contains("encodings: 0 were kept") && !first.contains(" 0 computed"), "{first}");
+    assert!(second.contains(" 0 computed"), "{second}");
+    assert_eq!(results(&world, "first"), results(&world, "second"));
+}
+
+#[test]
 fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits() {
     let world = World::new(0);
     let train = |out: &str, more: &[&str]| {

@@ -56,12 +56,87 @@ fn every_algorithm_and_strategy_goes_on_bit_for_bit() {
         world.train(&whole, 3, &settings);
         world.train(&halved, 3, &[&settings[..], &["save_steps=2"]].concat());
         // As if it had been killed after its second step.
-        let run = world.path(&halved);
-        std::fs::remove_dir_all(run.join("checkpoints/step-000003")).unwrap();
-        std::fs::remove_file(run.join("summary.json")).unwrap();
+        remove_the_end(&world.path(&halved), "step-000003");
         world.done(&["run", "--resume", &halved]);
         assert_alike(&world, &halved, &whole, 3, files);
     }
+}
+
+/// `roll run` of the language model that is built in.
+fn language(world: &World, algorithm: &str, out: &str, settings: &[&str]) -> Command {
+    let mut command = world.command(&["run", "--algo", algorithm, "--model", "causal_lm", "--out", out]);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    command
+}
+
+/// Makes it seem that a run was killed before its last checkpoint.
+fn remove_the_end(run: &Path, last: &str) {
+    std::fs::remove_dir_all(run.join("checkpoints").join(last)).unwrap();
+    std::fs::remove_file(run.join("summary.json")).unwrap();
+}
+
+#[test]
+fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
+    let world = World::new(0);
+    let short = [
+        "steps=4",
+        "algo.num_env_groups=2",
+        "algo.group_size=4",
+        "algo.max_actions_per_traj=3",
+        "algo.val_batch_size=4",
+        "evaluation.every=3",
+    ];
+    let cases: [(&str, &[&str], &str); 2] = [
+        ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], "adapter_model.safetensors"),
+        ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], "model.safetensors"),
+    ];
+    let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
+    for (name, settings, weights) in cases {
+        let settings = [&short[..], settings].concat();
+        let [whole, halved, signalled] = ["whole", "halved", "signalled"].map(|how| format!("{name}-{how}"));
+        for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"][..])] {
+            let output = language(&world, "agentic_ppo", out, &[&settings[..], more].concat()).output().unwrap();
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        // As if it had been killed after its second step.
+        remove_the_end(&world.path(&halved), "step-000004");
+        let output = signal_at(language(&world, "agentic_ppo", &signalled, &settings), "step 1/", &["-TERM"]);
+        fails(&output, 130, &["interrupted", &format!("roll run --resume {signalled}")]);
+        for out in [&halved, &signalled] {
+            let done = checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().unwrap().step();
+            assert!((1..4).contains(&done), "{done} steps of {out}");
+            world.done(&["run", "--resume", out]);
+            assert_alike(&world, out, &whole, 4, &[weights, WEIGHTS[1]]);
+            assert_eq!(episodes(out), episodes(&whole), "episodes of {out}");
+        }
+        let summary = world.summary(&whole);
+        assert!(summary["success_before"].is_number() && world.metrics(&whole).len() > 4, "{summary}");
+    }
+}
+
+#[test]
+fn training_on_conversations_goes_on_bit_for_bit() {
+    let world = World::new(0);
+    let line = |i: usize| {
+        let messages = [("user", format!("P_ {i}")), ("assistant", format!("at {}", i * i))];
+        let messages = messages.map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
+        serde_json::json!({ "messages": messages }).to_string() + "\n"
+    };
+    std::fs::write(world.path("talk.jsonl"), (0..7).map(line).collect::<String>()).unwrap();
+    // Two passes and a half, of batches that do not divide the lines.
+    let settings =
+        ["steps=6", "save_steps=3", "algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
+    for out in ["whole", "halved"] {
+        let output = language(&world, "sft", out, &settings).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    remove_the_end(&world.path("halved"), "step-000006");
+    world.done(&["run", "--resume", "halved"]);
+    assert_alike(&world, "halved", "whole", 6, &["adapter_model.safetensors", WEIGHTS[1]]);
+    let metrics = world.metrics("whole");
+    assert_ne!(metrics[0]["actor/loss"], metrics[5]["actor/loss"]);
 }
 
 #[test]

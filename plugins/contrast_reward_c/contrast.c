@@ -102,7 +102,7 @@ static uint32_t score(void *state, const roll_score_input *input, roll_score *ou
     return ROLL_OK;
 }
 
-static const roll_reward_table table = {facts, prepare, score};
+static const roll_reward_table table = {facts, prepare, score, NULL};
 
 static uint32_t make(const void *data, roll_str options, const roll_context *context, roll_object *out,
                      roll_error *error) {

@@ -1,5 +1,9 @@
 //! The command line of roll.
 
+// Its `println!` is for all modules after it.
+#[macro_use]
+mod output;
+
 mod args;
 mod commands;
 mod comparison;
@@ -44,19 +48,18 @@ fn main() -> ExitCode {
         }
         Err(error) => (None, Err(error)),
     };
-    let code = match &result {
-        Ok(()) => 0,
-        Err(error) => {
-            report(error, rank);
-            match error.fault() {
-                Fault::User => 2,
-                Fault::Failure => 1,
-                Fault::Interrupt => 130,
-            }
-        }
+    let fault = result.as_ref().err().map(roll_core::Error::fault);
+    if let Err(error) = &result {
+        report(error, rank);
+    }
+    let code = match fault {
+        None => 0,
+        Some(Fault::User) => 2,
+        Some(Fault::Failure) => 1,
+        Some(Fault::Interrupt) => 130,
     };
     if let Some(job) = job {
-        job.leave(code);
+        job.leave(fault, code);
     }
     ExitCode::from(code)
 }

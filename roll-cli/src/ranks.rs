@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "mpi")]
 use roll_core::Communicator;
-use roll_core::{Error, Result, Strategy, communicator};
+use roll_core::{Error, Fault, Result, Strategy, communicator};
 
 use crate::args::Collectives;
 
@@ -61,7 +61,7 @@ impl Job {
     }
 
     /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error where there are others: a
-    /// process that unwound out of MPI would leave them waiting.
+    /// process that unwound out of MPI would leave them waiting. An interrupt is no failure: all ranks agreed on it.
     pub fn run(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.rank().is_none() {
             return f();
@@ -71,17 +71,20 @@ impl Job {
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
             Err(Error::Misuse(format!("panicked: {}", said.unwrap_or_else(|| "no message".into()))))
         });
-        if let Err(error) = &result {
+        if let Err(error) = &result
+            && error.fault() != Fault::Interrupt
+        {
             communicator::current().fail(&error.chain());
         }
         result
     }
 
-    /// Leaves the job; with another `code` than 0 the whole job ends.
-    pub fn leave(&self, code: u8) {
+    /// Leaves the job. One that failed is ended as a whole; one that is done, or was interrupted and has its
+    /// checkpoint, is left by every rank in its own time.
+    pub fn leave(&self, fault: Option<Fault>, code: u8) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {
-            if code != 0 {
+            if !matches!(fault, None | Some(Fault::Interrupt)) {
                 mpi.abort(code.into());
             }
             // What was begun ahead and is wanted by nobody any more.
@@ -92,7 +95,7 @@ impl Job {
             }
         }
         #[cfg(not(feature = "mpi"))]
-        let _ = code;
+        let _ = (fault, code);
     }
 }
 

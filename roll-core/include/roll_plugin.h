@@ -1,4 +1,4 @@
-/* The plugin interface of roll, version 1.0, for rewards that are not written in Rust.
+/* The plugin interface of roll, version 1.2, for rewards that are not written in Rust.
  *
  * A plugin is a shared library that exports
  *
@@ -39,7 +39,7 @@ typedef struct {
     uint32_t major, minor;
 } roll_abi;
 
-#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, 1}
+#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, 2}
 
 typedef void (*roll_release)(void *owner);
 
@@ -187,6 +187,10 @@ typedef struct {
     uint32_t (*facts)(void *state, roll_reward_facts *out, roll_error *error);
     uint32_t (*prepare)(void *state, const roll_video *reference, roll_tensors *out, roll_error *error);
     uint32_t (*score)(void *state, const roll_score_input *input, roll_score *out, roll_error *error);
+    /* May be null. Text that is another one whenever `prepare` may give something else for the same reference: options,
+     * networks. With it `data.cache_dir` keeps targets; null, or an empty text, keeps none. The host adds the contents
+     * of the library itself. */
+    uint32_t (*target_key)(void *state, roll_text *out, roll_error *error);
 } roll_reward_table;
 
 #ifdef __cplusplus

@@ -58,6 +58,12 @@ impl Fingerprint {
         Ok(self)
     }
 
+    /// As [`Fingerprint::file`], but every byte counts whatever the size: for programs, of which little changes.
+    pub fn whole_file(self, path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+        Ok(self.part("contents", &bytes))
+    }
+
     /// Lower-case hexadecimal.
     pub fn finish(self) -> String {
         self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
@@ -106,5 +112,21 @@ mod tests {
             assert_ne!(of(&a), of(&b));
         }
         assert!(Fingerprint::new("f").file(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn of_a_whole_file_every_byte_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let of = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let key = || Fingerprint::new("f");
+            (key().file(&path).unwrap().finish(), key().whole_file(&path).unwrap().finish())
+        };
+        let mut bytes = vec![7u8; (WHOLE + 12345) as usize];
+        let (sampled, whole) = of(&bytes);
+        bytes[BLOCK + 1] = 8; // between two blocks
+        let changed = of(&bytes);
+        assert!(changed.0 == sampled && changed.1 != whole);
     }
 }

@@ -45,7 +45,7 @@ fn bucket(clip: &Probed, config: &DataConfig) -> Result<Bucket, String> {
     let distance = |r: &f64| (r / ratio).ln().abs();
     let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
     let size = match (nearest, config.height, config.width) {
-        (Some(ratio), ..) => ratio_size(ratio, config.max_pixels),
+        (Some(ratio), ..) => ratio_size(ratio, clip.size, config.max_pixels),
         (None, Some(height), Some(width)) => [height, width],
         _ => target_size(clip.size, config.max_pixels)?,
     };
@@ -58,10 +58,12 @@ fn bucket(clip: &Probed, config: &DataConfig) -> Result<Bucket, String> {
     Ok(Bucket { frames: longest.unwrap_or(available), size })
 }
 
-/// Height and width of at most about so many pixels.
-fn ratio_size(ratio: f64, max_pixels: usize) -> [usize; 2] {
-    let height = (max_pixels as f64 / ratio).sqrt();
-    [height, height * ratio].map(|side| (side as usize / DIVISOR * DIVISOR).max(DIVISOR))
+/// Height and width of at most about so many pixels, and of no more than the clip has: a small one is not blown up.
+fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize) -> [usize; 2] {
+    let [own_height, own_width] = clip.map(|side| side as f64);
+    let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);
+    // Of a ratio such as 16/9 the width may come out a hair below the clip's.
+    [height, height * ratio].map(|side| ((side + 1e-6) as usize / DIVISOR * DIVISOR).max(DIVISOR))
 }
 
 #[cfg(test)]
@@ -82,9 +84,27 @@ mod tests {
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
         assert_eq!(of([1920, 1080], 17), Ok(Bucket { frames: 17, size: [832, 464] }));
         // Shorter than every length: it keeps its own.
-        assert_eq!(of([500, 510], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
+        assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
         assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow).map(|b| b.frames), Ok(49));
+    }
+
+    #[test]
+    fn a_clip_smaller_than_allowed_is_not_scaled_up() {
+        let config = DataConfig {
+            bucket_ratios: vec![16.0 / 9.0, 1.0, 9.0 / 16.0],
+            max_pixels: 480 * 832,
+            ..DataConfig::default()
+        };
+        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config).map(|b| b.size);
+        assert_eq!(of([500, 510]), Ok([496, 496]));
+        assert_eq!(of([144, 256]), Ok([144, 256]));
+        assert_eq!(of([256, 144]), Ok([256, 144]));
+        // Cropped to its ratio, it has as many pixels less.
+        assert_eq!(of([200, 256]), Ok([192, 192]));
+        assert_eq!(of([1080, 1920]), Ok([464, 832]));
+        // Below the smallest size there is no other choice.
+        assert_eq!(of([8, 8]), Ok([16, 16]));
     }
 
     #[test]

@@ -48,7 +48,7 @@ enum Command {
         #[arg(long, default_value = "target/demo-agent")]
         work: PathBuf,
         /// Where the files lie that are built in.
-        #[arg(long, default_value = "assets/demo_agent")]
+        #[arg(long, default_value = "roll-models/assets/demo_agent")]
         out: PathBuf,
     },
 }

@@ -120,6 +120,8 @@ impl Trainer {
     pub(super) fn stop(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, self.identity)?;
         self.save(journal)?;
+        // The others wait until it is written: `mpirun` ends the whole job with the first rank that leaves.
+        self.strategy.communicator().barrier()?;
         if let Some(dir) = &journal.dir {
             tracing::warn!("stopped after {} steps; go on with: roll run --resume {}", self.done, dir.path().display());
         }

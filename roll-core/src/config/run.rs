@@ -301,8 +301,8 @@ pub struct DataConfig {
     pub num_frames: usize,
     /// Take frames at this rate instead of every frame.
     pub fps: Option<f64>,
-    /// Clips are cropped to the nearest of these ratios of width to height (of `max_pixels` pixels), and the samples of
-    /// a micro-batch have one shape. Empty: each clip keeps its own ratio.
+    /// Clips are cropped to the nearest of these ratios of width to height (of `max_pixels` pixels, smaller ones of as many
+    /// as they have), and the samples of a micro-batch have one shape. Empty: each clip keeps its own ratio.
     pub bucket_ratios: Vec<f64>,
     /// Clips are cut to the longest of these numbers of frames (each one more than a multiple of 4) that they have, and
     /// the samples of a micro-batch have one shape. Empty: each clip keeps its length, up to `num_frames`.

@@ -14,7 +14,7 @@ use super::layout::boundary;
 
 /// Major and minor version of these types: whoever changes one of them raises the minor, or the major when older
 /// plugins cannot be recompiled unchanged. The loader wants both to be equal.
-pub const ABI_VERSION: [u32; 2] = [1, 1];
+pub const ABI_VERSION: [u32; 2] = [1, 2];
 
 /// What the symbol `roll_plugin_abi` begins with.
 pub const MAGIC: [u8; 8] = *b"ROLLPLUG";

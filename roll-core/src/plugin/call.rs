@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::abi::{FAULT_FAILURE, FAULT_INTERRUPT, FAULT_USER, OK, RollError, RollObject, RollOwned};
 use super::error::{Chain, PluginError};
-use crate::{Error, Fault, Result};
+use crate::{Error, Fault, Fingerprint, Result};
 
 thread_local! {
     /// Message and place of this thread's last panic, from the hook.
@@ -195,6 +195,24 @@ impl Source {
                 let fault = problem.fault();
                 let (plugin, path) = (origin.plugin.clone(), origin.path.clone());
                 Error::component(fault, PluginError::Call { plugin, path, call, source: Box::new(problem) })
+            }
+        }
+    }
+
+    /// A key of something kept, as the other side told it. That of a plugin holds its library too: other code may give
+    /// something else.
+    ///
+    /// # Safety
+    /// The text is ours, and taken once.
+    pub(super) unsafe fn key(&self, call: &'static str, told: RollOwned<u8>) -> Result<Option<String>> {
+        // SAFETY: as the caller promises.
+        let own = unsafe { told.take_text() }.map_err(|e| self.blame(call, e))?;
+        match (self, own.is_empty()) {
+            (_, true) => Ok(None),
+            (Self::Host, false) => Ok(Some(own)),
+            (Self::Plugin(origin), false) => {
+                let key = Fingerprint::new("plugin").text("key", own).whole_file(&origin.path)?;
+                Ok(Some(key.finish()))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::abi::{NO_TENSOR, RollError, RollPullback, RollStr, RollTensor};
+use super::abi::{NO_TENSOR, OK, RollError, RollOwned, RollPullback, RollStr, RollTensor};
 use super::call::serve;
 use super::data::Lent;
 use super::layout::boundary;
@@ -104,10 +104,13 @@ boundary! {
             out: *mut RollTensor,
             error: *mut RollError,
         ) -> u32,
+        /// Of what `encode` and `encode_video` give; empty when the model cannot tell, null when it never can.
+        pub encoding_key: Option<unsafe extern "C" fn(*mut c_void, *mut RollOwned<u8>, *mut RollError) -> u32>,
     }
 }
 
-pub(super) const TABLE: RollDiffusionTable = RollDiffusionTable { schedule, encode, velocity, decode, encode_video };
+pub(super) const TABLE: RollDiffusionTable =
+    RollDiffusionTable { schedule, encode, velocity, decode, encode_video, encoding_key: Some(encoding_key) };
 
 fn of(model: &mut Target) -> Result<&mut dyn DiffusionModel> {
     model.as_diffusion().ok_or_else(|| Error::Misuse("this is no diffusion model".into()))
@@ -225,6 +228,12 @@ unsafe extern "C" fn encode_video(
     unsafe { serve(state, out, error, body) }
 }
 
+unsafe extern "C" fn encoding_key(state: *mut c_void, out: *mut RollOwned<u8>, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| Ok(RollOwned::text(of(model)?.encoding_key()?.unwrap_or_default()));
+    // SAFETY: as the interface says.
+    unsafe { serve(state, out, error, body) }
+}
+
 fn lent(tensor: &Option<Lent>) -> RollTensor {
     tensor.as_ref().map_or(RollTensor { dtype: NO_TENSOR, ..Default::default() }, |t| *t.get())
 }
@@ -334,6 +343,16 @@ impl DiffusionModel for ForeignModel {
             unsafe { (t.diffusion.decode)(state, x.get(), grad.is_on().into(), out, error) }
         })?;
         self.value("decode", given, Some(latents))
+    }
+
+    fn encoding_key(&self) -> Result<Option<String>> {
+        let told = self.object.call("encoding_key", |t, state, out, error| match t.diffusion.encoding_key {
+            // SAFETY: the arguments live during the call.
+            Some(encoding_key) => unsafe { encoding_key(state, out, error) },
+            None => OK,
+        });
+        // SAFETY: ours, taken once.
+        unsafe { self.object.source.key("encoding_key", told?) }
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {

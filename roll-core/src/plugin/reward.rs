@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 use super::abi::{
-    RollError, RollNamedNumber, RollNamedTensor, RollObject, RollOwned, RollPullback, RollStr, RollTensor,
+    OK, RollError, RollNamedNumber, RollNamedTensor, RollObject, RollOwned, RollPullback, RollStr, RollTensor,
 };
 use super::call::{Foreign, Served, Source, serve, serve_shared};
 use super::data::{Lent, keep_named, lend_named, own_numbers, own_tensors, slice, take_numbers, take_tensors};
@@ -79,12 +79,14 @@ boundary! {
             out: *mut RollScore,
             error: *mut RollError,
         ) -> u32,
+        /// Of what `prepare` gives; empty when the scorer cannot tell, null when it never can.
+        pub target_key: Option<unsafe extern "C" fn(*mut c_void, *mut RollOwned<u8>, *mut RollError) -> u32>,
     }
 }
 
 type Scorer = dyn RewardScorer;
 
-static TABLE: RollRewardTable = RollRewardTable { facts, prepare, score };
+static TABLE: RollRewardTable = RollRewardTable { facts, prepare, score, target_key: Some(target_key) };
 
 /// Gives a scorer away.
 pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
@@ -176,6 +178,12 @@ unsafe extern "C" fn score(
     };
     // SAFETY: as the interface says.
     unsafe { serve(state, out, error, body) }
+}
+
+unsafe extern "C" fn target_key(state: *mut c_void, out: *mut RollOwned<u8>, error: *mut RollError) -> u32 {
+    let body = |scorer: &Scorer| Ok(RollOwned::text(scorer.target_key()?.unwrap_or_default()));
+    // SAFETY: as the interface says.
+    unsafe { serve_shared(state, out, error, body) }
 }
 
 /// # Safety
@@ -275,6 +283,16 @@ impl RewardScorer for ForeignReward {
         }
         self.object.blame("score", self.check(video, given.value, grad, &pullback))?;
         Ok((Score::Value { value: given.value, details }, pullback.filter(|_| grad.is_on())))
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        let told = self.object.call("target_key", |t, state, out, error| match t.target_key {
+            // SAFETY: the arguments live during the call.
+            Some(target_key) => unsafe { target_key(state, out, error) },
+            None => OK,
+        });
+        // SAFETY: ours, taken once.
+        unsafe { self.object.source.key("target_key", told?) }
     }
 
     fn on_missing(&self) -> OnMissing {

@@ -10,6 +10,8 @@ const KNOWN: [&str; 3] = ["qwen2", "qwen3", "llama"];
 
 /// Sizes that no model reaches; beyond them a file is wrong or hostile.
 const MAX_SIZE: usize = 1 << 24;
+/// As many blocks no model has: a list of their weights would take gigabytes.
+const MAX_LAYERS: usize = 1 << 12;
 
 /// Shape of a decoder-only transformer with RMS norms, rotary positions, grouped-query attention and SwiGLU.
 #[derive(Clone, Debug, PartialEq)]
@@ -212,8 +214,9 @@ impl LmConfig {
             ("max_position_embeddings", self.context),
         ];
         for (name, size) in sizes {
-            if size == 0 || size > MAX_SIZE {
-                return Err(format!("`{name}` is {size}; expected 1 to {MAX_SIZE}"));
+            let most = if name == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
+            if size == 0 || size > most {
+                return Err(format!("`{name}` is {size}; expected 1 to {most}"));
             }
         }
         if self.heads % self.kv_heads != 0 {
@@ -221,6 +224,12 @@ impl LmConfig {
         }
         if self.head_dim % 2 != 0 {
             return Err(format!("`head_dim` is {}; rotary positions need an even one", self.head_dim));
+        }
+        if let RopeScaling::Factors(factors) = &self.rope.scaling
+            && (factors.len() != self.head_dim / 2 || !factors.iter().all(|f| *f > 0.0))
+        {
+            let expected = self.head_dim / 2;
+            return Err(format!("expected {expected} rope factors above 0, found {} numbers", factors.len()));
         }
         if !(self.norm_eps >= 0.0 && self.rope.theta > 0.0) {
             return Err(format!("rms_norm_eps {} or rope_theta {} is out of range", self.norm_eps, self.rope.theta));
@@ -344,12 +353,23 @@ mod tests {
             ("use_sliding_window", serde_json::json!(true), "sliding"),
             ("num_key_value_heads", serde_json::json!(3), "share"),
             ("num_hidden_layers", serde_json::json!(0), "num_hidden_layers"),
+            // Names of so many weights would not fit into memory.
+            ("num_hidden_layers", serde_json::json!(1 << 20), "num_hidden_layers"),
             ("vocab_size", serde_json::json!(1u64 << 40), "vocab_size"),
             ("rope_scaling", serde_json::json!({"type": "yarn"}), "yarn"),
             ("rope_scaling", serde_json::json!({"type": "linear"}), "factor"),
         ] {
             let error = LmConfig::parse(&json(&[(key, value)])).unwrap_err();
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn factors_that_do_not_fit_the_head_are_refused() {
+        let config = LmConfig::parse(&json(&[])).unwrap();
+        for (factors, right) in [(vec![2.0], true), (vec![], false), (vec![1.0, 1.0], false), (vec![0.0], false)] {
+            let rope = Rope { scaling: RopeScaling::Factors(factors), ..config.rope.clone() };
+            assert_eq!(LmConfig { rope, ..config.clone() }.check().is_ok(), right);
         }
     }
 

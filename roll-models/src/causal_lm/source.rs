@@ -67,10 +67,10 @@ fn open_weights(directory: &Path) -> Result<Checkpoint> {
 
 /// The small model for FrozenLake; `examples/demo_agent` makes it.
 pub fn built_in() -> Result<Parts> {
-    const CONFIG: &[u8] = include_bytes!("../../../assets/demo_agent/config.json");
-    const TOKENIZER: &[u8] = include_bytes!("../../../assets/demo_agent/tokenizer.json");
-    const TEMPLATE: &str = include_str!("../../../assets/demo_agent/chat_template.jinja");
-    const WEIGHTS: &[u8] = include_bytes!("../../../assets/demo_agent/model.safetensors");
+    const CONFIG: &[u8] = include_bytes!("../../assets/demo_agent/config.json");
+    const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json");
+    const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
+    const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
     let place = "the model that is built in";
     let broken = |problem: String| Error::bad_file(place, problem);
     Ok(Parts {

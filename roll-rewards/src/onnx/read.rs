@@ -17,6 +17,10 @@ use super::{nesting, tensor_proto};
 /// Operator sets whose meaning the operators here know.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 
+/// Numbers that folded constants may have in all, beside as many as the file has bytes: a few hundred bytes can ask for
+/// any number of large constants.
+const MAX_FOLDED: usize = 1 << 24;
+
 /// A graph in execution order. Values live in numbered slots.
 #[derive(Debug)]
 pub(super) struct Graph {
@@ -68,7 +72,8 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
     if !graph.sparse_initializer.is_empty() {
         return Err(bad("it has sparse initialisers, which are not read".into()));
     }
-    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![] }.read()
+    let left = MAX_FOLDED + bytes.len();
+    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![], left }.read()
 }
 
 fn default_domain(domain: &str) -> bool {
@@ -82,6 +87,8 @@ struct Reader<'a> {
     device: &'a Device,
     slots: HashMap<&'a str, usize>,
     constants: Vec<Option<Constant>>,
+    /// Numbers that may still be folded.
+    left: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -219,6 +226,9 @@ impl<'a> Reader<'a> {
         let Some(fixed) = fixed else { return Ok(Some(node)) };
         let values = run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?;
         for (slot, value) in node.outputs.iter().zip(values) {
+            let count = value.shape().iter().product::<usize>();
+            let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
+            self.left = self.left.checked_sub(count).ok_or_else(too_many).map_err(|p| error(self.path, p))?;
             if let Some(slot) = slot {
                 self.constants[*slot] = Some(Constant::new(value).map_err(|p| error(self.path, p))?);
             }

@@ -97,6 +97,10 @@ impl Model for ToyModel {
 }
 
 impl DiffusionModel for ToyModel {
+    fn encoding_key(&self) -> Result<Option<String>> {
+        self.options.at("encoding_key")?;
+        Ok((self.options.fail != "no key").then(|| "toy model".to_string()))
+    }
     fn schedule(&self) -> ScheduleFacts {
         let trained = SigmaRange { low: Sigma(0.25), high: Sigma(0.75) };
         ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained }
@@ -212,6 +216,10 @@ pub fn reward(options: Options, _: &BuildContext) -> Result<ToyReward> {
 }
 
 impl RewardScorer for ToyReward {
+    fn target_key(&self) -> Result<Option<String>> {
+        self.0.at("target_key")?;
+        Ok((self.0.fail != "no key").then(|| "toy reward".to_string()))
+    }
     fn name(&self) -> &str {
         "toy"
     }

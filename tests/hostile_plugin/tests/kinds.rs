@@ -263,6 +263,27 @@ fn conditioning_pictures_and_schedules_cross() {
 }
 
 #[test]
+fn keys_of_what_is_kept_cross_and_hold_the_library() {
+    let keys = |loaded: bool, fail: &str| {
+        let mut model = model(loaded, fail);
+        [model.as_diffusion().unwrap().encoding_key(), reward(loaded, fail).target_key()]
+    };
+    assert_eq!(keys(false, "").map(|key| key.unwrap().unwrap()), ["toy model", "toy reward"]);
+    let told = keys(true, "").map(|key| key.unwrap().unwrap());
+    assert!(told.iter().all(|key| key.len() == 64), "{told:?}");
+    assert_ne!(told[0], told[1]);
+    assert_eq!(keys(true, "").map(|key| key.unwrap().unwrap()), told);
+    for loaded in [false, true] {
+        assert_eq!(keys(loaded, "no key").map(|key| key.unwrap()), [None, None]);
+    }
+    for (at, which) in [("encoding_key", 0), ("target_key", 1)] {
+        let error = keys(true, &format!("{at}:panic")).into_iter().nth(which).unwrap().unwrap_err();
+        let told = Chain::line(&error);
+        assert!(told.contains(&format!("`{at}`")) && told.contains("libhostile_plugin.so"), "{told}");
+    }
+}
+
+#[test]
 fn environments_cross() {
     for loaded in [false, true] {
         let mut environment = environment(loaded, "");

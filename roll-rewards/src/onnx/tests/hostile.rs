@@ -56,6 +56,19 @@ fn lying_sizes_are_refused() {
 }
 
 #[test]
+fn many_large_constants_out_of_a_small_file_are_refused() {
+    let names = ["a", "b", "c", "d"];
+    let file = |count: usize| {
+        let file = File::new(11, &[1, 2]).ints("s", &[1 << 11, 1 << 11]);
+        let made = names[..count].iter().fold(file, |f, name| f.node("ConstantOfShape", &["s"], name, vec![]));
+        let summed = made.node("Concat", &names[..count], "all", vec![int("axis", 0)]);
+        summed.node("ReduceMean", &["all"], "m", vec![]).node("Add", &["x", "m"], "y", vec![])
+    };
+    assert!(file(1).open().is_ok());
+    refused(file(4).open(), &["constants computed from others", "16777216"]);
+}
+
+#[test]
 fn huge_results_are_refused_before_they_are_allocated() {
     let model = |file: File| file.open().unwrap().run(&tensor(&[1., 2.], &[1, 1, 1, 2])).unwrap_err().to_string();
     let file = || File::new(11, &[1, 1, 1, 2]);

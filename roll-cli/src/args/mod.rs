@@ -1,0 +1,163 @@
+//! What the command line takes.
+
+mod models;
+mod plugins;
+mod runs;
+mod weights;
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+pub use models::{Ask, Generate, Score};
+pub use plugins::{CheckPlugin, Plugins, PluginsAction};
+pub use runs::{Plan, Plot, Report, Run};
+pub use weights::{
+    ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
+    MergeShards, SplitShards, TinyKind,
+};
+
+/// Post-trains generative models against rewards.
+#[derive(Debug, Parser)]
+#[command(
+    name = "roll",
+    version,
+    arg_required_else_help = true,
+    after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 130 interrupted (after a checkpoint).\n`roll COMMAND --help` has examples of each command."
+)]
+pub struct Args {
+    /// Warnings and errors only.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// What collectives of several processes go over; `nccl` needs a build with that feature, and a GPU for each process.
+    #[arg(long, global = true, value_enum, default_value = "mpi")]
+    pub collectives: Collectives,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What large collectives go over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Collectives {
+    /// The launcher's MPI, in host memory.
+    Mpi,
+    /// NCCL; what is small still goes over MPI.
+    Nccl,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train.
+    #[command(
+        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     go on where it stopped\n  roll run --resume runs/my --steps 200                         and further than it was to go\n\nSIGINT (Ctrl-C), SIGTERM and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
+    )]
+    Run(Run),
+    /// Generate a video from a prompt and an image, with or without an adapter.
+    #[command(
+        after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
+    )]
+    Generate(Generate),
+    /// Let a language model answer.
+    #[command(
+        after_help = "Examples:\n  roll ask --model-path Qwen2.5-0.5B-Instruct 'What is the capital of France?'\n  roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 'Tell me a story.'"
+    )]
+    Ask(Ask),
+    /// Score a video or picture with the configured reward.
+    #[command(
+        after_help = "Example:\n  roll score clip.mp4 --reference portrait.png --reward insightface --set reward.reward_model_path=models"
+    )]
+    Score(Score),
+    /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
+    #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
+    InitTiny(InitTiny),
+    /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
+    #[command(after_help = "Examples:\n  roll report runs/a\n  roll report runs/a runs/b --output compare.html")]
+    Report(Report),
+    /// Draw a metric of one or several runs, against the step or another metric.
+    #[command(after_help = "Example:\n  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png")]
+    Plot(Plot),
+    /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
+    #[command(after_help = "Example:\n  roll init-experts small --dim 256 --heads 8 --layers 12")]
+    InitExperts(InitExperts),
+    /// Turn the checkpoint of a full training into a weight file that can be used as the base.
+    #[command(
+        after_help = "Example:\n  roll export-expert runs/x/checkpoints/step-000100 --base wan/low_noise_model --out wan-trained/low_noise_model"
+    )]
+    ExportExpert(ExportExpert),
+    /// Add a LoRA of any convention to its base.
+    #[command(
+        after_help = "Example:\n  roll merge-lora wan/low_noise_model high_noise_lora.safetensors merged --alpha 0.8 --dtype bf16\n\nOUT is a file when it ends in .safetensors, otherwise a new directory with the shards of the base."
+    )]
+    MergeLora(MergeLora),
+    /// Rewrite a LoRA file for another program.
+    #[command(
+        after_help = "Example:\n  roll convert-lora runs/x/checkpoints/step-000100/adapter.safetensors kohya.safetensors --to kohya\n  roll convert-lora lora.safetensors peft_adapter --to peft --names diffusers\n\nA file with adapters for both transformers becomes two, OUT_high_noise and OUT_low_noise."
+    )]
+    ConvertLora(ConvertLora),
+    /// Join the shards of a network into one file.
+    #[command(after_help = "Example:\n  roll merge-shards wan/high_noise_model high_noise.safetensors --dtype bf16")]
+    MergeShards(MergeShards),
+    /// Split a weight file into shards with an index.
+    #[command(after_help = "Example:\n  roll split-shards high_noise.safetensors wan/high_noise_model --max-size 5GB")]
+    SplitShards(SplitShards),
+    /// Say what is in a weight file: network, convention, sizes.
+    #[command(after_help = "Example:\n  roll inspect lora.safetensors")]
+    Inspect(Inspect),
+    /// List what can be named in the configuration; look at a plugin, and try it.
+    #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
+    Plugins(Plugins),
+    /// Say what a Reward-FL run will need: memory by item and time by phase.
+    #[command(
+        after_help = "Example:\n  roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero --set strategy.stage=3"
+    )]
+    Plan(Plan),
+    /// Print the resolved configuration, and where each value came from.
+    #[command(after_help = "Example:\n  roll config --config my.yaml --set training.learning_rate=1e-5")]
+    Config(ConfigArgs),
+    /// Print completions for a shell.
+    #[command(
+        after_help = "Examples:\n  roll completions bash > ~/.local/share/bash-completion/completions/roll\n  roll completions zsh > \"${fpath[1]}/_roll\"\n  roll completions fish > ~/.config/fish/completions/roll.fish"
+    )]
+    Completions {
+        /// Which one.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one for every command.
+    #[command(after_help = "Examples:\n  roll man | man -l -\n  roll man --out ~/.local/share/man/man1")]
+    Man {
+        /// Directory to write roll.1, roll-run.1, ... to.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct ConfigArgs {
+    /// YAML file; later files override earlier ones.
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+    /// One value, `training.learning_rate=1e-5`; overrides files and environment.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Algorithm, as `algo.name`.
+    #[arg(long, value_name = "NAME")]
+    pub algo: Option<String>,
+    /// Model, as `model.name`.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Environment that an agent acts in, as `env.name`.
+    #[arg(long, value_name = "NAME")]
+    pub env: Option<String>,
+    /// Tensor backend and device, as `backend`.
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Library with further components, beside those of `plugins`.
+    #[arg(long = "plugin", value_name = "FILE")]
+    pub plugins: Vec<PathBuf>,
+    /// Components of plugins take the place of linked-in ones of the same name, as `plugins_replace`.
+    #[arg(long)]
+    pub plugins_replace: bool,
+}

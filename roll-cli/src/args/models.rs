@@ -1,0 +1,104 @@
+//! Arguments of the commands that use a model or a reward once.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::ConfigArgs;
+
+/// Arguments of `roll generate`.
+#[derive(Debug, ClapArgs)]
+pub struct Generate {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What the video shows.
+    #[arg(long)]
+    pub prompt: String,
+    /// First frame; resized and cropped to the video's size.
+    #[arg(long, value_name = "FILE")]
+    pub image: Option<PathBuf>,
+    /// Adapter file (safetensors) to load; the base model alone unless given.
+    #[arg(long, value_name = "FILE")]
+    pub adapter: Option<PathBuf>,
+    /// Frames.
+    #[arg(long, default_value_t = 81)]
+    pub frames: usize,
+    /// Height in pixels.
+    #[arg(long, default_value_t = 480)]
+    pub height: usize,
+    /// Width in pixels.
+    #[arg(long, default_value_t = 832)]
+    pub width: usize,
+    /// Denoising steps.
+    #[arg(long, default_value_t = 8)]
+    pub steps: usize,
+    /// Frames per second of the file.
+    #[arg(long, default_value_t = 16.0)]
+    pub fps: f64,
+    /// Key of the starting noise.
+    #[arg(long, default_value_t = 0)]
+    pub noise: u64,
+    /// File to write: .mp4 or .gif, or a directory for PNG frames.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// Arguments of `roll ask`.
+#[derive(Debug, ClapArgs)]
+pub struct Ask {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What is asked.
+    pub prompt: String,
+    /// Directory or GGUF file of the model, as `model.model_path`.
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// System message.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// The prompt as it is, without the chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Adapter file, or weights of a full training, to load.
+    #[arg(long, value_name = "FILE")]
+    pub adapter: Option<PathBuf>,
+    /// 0 takes the likeliest token each time.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f64,
+    /// Nucleus mass.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Likeliest tokens that are drawn from; 0 is all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Most new tokens.
+    #[arg(long, default_value_t = 256)]
+    pub max_new_tokens: usize,
+    /// Key of the random draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Arguments of `roll score`.
+#[derive(Debug, ClapArgs)]
+pub struct Score {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Video, picture, or directory of pictures.
+    pub video: PathBuf,
+    /// Reward, as `reward.name`.
+    #[arg(long, value_name = "NAME")]
+    pub reward: Option<String>,
+    /// What to compare with; the video itself unless given.
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Prompt, for rewards that read it.
+    #[arg(long, default_value = "")]
+    pub prompt: String,
+    /// Score every N-th frame.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub every: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}

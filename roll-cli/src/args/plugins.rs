@@ -1,0 +1,44 @@
+//! Arguments of `roll plugins`.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Subcommand};
+
+use super::ConfigArgs;
+
+/// Arguments of `roll plugins`.
+#[derive(Debug, ClapArgs)]
+pub struct Plugins {
+    #[command(subcommand)]
+    pub action: Option<PluginsAction>,
+}
+
+/// What to do with plugins.
+#[derive(Debug, Subcommand)]
+pub enum PluginsAction {
+    /// List every component, linked in or from a plugin.
+    List(ConfigArgs),
+    /// Show what a plugin says of itself: components, options, defaults.
+    Info {
+        /// The library.
+        path: PathBuf,
+    },
+    /// Load a plugin, run its rewards on random videos, and compare their pullbacks with differences.
+    Check(CheckPlugin),
+}
+
+/// Arguments of `roll plugins check`.
+#[derive(Debug, ClapArgs)]
+pub struct CheckPlugin {
+    /// The library.
+    pub path: PathBuf,
+    /// An option of the components, `scale=0.1`.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only the component of this name.
+    #[arg(long, value_name = "NAME")]
+    pub component: Option<String>,
+    /// Key of the random videos.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}

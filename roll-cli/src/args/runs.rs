@@ -1,0 +1,77 @@
+//! Arguments of the commands about runs: planned, made, shown.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::ConfigArgs;
+
+/// Arguments of `roll run`.
+#[derive(Debug, ClapArgs)]
+pub struct Run {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// The run directory itself; `output_dir`/`exp_name`-N unless given.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Optimizer steps, as `steps`.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Go on with the run in this directory from its newest whole checkpoint, with its configuration under the files
+    /// and values given here; on any number of ranks.
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    pub resume: Option<PathBuf>,
+}
+
+/// Arguments of `roll plan`.
+#[derive(Debug, ClapArgs)]
+pub struct Plan {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// Devices: 1x24, 1x80, 1x141, 8x80 (number and GB of memory); this machine unless given.
+    #[arg(long, value_name = "CLUSTER")]
+    pub on: Option<String>,
+    /// Devices, instead of those of `--on`.
+    #[arg(long, value_name = "N")]
+    pub devices: Option<usize>,
+    /// Memory of a device in GB, instead of that of `--on`.
+    #[arg(long, value_name = "GB")]
+    pub memory: Option<f64>,
+    /// TFLOP/s that a device sustains, instead of those of `--on`, or of a product measured here.
+    #[arg(long, value_name = "N")]
+    pub tflops: Option<f64>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `roll report`.
+#[derive(Debug, ClapArgs)]
+pub struct Report {
+    /// Run directories.
+    #[arg(required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Page to write; `report.html` in the run directory, of several runs here, unless given.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Arguments of `roll plot`.
+#[derive(Debug, ClapArgs)]
+pub struct Plot {
+    /// Run directories; each is a line.
+    #[arg(required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Metric of the horizontal axis.
+    #[arg(long, default_value = "step", value_name = "METRIC")]
+    pub x: String,
+    /// Metric of the vertical axis.
+    #[arg(long, default_value = "actor/face_score", value_name = "METRIC")]
+    pub y: String,
+    /// PNG to write.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+}

@@ -1,0 +1,236 @@
+//! Arguments of the commands that make, look at and rewrite weight files.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+/// Arguments of `roll init-tiny`.
+#[derive(Debug, ClapArgs)]
+pub struct InitTiny {
+    /// Directory to make.
+    pub dir: PathBuf,
+    /// Which kind of model.
+    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
+    pub kind: TinyKind,
+    /// Key of the random weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Arguments of `roll init-experts`.
+#[derive(Debug, ClapArgs)]
+pub struct InitExperts {
+    /// Directory to make; text encoder (`models_t5_*`), tokenizer and VAE are to be put beside what is written.
+    pub dir: PathBuf,
+    /// Which kind of model.
+    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
+    pub kind: TinyKind,
+    /// Width.
+    #[arg(long, default_value_t = 128)]
+    pub dim: usize,
+    /// Attention heads.
+    #[arg(long, default_value_t = 4)]
+    pub heads: usize,
+    /// Width of the feed-forward layers.
+    #[arg(long, default_value_t = 512)]
+    pub ffn_dim: usize,
+    /// Blocks.
+    #[arg(long, default_value_t = 6)]
+    pub layers: usize,
+    /// Width of the text embedding.
+    #[arg(long, default_value_t = 64)]
+    pub text_dim: usize,
+    /// Tokens that prompts are padded or cut to.
+    #[arg(long, default_value_t = 32)]
+    pub text_len: usize,
+    /// Key of the random weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Arguments of `roll export-expert`.
+#[derive(Debug, ClapArgs)]
+pub struct ExportExpert {
+    /// Checkpoint directory of a run with `model.lora_rank=0`, or the weight file in it.
+    pub checkpoint: PathBuf,
+    /// Directory of the expert that the training started from, with its config.json.
+    #[arg(long, value_name = "DIR")]
+    pub base: PathBuf,
+    /// Directory to write to; may be the base itself.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// How the weights are stored.
+    #[arg(long, value_enum, default_value_t = StoredDType::F32)]
+    pub dtype: StoredDType,
+}
+
+/// Arguments of `roll merge-lora`.
+#[derive(Debug, ClapArgs)]
+pub struct MergeLora {
+    /// Weight file, index of shards, directory or glob of the transformer.
+    pub base: PathBuf,
+    /// LoRA file, or the directory of a PEFT adapter.
+    pub lora: PathBuf,
+    /// File (.safetensors) or new directory to write.
+    pub out: PathBuf,
+    /// Factor of what the LoRA adds, beside its own alpha / rank.
+    #[arg(long, default_value_t = 1.0, value_name = "N", allow_negative_numbers = true)]
+    pub alpha: f64,
+    /// How the weights are stored; each as in the base unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+    /// Merge what matches when some layers of the LoRA are not in the base.
+    #[arg(long)]
+    pub allow_missing: bool,
+    /// Of a LoRA file with adapters for both transformers, which.
+    #[arg(long, value_enum)]
+    pub expert: Option<ExpertName>,
+}
+
+/// Arguments of `roll convert-lora`.
+#[derive(Debug, ClapArgs)]
+pub struct ConvertLora {
+    /// LoRA file, or the directory of a PEFT adapter.
+    pub lora: PathBuf,
+    /// File (.safetensors) to write; for PEFT also a directory, which gets its adapter_config.json.
+    pub out: PathBuf,
+    /// For which program.
+    #[arg(long, value_enum, value_name = "CONVENTION")]
+    pub to: ConventionName,
+    /// Layer names of a PEFT file: those of the model it is for.
+    #[arg(long, value_enum, default_value_t = LayerNames::Official)]
+    pub names: LayerNames,
+    /// Of a file with adapters for both transformers, which; `low` makes a diffusers file for `transformer_2`.
+    #[arg(long, value_enum)]
+    pub expert: Option<ExpertName>,
+    /// The model it is for, when it is none of Wan and kohya's names must be told apart.
+    #[arg(long, value_name = "FILE")]
+    pub base: Option<PathBuf>,
+}
+
+/// Arguments of `roll merge-shards`.
+#[derive(Debug, ClapArgs)]
+pub struct MergeShards {
+    /// Directory of the shards, their index, or a glob.
+    pub dir: PathBuf,
+    /// File to write.
+    pub out: PathBuf,
+    /// How the weights are stored; as they are unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+}
+
+/// Arguments of `roll split-shards`.
+#[derive(Debug, ClapArgs)]
+pub struct SplitShards {
+    /// Weight file.
+    pub file: PathBuf,
+    /// Directory to make.
+    pub out: PathBuf,
+    /// Most bytes of a shard: 5GB, 500MB.
+    #[arg(long, default_value = "5GB", value_name = "SIZE", value_parser = bytes)]
+    pub max_size: u64,
+    /// How the weights are stored; as they are unless given.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+}
+
+/// Arguments of `roll inspect`.
+#[derive(Debug, ClapArgs)]
+pub struct Inspect {
+    /// Weight file, index of shards, directory or glob.
+    pub file: PathBuf,
+    /// List every tensor.
+    #[arg(long)]
+    pub keys: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `5GB` as a number.
+fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit: u64 = match text[at..].trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KIB" => 1 << 10,
+        "MIB" => 1 << 20,
+        "GIB" => 1 << 30,
+        other => return Err(format!("expected a size such as 5GB or 500MiB, found the unit `{other}`")),
+    };
+    let number: u64 = text[..at].parse().map_err(|_| "expected a size such as 5GB or 500MiB".to_string())?;
+    number.checked_mul(unit).filter(|n| *n > 0).ok_or_else(|| "expected a size above 0 and below 2^64".to_string())
+}
+
+/// Programs whose LoRA files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConventionName {
+    /// `base_model.model.X.lora_A.weight`, with an adapter_config.json.
+    Peft,
+    /// `X.lora_A.default.weight`: DiffSynth-Studio and ROLL.
+    Diffsynth,
+    /// `transformer.X.lora_A.weight`.
+    Diffusers,
+    /// `diffusion_model.X.lora_A.weight`.
+    #[value(alias = "comfy")]
+    Comfyui,
+    /// `lora_unet_X.lora_down.weight`.
+    Kohya,
+}
+
+/// Whose layer names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LayerNames {
+    /// `blocks.0.self_attn.q`.
+    Official,
+    /// `blocks.0.attn1.to_q`.
+    Diffusers,
+}
+
+/// The two transformers of Wan2.2-A14B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExpertName {
+    /// The high-noise one, `dit` and `transformer`.
+    #[value(alias = "dit", alias = "high_noise")]
+    High,
+    /// The low-noise one, `dit2` and `transformer_2`.
+    #[value(alias = "dit2", alias = "low_noise")]
+    Low,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoredDType {
+    /// Four bytes, as trained.
+    F32,
+    /// Two bytes, rounded.
+    Bf16,
+    /// Two bytes, rounded, of less range.
+    F16,
+}
+
+impl StoredDType {
+    /// As the dtype of a tensor.
+    pub fn dtype(self) -> roll_core::DType {
+        match self {
+            Self::F32 => roll_core::DType::F32,
+            Self::Bf16 => roll_core::DType::Bf16,
+            Self::F16 => roll_core::DType::F16,
+        }
+    }
+}
+
+/// Kinds of Wan model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TinyKind {
+    /// Image to video, two experts, 16 latent channels.
+    I2v,
+    /// Text to video, two experts, 16 latent channels.
+    T2v,
+    /// Text and image to video, one expert, 48 latent channels.
+    Ti2v,
+}
