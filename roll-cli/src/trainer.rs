@@ -53,8 +53,10 @@ pub struct Trainer {
     record: Record,
     /// Seconds of the processes before this one.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or went on from.
+    /// The newest checkpoint that this process wrote or went on from; only rank 0 writes.
     saved: Option<Checkpoint>,
+    /// Its step, which every rank must know: whether one is to be written is decided by all alike.
+    saved_step: Option<u64>,
 }
 
 impl Trainer {

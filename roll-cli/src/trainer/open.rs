@@ -86,6 +86,7 @@ impl Trainer {
             record: Record::default(),
             seconds_before: 0.0,
             saved: None,
+            saved_step: None,
         })
     }
 }

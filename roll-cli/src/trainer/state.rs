@@ -50,6 +50,7 @@ impl Trainer {
         self.record = recorded(from)?;
         self.done = from.step();
         self.saved = Some(from.clone());
+        self.saved_step = Some(from.step());
         let (before, now) =
             (from.manifest().info["global_batch"].as_u64(), self.data.as_ref().map(|d| d.global_batch() as u64));
         if let (Some(before), Some(now)) = (before, now)
@@ -72,7 +73,7 @@ impl Trainer {
     /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
     /// state. When it fails, the older checkpoints are what they were.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
-        if self.saved.as_ref().is_some_and(|saved| saved.step() == self.done) {
+        if self.saved_step == Some(self.done) {
             return Ok(());
         }
         let optimizer = self.strategy.state()?;
@@ -80,7 +81,10 @@ impl Trainer {
             journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
         // Weights that are divided are gathered for it: the other ranks help until that is done.
         self.strategy.communicator().barrier()?;
-        let Some((dir, adapters)) = exported else { return Ok(()) };
+        let Some((dir, adapters)) = exported else {
+            self.saved_step = Some(self.done);
+            return Ok(());
+        };
         journal.sync()?;
         let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer);
         let checkpoint = checkpoint.while_doing(|| {
@@ -88,6 +92,7 @@ impl Trainer {
             format!("writing the checkpoint of step {}{}", self.done, kept.unwrap_or_default())
         })?;
         self.saved = Some(checkpoint);
+        self.saved_step = Some(self.done);
         match self.loaded.config.max_ckpt_to_keep {
             Some(keep) => checkpoint::prune(&dir.checkpoints(), keep),
             None => Ok(()),
@@ -132,7 +137,7 @@ impl Trainer {
     /// cost what was trained until then. Several ranks cannot: where one fails, the others are gone.
     pub(super) fn rescue(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.communicator().world_size() == 1) else { return };
-        if self.done == 0 || self.saved.as_ref().is_some_and(|saved| saved.step() == self.done) {
+        if self.done == 0 || self.saved_step == Some(self.done) {
             return;
         }
         let (steps, at) = (self.done, dir.checkpoints());
