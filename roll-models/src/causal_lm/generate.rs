@@ -196,7 +196,7 @@ mod tests {
             }
         }
         // What was kept was used: all but the last drawn token and the two that the environment added.
-        turn(&network, &[], 4, &kept);
+        kept.turn(4);
         let (length, layers) = kept.take(&prompts[1]).unwrap();
         assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));
         assert_eq!(layers[0].0.dims(), [length, 8]);
