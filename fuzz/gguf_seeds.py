@@ -16,7 +16,8 @@ BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256,
 
 
 def text(value):
-    return struct.pack("<Q", len(value)) + value.encode()
+    value = value.encode()
+    return struct.pack("<Q", len(value)) + value
 
 
 def value(kind, given):
