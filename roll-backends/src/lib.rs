@@ -28,7 +28,7 @@ pub mod weights;
 mod flat_model;
 
 pub use chain::{Chain, ChainRecord, Memory, Segment};
-pub use device::device;
+pub use device::{Backend, device, product_dtype};
 pub use error::BackendError;
 pub use host::{to_device, to_host};
 pub use layers::Scope;

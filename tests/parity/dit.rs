@@ -107,7 +107,7 @@ fn embeddings(
     let resident = roll_backends::Resident::new(weights, burn::tensor::DType::F32, &device);
     let weights = roll_backends::WeightStore::segment(&resident, "")?;
     let tape = roll_backends::Tape::off();
-    let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+    let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: burn::tensor::DType::F32 };
     let known = if config.model.seperated_timestep { grid.tokens_per_frame() } else { 0 };
     let timesteps: Vec<_> = match known {
         0 => vec![Timestep(config.timestep)],

@@ -52,6 +52,7 @@ impl Fixture {
             trainable: Some(parameters.snapshot()),
             full: false,
             lora_scale: 1.0,
+            products: burn::tensor::DType::F32,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
             samples: 1,
             groups: vec![grid.tokens()],
