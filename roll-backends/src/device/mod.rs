@@ -64,6 +64,11 @@ impl Backend {
         matches!(self, Self::LibTorchCuda | Self::Cuda)
     }
 
+    /// Whether `name` is that of a backend with several devices, and has no number.
+    pub fn is_numbered_name(name: &str) -> bool {
+        Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
+    }
+
     /// What stands in the way of using its device `number` here, and what to do about it. Looks for libraries and
     /// hardware without starting Burn, which would panic.
     pub fn usable(self, number: usize) -> std::result::Result<(), String> {

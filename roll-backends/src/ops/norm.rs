@@ -87,8 +87,7 @@ pub trait NormKernel: Backend {
         let normed = x * inverse.clone();
         let shared = gain.dims::<2>()[0] == 1;
         let d_gain = wanted[1].then(|| summed_rows(normed.clone() * d_y.clone(), shared).0);
-        let d_shift =
-            saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
+        let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
         let d_x = wanted[0].then(|| {
             let d_normed = d_y * gain;
             let along = (normed.clone() * d_normed.clone()).mean(1);

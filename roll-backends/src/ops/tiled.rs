@@ -112,11 +112,7 @@ pub fn forward<B: Backend>([q, k, v]: [FloatTensor<B>; 3], call: AttentionCall) 
     run::<B>(&tiling, [q, k, v], dtype)
 }
 
-fn run<B: Backend>(
-    tiling: &Tiling,
-    [q, k, v]: [FloatTensor<B>; 3],
-    dtype: DType,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+fn run<B: Backend>(tiling: &Tiling, [q, k, v]: [FloatTensor<B>; 3], dtype: DType) -> (FloatTensor<B>, FloatTensor<B>) {
     let [q, k, v] = [q, k, v].map(|x| tiling.by_head::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
         let out = q.zeros([tiling.heads, tiling.queries, tiling.width]);

@@ -190,7 +190,8 @@ impl Umt5 {
         for i in 0..self.config.layers {
             let prefix = format!("blocks.{i}.");
             let weights = self.store.segment(&prefix)?;
-            let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
+            let scope =
+                Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
             x = self.block(&scope, i, x, &positions)?;
         }
         let weights = self.store.segment("norm.")?;

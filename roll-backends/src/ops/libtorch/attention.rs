@@ -129,8 +129,7 @@ mod tests {
             let all = [&q, &k, &v];
             let flat = all.map(together);
             let (out, softmax) = LibTorch::attention_forward(flat.clone(), call);
-            let expected =
-                LibTorch::attention_backward(flat, out.clone(), softmax, together(&d_out), call, [true; 3]);
+            let expected = LibTorch::attention_backward(flat, out.clone(), softmax, together(&d_out), call, [true; 3]);
             let near = |a: &Tensor, b: &Tensor| f64::try_from((a - b).abs().max() / b.abs().max()).unwrap() < 2e-6;
             assert!(near(&together(&fused(all, call)).tensor, &out.tensor));
             let found = pull_through(all, [true; 3], &d_out, |qkv| fused(qkv, call));

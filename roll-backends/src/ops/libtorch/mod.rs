@@ -9,8 +9,8 @@ mod elementwise;
 mod linear;
 mod norm;
 
-use burn::backend::libtorch::TchTensor;
 use burn::backend::LibTorch;
+use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
 use super::{ChannelNormKernel, ConvKernel};

@@ -72,8 +72,7 @@ fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tenso
     let width = x.size()[1];
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
     let scaled = row.is_none().then(|| d_y * gain);
-    let [d_x] = pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| {
-        x.layer_norm([width], row, None, eps, false)
-    });
+    let [d_x] =
+        pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| x.layer_norm([width], row, None, eps, false));
     d_x
 }
