@@ -294,7 +294,9 @@ class BenchStep:
         self.request = request
         self.device, self.dtype = request["device"], getattr(torch, request["dtype"])
         normal = lambda *shape: torch.randn(*shape, device=self.device)
-        self.w = {k: self.weight(k, shape, self.dtype) for k, shape in request["weights"].items()}
+        # Norms, biases and modulations are f32 everywhere.
+        dtype_of = lambda shape: self.dtype if len(shape) == 2 else torch.float32
+        self.w = {k: self.weight(k, shape, dtype_of(shape)) for k, shape in request["weights"].items()}
         rank, self.lora = request["rank"], {}
         for key, shape in request["weights"].items():
             layer = key.removesuffix(".weight")

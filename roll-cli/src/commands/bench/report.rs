@@ -16,7 +16,7 @@ pub fn write(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<
             println!("{json:#}");
             return Ok(());
         }
-        Some(path) => std::fs::write(path, format!("{json:#}\n")).map_err(|e| Error::file("write", path, e))?,
+        Some(path) => std::fs::write(path, format!("{json:#}\n")).map_err(Error::file("write", path))?,
         None => {}
     }
     print(args, preset, measured, theirs);
