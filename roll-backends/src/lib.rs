@@ -4,6 +4,9 @@
 //! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
 //! autodiff graph.
 
+// burn-tch is deprecated upstream, and the only way to libtorch.
+#![cfg_attr(feature = "libtorch", allow(deprecated))]
+
 pub mod chain;
 pub mod device;
 pub mod error;

@@ -7,7 +7,6 @@ use std::fmt;
 
 use burn::backend::DispatchDevice;
 #[cfg(feature = "libtorch")]
-#[expect(deprecated, reason = "deprecated upstream, and the only way to libtorch")]
 use burn::backend::LibTorchDevice;
 use burn::tensor::{DType, Device};
 use roll_core::Result;
@@ -134,7 +133,6 @@ fn unusable(name: &str, reason: String) -> roll_core::Error {
     not(any(feature = "libtorch", feature = "cuda")),
     expect(unused_variables, reason = "only devices with a number read it")
 )]
-#[cfg_attr(feature = "libtorch", expect(deprecated, reason = "deprecated upstream, and the only way to libtorch"))]
 fn open(backend: Backend, number: usize) -> Option<Device> {
     match backend {
         #[cfg(feature = "flex")]

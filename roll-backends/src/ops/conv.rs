@@ -73,7 +73,7 @@ pub trait ConvKernel: Backend {
         bias: FloatTensor<Self>,
         padding: [usize; 3],
     ) -> FloatTensor<Self> {
-        without_batch(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
+        without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }
 
     /// The wanted ones of the gradients of x, weight and bias.
@@ -85,8 +85,9 @@ pub trait ConvKernel: Backend {
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
         let (x, d_y) = (with_batch::<Self>(x), with_batch::<Self>(d_y));
-        let d_x = wanted[0]
-            .then(|| without_batch(Self::conv3d_x_backward(x.clone(), weight.clone(), d_y.clone(), options(padding))));
+        let d_x = wanted[0].then(|| {
+            without_batch::<Self>(Self::conv3d_x_backward(x.clone(), weight.clone(), d_y.clone(), options(padding)))
+        });
         let d_weight = wanted[1].then(|| Self::conv3d_weight_backward(x, weight, d_y.clone(), options(padding)));
         let d_bias = wanted[2].then(|| {
             let d_y = Expression::<Self>(d_y);

@@ -36,7 +36,6 @@ pub trait SeedOps: Backend {
 impl SeedOps for burn::backend::Flex {}
 
 #[cfg(feature = "libtorch")]
-#[expect(deprecated, reason = "deprecated upstream, and the only way to libtorch")]
 impl SeedOps for burn::backend::LibTorch {}
 
 #[cfg(feature = "cuda")]

@@ -1,8 +1,8 @@
 //! Flex tensors as slices and back.
 
+use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, FloatDType, Shape};
 
 /// An f32 tensor whose elements lie in order. bf16 is widened.

@@ -124,7 +124,10 @@ impl Model for CausalLm {
 
 impl ParameterParts for CausalLm {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        self.network.parameters().map_or_else(|| nothing(out.len()), |p| p.read_part(which, out))
+        match self.network.parameters() {
+            Some(parameters) => parameters.read_part(which, out),
+            None => nothing(out.len()),
+        }
     }
 
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
@@ -132,7 +135,10 @@ impl ParameterParts for CausalLm {
     }
 
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        self.network.parameters().map_or_else(|| nothing(add_into.len()), |p| p.take_gradients_part(which, add_into))
+        match self.network.parameters() {
+            Some(parameters) => parameters.take_gradients_part(which, add_into),
+            None => nothing(add_into.len()),
+        }
     }
 }
 

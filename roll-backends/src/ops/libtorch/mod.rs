@@ -2,7 +2,6 @@
 //!
 //! Burn's operations on these tensors may write into one whose storage nobody else holds. So whatever is returned here is
 //! either new memory or carries the storage of what it is a view of.
-#![expect(deprecated, reason = "deprecated upstream, and the only way to libtorch")]
 
 mod attention;
 mod elementwise;

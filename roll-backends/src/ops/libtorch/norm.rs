@@ -54,7 +54,7 @@ impl NormKernel for LibTorch {
 
 /// Mean of the squares of each row, `[L, 1]`.
 fn squares(x: &Tensor) -> Tensor {
-    let norm = x.linalg_vector_norm(2.0, [1i64].as_slice(), true, None::<Kind>);
+    let norm = x.norm_scalaropt_dim(2.0, [1i64].as_slice(), true);
     norm.square() / x.size()[1] as f64
 }
 
