@@ -1,7 +1,9 @@
-"""The same work in PyTorch on the CPU, for side-by-side timing.
+"""The same work in PyTorch, for side-by-side timing.
 
 Started by `cargo bench --bench speed`, which sends one case name per line and reads back one JSON object per line:
-`{"seconds": s, "check": x}` where `check` is a number both sides must agree on. Needs torch and safetensors.
+`{"seconds": s, "check": x}` where `check` is a number both sides must agree on. `roll bench --compare` sends one line,
+`step {...}` with the shapes of the networks, and reads back the median seconds of each phase. Needs torch and
+safetensors.
 
     python bench/torch_reference.py THREADS FIXTURES
 """
@@ -20,10 +22,15 @@ EPS = 1e-6
 
 
 def linear(w, name, x, lora=None, scale=1.0):
-    y = F.linear(x, w[name + ".weight"], w.get(name + ".bias"))
+    """In the dtype of the weight, as autocast has it; f32 comes out."""
+    weight = w[name + ".weight"]
+    narrow = lambda t: t if t is None else t.to(weight.dtype)
+    x = narrow(x)
+    y = F.linear(x, weight, narrow(w.get(name + ".bias")))
     if lora is not None and name + ".lora_A.weight" in lora:
-        y = y + F.linear(F.linear(x, lora[name + ".lora_A.weight"]), lora[name + ".lora_B.weight"]) * scale
-    return y
+        low = F.linear(x, narrow(lora[name + ".lora_A.weight"]))
+        y = y + F.linear(low, narrow(lora[name + ".lora_B.weight"])) * scale
+    return y.float()
 
 
 def rms(x, gain):
@@ -36,24 +43,25 @@ def rope(x, turn, heads):
     return torch.view_as_real(pairs * turn).reshape(length, width)
 
 
-def attention(q, k, v, heads):
-    split = lambda t: t.unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
-    return F.scaled_dot_product_attention(split(q), split(k), split(v)).squeeze(0).transpose(0, 1).flatten(1)
+def attention(q, k, v, heads, dtype):
+    split = lambda t: t.to(dtype).unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
+    y = F.scaled_dot_product_attention(split(q), split(k), split(v))
+    return y.squeeze(0).transpose(0, 1).flatten(1).float()
 
 
 def block(w, i, x, modulation, context, turn, heads, lora=None, scale=1.0):
     n = f"blocks.{i}."
     shift1, scale1, gate1, shift2, scale2, gate2 = (w[n + "modulation"][0] + modulation).chunk(6, 0)
     lin = lambda name, h: linear(w, n + name, h, lora, scale)
-    dim = x.shape[-1]
+    dim, dtype = x.shape[-1], w[n + "self_attn.q.weight"].dtype
     h = F.layer_norm(x, (dim,), eps=EPS) * (1 + scale1) + shift1
     q = rope(rms(lin("self_attn.q", h), w[n + "self_attn.norm_q.weight"]), turn, heads)
     k = rope(rms(lin("self_attn.k", h), w[n + "self_attn.norm_k.weight"]), turn, heads)
-    x = x + gate1 * lin("self_attn.o", attention(q, k, lin("self_attn.v", h), heads))
+    x = x + gate1 * lin("self_attn.o", attention(q, k, lin("self_attn.v", h), heads, dtype))
     h = F.layer_norm(x, (dim,), w[n + "norm3.weight"], w[n + "norm3.bias"], EPS)
     q = rms(lin("cross_attn.q", h), w[n + "cross_attn.norm_q.weight"])
     k = rms(lin("cross_attn.k", context), w[n + "cross_attn.norm_k.weight"])
-    x = x + lin("cross_attn.o", attention(q, k, lin("cross_attn.v", context), heads))
+    x = x + lin("cross_attn.o", attention(q, k, lin("cross_attn.v", context), heads, dtype))
     h = F.layer_norm(x, (dim,), eps=EPS) * (1 + scale2) + shift2
     return x + gate2 * lin("ffn.2", F.gelu(lin("ffn.0", h), approximate="tanh"))
 
@@ -72,18 +80,19 @@ def turns(grid, head_dim):
 def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute):
     """Velocity of `[C, T, H, W]` latents, one checkpoint per block when gradients are recorded."""
     x = torch.cat([latents, y]) if y is not None else latents
+    device = x.device
     channels, frames, height, width = x.shape
     patches = x.reshape(channels, frames, height // 2, 2, width // 2, 2).permute(1, 2, 4, 0, 3, 5)
-    kernel = w["patch_embedding.weight"].flatten(1)
-    h = F.linear(patches.reshape(-1, channels * 4), kernel, w["patch_embedding.bias"])
+    kernel = w["patch_embedding.weight"].flatten(1).float()
+    h = F.linear(patches.reshape(-1, channels * 4), kernel, w["patch_embedding.bias"].float())
     half = w["time_embedding.0.weight"].shape[1] // 2
     angle = timestep * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    t = torch.cat([angle.cos(), angle.sin()]).float()
+    t = torch.cat([angle.cos(), angle.sin()]).float().to(device)
     t = linear(w, "time_embedding.2", F.silu(linear(w, "time_embedding.0", t)))
     modulation = linear(w, "time_projection.1", F.silu(t)).reshape(6, -1)
     text = linear(w, "text_embedding.2", F.gelu(linear(w, "text_embedding.0", context), approximate="tanh"))
     grid = (frames, height // 2, width // 2)
-    turn = turns(grid, h.shape[1] // heads)
+    turn = turns(grid, h.shape[1] // heads).to(device)
     layers = sum(1 for k in w if k.startswith("blocks.") and k.endswith("self_attn.norm_q.weight"))
     for i in range(layers):
         if recompute:
@@ -278,6 +287,98 @@ class StepCase:
         return loss.item()
 
 
+class BenchStep:
+    """The phases of `roll bench`: random networks of the given shapes."""
+
+    def __init__(self, request):
+        self.request = request
+        self.device, self.dtype = request["device"], getattr(torch, request["dtype"])
+        normal = lambda *shape: torch.randn(*shape, device=self.device)
+        # Norms, biases and modulations are f32 everywhere.
+        dtype_of = lambda shape: self.dtype if len(shape) == 2 else torch.float32
+        self.w = {k: self.weight(k, shape, dtype_of(shape)) for k, shape in request["weights"].items()}
+        rank, self.lora = request["rank"], {}
+        for key, shape in request["weights"].items():
+            layer = key.removesuffix(".weight")
+            if key.startswith("blocks.") and layer != key and len(shape) == 2:
+                self.lora[layer + ".lora_A.weight"] = (normal(rank, shape[1]) * shape[1] ** -0.5).requires_grad_()
+                self.lora[layer + ".lora_B.weight"] = torch.zeros(shape[0], rank, device=self.device).requires_grad_()
+        self.optimizer = torch.optim.AdamW(list(self.lora.values()), lr=1e-6)
+        self.latents = normal(*request["latents"])
+        extra = request["extra_channels"]
+        self.y = normal(extra, *request["latents"][1:]) if extra else None
+        self.context = normal(*request["text"])
+        self.decoder = None
+        if request["vae"]:
+            self.decoder = Decoder({k: self.weight(k, s, torch.float32) for k, s in request["vae"].items()})
+            z = request["latents"][0]
+            self.mean, self.std = torch.zeros(z, device=self.device), torch.ones(z, device=self.device)
+            widths = request["scorer"]["widths"]
+            self.kernels = [normal(o, i, 3, 3) * (9 * i) ** -0.5 for i, o in zip(widths, widths[1:])]
+
+    def weight(self, key, shape, dtype):
+        if ("norm" in key and not key.endswith("bias")) or key.endswith("gamma"):
+            return torch.ones(shape, device=self.device, dtype=dtype)
+        if len(shape) == 1:
+            return torch.zeros(shape, device=self.device, dtype=dtype)
+        return torch.randn(shape, device=self.device).mul_(math.prod(shape[1:]) ** -0.5).to(dtype)
+
+    def velocity(self, latents, adapter, recompute):
+        lora = self.lora if adapter else None
+        return transformer(self.w, latents, 500.0, self.context, self.y, self.request["heads"], lora, 1.0, recompute)
+
+    def score(self, frames):
+        side = self.request["scorer"]["side"]
+        t, _, h, w = frames.shape
+        a, b = min(h, side), min(w, side)
+        x = frames[:, :, (h - a) // 2:(h - a) // 2 + a, (w - b) // 2:(w - b) // 2 + b]
+        for kernel in self.kernels:
+            x = F.silu(F.conv2d(x, kernel, stride=2, padding=1))
+        return x.sum() / t
+
+    def time(self, name, run):
+        start = time.perf_counter()
+        value = run()
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+        return value
+
+    def step(self):
+        with torch.no_grad():
+            self.time("forward", lambda: self.velocity(self.latents, True, False))
+            self.time("reference forward", lambda: self.velocity(self.latents, False, False))
+        x = self.latents.clone().requires_grad_()
+        v = self.time("forward, recorded", lambda: self.velocity(x, True, True))
+        d = v.detach()
+        if self.decoder:
+            z = self.latents.clone().requires_grad_()
+            decode = lambda: self.decoder(z, self.mean, self.std).clamp(-1, 1).transpose(0, 1)
+            frames = self.time("decode", decode)
+            leaf = frames.detach().requires_grad_()
+            score = self.time("score", lambda: self.score(leaf))
+            (d_frames,) = self.time("pull of score", lambda: torch.autograd.grad(score, leaf))
+            (d,) = self.time("pull of decode", lambda: torch.autograd.grad(frames, z, d_frames))
+        self.time("pull of forward", lambda: torch.autograd.backward(v, d))
+
+        def update():
+            torch.nn.utils.clip_grad_norm_(list(self.lora.values()), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+        self.time("optimizer", update)
+
+    def run(self):
+        self.seconds = {}
+        self.step()
+        self.seconds = {}
+        for _ in range(self.request["rounds"]):
+            self.step()
+        name = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else "the CPU"
+        median = {phase: sorted(times)[len(times) // 2] for phase, times in self.seconds.items()}
+        return {"phases": median, "version": torch.__version__, "device": name, "dtype": self.request["dtype"]}
+
+
 def main():
     threads, fixtures = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(threads)
@@ -285,6 +386,9 @@ def main():
     cases = {}
     for line in sys.stdin:
         name = line.strip()
+        if name.startswith("step "):
+            print(json.dumps(BenchStep(json.loads(name.split(" ", 1)[1])).run()), flush=True)
+            continue
         if name not in cases:
             make = {"block_forward": lambda: BlockCase(False), "block_pull": lambda: BlockCase(True),
                     "reward_fl_step": lambda: StepCase(fixtures)}

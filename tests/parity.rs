@@ -1,7 +1,11 @@
 //! Parity with the reference: every case directory under `$ROLL_FIXTURES` (default `tests/fixtures`).
 //!
 //! A case's kind is its directory name up to a `__suffix`; sizes, seeds and settings come from its `config.json`.
-//! Prints one line per case. A kind nobody knows fails. Arguments filter cases by name.
+//! Cases that compute on a device run on every backend of this build: in f32, and those of networks whose products may be
+//! narrower in bf16 too (`case.rs` says what they may differ by). Backends that are not compiled in are not in the list;
+//! one that is and does not work here is named at the end.
+//!
+//! Prints one line per case. A kind nobody knows fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -40,29 +44,50 @@ mod vae21;
 #[path = "parity/vae22.rs"]
 mod vae22;
 
-use case::{Case, Outcome, Report};
+use case::{Case, Outcome, Report, Setting};
 
 type Run = fn(&Case) -> Outcome<Report>;
 
-/// Every kind, and what runs it; `None` belongs to a part that is not built yet.
-const KINDS: &[(&str, Option<Run>)] = &[
-    ("agentic_functions", Some(agentic_functions::run)),
-    ("agentic_loss", Some(agentic_loss::run)),
-    ("agentic_pg_variants", Some(agentic_loss::run)),
-    ("dit", Some(dit::run)),
-    ("face_tools", Some(face_tools::run)),
-    ("gguf_smollm2", Some(gguf::run)),
-    ("i2v_condition", Some(i2v_condition::run)),
-    ("llama_tiny", Some(causal_lm::run)),
-    ("merge_lora", Some(merge_lora::run)),
-    ("optimizer", Some(optimizer::run)),
-    ("qwen2_tiny", Some(causal_lm::run)),
-    ("qwen3_tiny", Some(causal_lm::run)),
-    ("reward_fl_step", Some(reward_fl_step::run)),
-    ("scheduler", Some(scheduler::run)),
-    ("umt5", Some(umt5::run)),
-    ("vae21", Some(vae21::run)),
-    ("vae22", Some(vae22::run)),
+/// What a case runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// Host code, or one small operator of it: once.
+    Host,
+    /// Every backend, in f32.
+    Devices,
+    /// Every backend, in f32 and bf16.
+    DevicesAndDTypes,
+}
+
+impl On {
+    fn includes(self, setting: &Setting) -> bool {
+        match self {
+            Self::Host => setting.backend == "flex" && !setting.is_narrow(),
+            Self::Devices => !setting.is_narrow(),
+            Self::DevicesAndDTypes => true,
+        }
+    }
+}
+
+/// Every kind, and what runs it.
+const KINDS: &[(&str, On, Run)] = &[
+    ("agentic_functions", On::Host, agentic_functions::run),
+    ("agentic_loss", On::Host, agentic_loss::run),
+    ("agentic_pg_variants", On::Host, agentic_loss::run),
+    ("dit", On::DevicesAndDTypes, dit::run),
+    ("face_tools", On::Devices, face_tools::run),
+    ("gguf_smollm2", On::Devices, gguf::run),
+    ("i2v_condition", On::Devices, i2v_condition::run),
+    ("llama_tiny", On::DevicesAndDTypes, causal_lm::run),
+    ("merge_lora", On::Host, merge_lora::run),
+    ("optimizer", On::Host, optimizer::run),
+    ("qwen2_tiny", On::DevicesAndDTypes, causal_lm::run),
+    ("qwen3_tiny", On::DevicesAndDTypes, causal_lm::run),
+    ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
+    ("scheduler", On::Host, scheduler::run),
+    ("umt5", On::Devices, umt5::run),
+    ("vae21", On::Devices, vae21::run),
+    ("vae22", On::Devices, vae22::run),
 ];
 
 enum Verdict {
@@ -85,43 +110,58 @@ fn main() -> ExitCode {
         }
     };
     dirs.sort();
+    let (settings, unusable) = match Setting::all() {
+        Ok(all) => all,
+        Err(e) => {
+            println!("no device: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for dir in dirs {
-        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for (dir, setting) in dirs.iter().flat_map(|dir| settings.iter().map(move |setting| (dir, setting))) {
+        let case = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let kind = find(&case);
+        // A kind that nobody knows is reported once.
+        if !kind.map_or(On::Host, |(on, _)| on).includes(setting) {
+            continue;
+        }
+        let name = format!("{case} {setting}");
         if !filters.is_empty() && !filters.iter().any(|f| name.contains(f.as_str())) {
             continue;
         }
-        let verdict = catch_unwind(AssertUnwindSafe(|| judge(&dir)))
+        let verdict = catch_unwind(AssertUnwindSafe(|| judge(dir, setting)))
             .unwrap_or_else(|_| Verdict::Failed("it panicked; the message stands above".into()));
         match verdict {
             Verdict::Passed(line) => {
                 passed += 1;
-                println!("{name:<24} ok       {line}");
+                println!("{name:<34} ok       {line}");
             }
             Verdict::Failed(line) => {
                 failed += 1;
-                println!("{name:<24} FAILED   {line}");
+                println!("{name:<34} FAILED   {line}");
             }
             Verdict::Skipped(reason) => {
                 skipped += 1;
-                println!("{name:<24} skipped  {reason}");
+                println!("{name:<34} skipped  {reason}");
             }
         }
     }
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+    for reason in unusable {
+        println!("NOT TESTED: the backend {reason}");
+    }
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn judge(dir: &std::path::Path) -> Verdict {
-    let case = match Case::open(dir) {
+fn judge(dir: &std::path::Path, setting: &Setting) -> Verdict {
+    let case = match Case::on(dir, setting.clone()) {
         Ok(case) => case,
         Err(e) => return Verdict::Failed(e.to_string()),
     };
     match find(case.kind()) {
         None => Verdict::Failed(format!("nobody knows the kind `{}`", case.kind())),
-        Some(None) => Verdict::Skipped("its part of roll is not built yet".into()),
-        Some(Some(_)) if case.kind() == gguf::KIND && gguf::file().is_none() => Verdict::Skipped(gguf::MISSING.into()),
-        Some(Some(run)) => match run(&case) {
+        Some(_) if case.kind() == gguf::KIND && gguf::file().is_none() => Verdict::Skipped(gguf::MISSING.into()),
+        Some((_, run)) => match run(&case) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(report) => match report.failures() {
                 failures if failures.is_empty() => Verdict::Passed(report.to_string()),
@@ -135,10 +175,10 @@ fn judge(dir: &std::path::Path) -> Verdict {
 }
 
 /// A kind is known by its whole name or by its family: `dit_tiny_i2v` is a `dit`.
-fn find(kind: &str) -> Option<Option<Run>> {
+fn find(kind: &str) -> Option<(On, Run)> {
     KINDS
         .iter()
-        .filter(|(known, _)| kind == *known || kind.starts_with(&format!("{known}_")))
-        .max_by_key(|(known, _)| known.len())
-        .map(|(_, run)| *run)
+        .filter(|(known, ..)| kind == *known || kind.starts_with(&format!("{known}_")))
+        .max_by_key(|(known, ..)| known.len())
+        .map(|(_, on, run)| (*on, *run))
 }

@@ -1,6 +1,6 @@
 //! Layers as a forward pass sees them: frozen weights, trainable parameters and LoRA under one name.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use roll_core::Result;
 
 use crate::{Snapshot, Tape, Weights, ops, weights};
@@ -18,6 +18,8 @@ pub struct Scope<'a> {
     pub lora_scale: f64,
     /// Where trainable parameters that are read get recorded.
     pub tape: &'a Tape,
+    /// What products with matrices are taken in: f32, or bf16 with sums in f32. Everything else is f32.
+    pub products: DType,
 }
 
 impl Scope<'_> {
@@ -39,13 +41,22 @@ impl Scope<'_> {
 
     /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional.
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
-        let weight = self.weight::<2>(&format!("{name}.weight"))?;
+        let weight = self.matrix(&format!("{name}.weight"))?;
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let (down, up) = (self.parameter::<2>(&lora_a(name)), self.parameter::<2>(&lora_b(name)));
         Ok(match (down, up) {
             (Some(down), Some(up)) => ops::linear_lora(x, weight, bias, down, up, self.lora_scale),
             _ => ops::linear(x, weight, bias),
         })
+    }
+
+    /// The weight `name` in the dtype that products are taken in.
+    fn matrix(&self, name: &str) -> Result<Tensor<2>> {
+        let value = match self.parameter(name) {
+            Some(parameter) => parameter,
+            None => weights::get(self.weights, name)?.stored()?,
+        };
+        Ok(if value.dtype() == self.products { value } else { value.cast(self.products) })
     }
 
     fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {

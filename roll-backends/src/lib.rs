@@ -4,6 +4,9 @@
 //! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
 //! autodiff graph.
 
+// burn-tch is deprecated upstream, and the only way to libtorch.
+#![cfg_attr(feature = "libtorch", allow(deprecated))]
+
 pub mod chain;
 pub mod device;
 pub mod error;
@@ -28,7 +31,7 @@ pub mod weights;
 mod flat_model;
 
 pub use chain::{Chain, ChainRecord, Memory, Segment};
-pub use device::device;
+pub use device::{Backend, device, product_dtype};
 pub use error::BackendError;
 pub use host::{to_device, to_host};
 pub use layers::Scope;

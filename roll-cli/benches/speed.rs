@@ -1,4 +1,5 @@
-//! Speed beside PyTorch on the CPU: same shapes, same machine, same run, the two taking turns.
+//! Speed beside PyTorch on the CPU: same shapes, same machine, same run, every backend of the build and PyTorch taking
+//! turns.
 //!
 //!     cargo bench --bench speed                    # ours alone
 //!     PYTHON=path/to/python cargo bench --bench speed   # beside PyTorch, which that python must have
@@ -6,6 +7,7 @@
 //! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5); arguments choose
 //! cases: `cargo bench --bench speed -- block reward_fl_step`.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -30,11 +32,19 @@ mod reward_fl_step;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// One thing to time: its name for the other side, and the work; the result is a number both sides must agree on.
+/// One thing to time: its name for the other side, and the work on each backend; the result is a number both sides must
+/// agree on.
 struct Case<'a> {
     name: String,
     shown: &'static str,
-    work: Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>,
+    work: Vec<Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>>,
+}
+
+/// What there is to time on one backend.
+struct Fixtures {
+    block: block::Fixture,
+    decode: decode::Fixture,
+    step: RefCell<reward_fl_step::Bench>,
 }
 
 fn main() -> Result<(), Failure> {
@@ -42,73 +52,96 @@ fn main() -> Result<(), Failure> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut torch = Torch::start(&root)?;
     let scratch = tempfile::tempdir()?;
-    let block = block::Fixture::new()?;
-    let decode = decode::Fixture::new(&scratch.path().join("decode.safetensors"))?;
-    let mut step = reward_fl_step::Bench::open(&case::Case::open(&root.join("tests/fixtures/reward_fl_step"))?)?;
+    let (settings, unusable) = case::Setting::all()?;
+    unusable.iter().for_each(|reason| println!("not measured: the backend {reason}"));
+    let settings: Vec<_> = settings.into_iter().filter(|setting| !setting.is_narrow()).collect();
+    let fixtures = |setting: &case::Setting| -> Result<Fixtures, Failure> {
+        let step = case::Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;
+        Ok(Fixtures {
+            block: block::Fixture::new(&setting.device)?,
+            decode: decode::Fixture::new(&scratch.path().join("decode.safetensors"), &setting.device)?,
+            step: RefCell::new(reward_fl_step::Bench::open(&step)?),
+        })
+    };
+    let fixtures: Vec<Fixtures> = settings.iter().map(fixtures).collect::<Result<_, _>>()?;
+    let everywhere = |f: fn(&Fixtures) -> Result<Option<f64>, Failure>| {
+        fixtures.iter().map(|on| Box::new(move || f(on)) as Box<dyn FnMut() -> _>).collect()
+    };
     let cases = vec![
         Case {
             name: "block_forward".into(),
             shown: "DiT block, forward (1536 wide, 1024 tokens, 512 text)",
-            work: Box::new(|| block.forward().map(|()| None)),
+            work: everywhere(|on| on.block.forward().map(|()| None)),
         },
         Case {
             name: "block_pull".into(),
             shown: "DiT block, forward and pull",
-            work: Box::new(|| block.pull().map(|()| None)),
+            work: everywhere(|on| on.block.pull().map(|()| None)),
         },
         Case {
-            name: format!("decode {}", decode.path().display()),
+            name: format!("decode {}", fixtures[0].decode.path().display()),
             shown: "VAE decode and pull (17 frames of 128x128)",
-            work: Box::new(|| decode.run().map(Some)),
+            work: everywhere(|on| on.decode.run().map(Some)),
         },
         Case {
             name: "reward_fl_step".into(),
             shown: "whole Reward-FL step, tiny model",
-            work: Box::new(|| {
-                let options = step.options.clone();
-                let mut loss = 0.0;
-                step.step(|score, kl| {
-                    let at = Loss::at(score, kl, &options);
-                    loss = at.value;
-                    (at.d_score, at.d_kl)
-                })?;
-                Ok(Some(loss))
-            }),
+            work: everywhere(|on| reward_fl_loss(&mut on.step.borrow_mut()).map(Some)),
         },
     ];
     let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    println!("{:<56} {:>9} {:>9} {:>7}", "median of rounds, seconds", "roll", "PyTorch", "ratio");
-    for mut case in cases {
-        if !filters.is_empty() && !filters.iter().any(|f| case.name.contains(f.as_str())) {
-            continue;
+    println!("{:<54} {:<13} {:>8} {:>8} {:>6}", "median of rounds, seconds", "backend", "roll", "PyTorch", "ratio");
+    for case in cases {
+        if filters.is_empty() || filters.iter().any(|f| case.name.contains(f.as_str())) {
+            time(case, &settings, rounds, torch.as_mut())?;
         }
-        (case.work)()?;
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
+    }
+    Ok(())
+}
+
+/// The backends and PyTorch take turns.
+fn time(mut case: Case, on: &[case::Setting], rounds: usize, mut torch: Option<&mut Torch>) -> Result<(), Failure> {
+    for work in &mut case.work {
+        work()?;
+    }
+    let (mut ours, mut theirs) = (vec![Vec::new(); on.len()], Vec::new());
+    for _ in 0..rounds {
+        let reply = torch.as_mut().map(|torch| torch.time(&case.name)).transpose()?;
+        theirs.extend(reply.map(|(seconds, _)| seconds));
+        for ((work, ours), setting) in case.work.iter_mut().zip(&mut ours).zip(on) {
             let start = Instant::now();
-            let check = (case.work)()?;
+            let check = work()?;
             ours.push(start.elapsed().as_secs_f64());
-            if let Some(torch) = &mut torch {
-                let (seconds, expected) = torch.time(&case.name)?;
-                theirs.push(seconds);
-                if let Some(check) = check {
-                    let off = (check - expected).abs() / expected.abs().max(1e-12);
-                    if off > 1e-3 {
-                        return Err(format!("{}: {check} here, {expected} in PyTorch", case.shown).into());
-                    }
+            if let (Some(check), Some((_, expected))) = (check, reply) {
+                let off = (check - expected).abs() / expected.abs().max(1e-12);
+                if off > 1e-3 {
+                    return Err(format!("{} on {setting}: {check} here, {expected} in PyTorch", case.shown).into());
                 }
             }
         }
-        let ours = median(ours);
+    }
+    for (ours, setting) in ours.into_iter().zip(on) {
+        let (ours, backend) = (median(ours), setting.backend);
         match theirs.is_empty() {
-            true => println!("{:<56} {ours:>9.3} {:>9} {:>7}", case.shown, "-", "-"),
+            true => println!("{:<54} {backend:<13} {ours:>8.3} {:>8} {:>6}", case.shown, "-", "-"),
             false => {
-                let theirs = median(theirs);
-                println!("{:<56} {ours:>9.3} {theirs:>9.3} {:>7.2}", case.shown, ours / theirs);
+                let theirs = median(theirs.clone());
+                println!("{:<54} {backend:<13} {ours:>8.3} {theirs:>8.3} {:>6.2}", case.shown, ours / theirs);
             }
         }
     }
     Ok(())
+}
+
+fn reward_fl_loss(step: &mut reward_fl_step::Bench) -> Result<f64, Failure> {
+    let options = step.options.clone();
+    let mut loss = 0.0;
+    step.step(|score, kl| {
+        let at = Loss::at(score, kl, &options);
+        loss = at.value;
+        (at.d_score, at.d_kl)
+    })?;
+    Ok(loss)
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {

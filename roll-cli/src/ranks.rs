@@ -134,7 +134,7 @@ pub fn check_strategy(name: &str, strategy: &dyn Strategy) -> Result<()> {
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.
 pub fn device(backend: &str) -> String {
     #[cfg(feature = "mpi")]
-    if let (true, Some(local)) = (backend == "cuda", roll_backends::mpi::local_rank()) {
+    if let (true, Some(local)) = (roll_backends::Backend::is_numbered_name(backend), roll_backends::mpi::local_rank()) {
         return format!("{backend}:{local}");
     }
     backend.into()

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::{DType as Burn, Device};
+use roll_backends::Backend;
 use roll_core::{DType, StateDict, Tensor};
 use serde::de::DeserializeOwned;
 
@@ -16,21 +18,83 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 const ERROR_FACTOR: f64 = 8.0;
 const ERROR_FLOOR: f64 = 1e-6;
 
+/// Relative to its largest value, what a tensor may differ by where products are taken in bf16: twelve times the
+/// distance of neighbouring bf16 numbers. The references are f32, so the rounding of weights and operands of every layer
+/// shows in full.
+const BF16_ERROR: f64 = 12.0 / 256.0;
+
+/// Where a case is computed, and in what.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// As `--backend` names it.
+    pub backend: &'static str,
+    /// The device.
+    pub device: Device,
+    /// What frozen weights are stored in, and products taken in.
+    pub dtype: Burn,
+}
+
+impl Setting {
+    /// f32 on flex: what the tolerances of the cases are made for.
+    pub fn plain() -> Outcome<Self> {
+        Ok(Self { backend: "flex", device: roll_backends::device("flex")?, dtype: Burn::F32 })
+    }
+
+    /// f32 and bf16 on every backend of this build that works here, and why others of the build do not.
+    pub fn all() -> Outcome<(Vec<Self>, Vec<String>)> {
+        let (mut settings, mut unusable) = (Vec::new(), Vec::new());
+        for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
+            if let Err(reason) = backend.usable(0) {
+                unusable.push(format!("`{backend}`: {reason}"));
+                continue;
+            }
+            let device = roll_backends::device(backend.name())?;
+            for dtype in [Burn::F32, Burn::BF16] {
+                settings.push(Self { backend: backend.name(), device: device.clone(), dtype });
+            }
+        }
+        Ok((settings, unusable))
+    }
+
+    /// Whether products are taken in bf16.
+    pub fn is_narrow(&self) -> bool {
+        self.dtype == Burn::BF16
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.backend, if self.is_narrow() { "bf16" } else { "f32" })
+    }
+}
+
 /// A case: `config.json`, `tensors.json` and safetensors files.
 pub struct Case {
     /// Directory.
     pub dir: PathBuf,
     /// Directory name.
     pub name: String,
+    /// Where it is computed.
+    pub setting: Setting,
     json: serde_json::Value,
 }
 
 impl Case {
-    /// Reads the configuration of the case in `dir`.
+    /// Reads the configuration of the case in `dir`, to be computed in f32 on flex.
     pub fn open(dir: &Path) -> Outcome<Self> {
+        Self::on(dir, Setting::plain()?)
+    }
+
+    /// As [`Case::open`], to be computed elsewhere.
+    pub fn on(dir: &Path, setting: Setting) -> Outcome<Self> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let json = serde_json::from_slice(&std::fs::read(dir.join("config.json"))?)?;
-        Ok(Self { dir: dir.to_path_buf(), name, json })
+        Ok(Self { dir: dir.to_path_buf(), name, setting, json })
+    }
+
+    /// Where it is computed.
+    pub fn device(&self) -> &Device {
+        &self.setting.device
     }
 
     /// The directory name up to a `__suffix`.
@@ -83,6 +147,7 @@ impl Case {
             .map(|(name, tensor)| {
                 let own = self.json["tolerance"][name]["f32_vs_f64_rel_to_max"].as_f64();
                 let relative = match tensor.dtype() {
+                    DType::F32 | DType::Bf16 | DType::F16 if self.setting.is_narrow() => BF16_ERROR,
                     DType::F32 | DType::Bf16 | DType::F16 => own.map_or(wide, |e| ERROR_FACTOR * e).max(ERROR_FLOOR),
                     _ => 0.0,
                 };

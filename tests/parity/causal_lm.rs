@@ -1,6 +1,5 @@
 //! Language models: logits, log-probabilities, gradients, greedy generation.
 
-use burn::tensor::DType;
 use roll_algos::agentic_ppo::{Mask, rewards};
 use roll_backends::Memory;
 use roll_core::model::flat;
@@ -39,7 +38,8 @@ fn model(case: &Case, memory: Memory) -> Outcome<CausalLm> {
     let mut config = LmConfig::read(&case.dir.join("hf_config.json"))?;
     config.end_ids.clear();
     let state = case.tensors("model.safetensors")?;
-    let mut network = Network::new(config, &state, DType::F32, &roll_backends::device("flex")?)?.with_memory(memory);
+    let dtype = case.setting.dtype;
+    let mut network = Network::new(config, &state, dtype, case.device())?.with_memory(memory).with_products(dtype);
     network.train(&Trainable::Full, &Noise::new(0), &state)?;
     Ok(CausalLm::new(network, None, None)?)
 }

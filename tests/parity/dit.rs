@@ -35,8 +35,6 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let inputs = case.tensors("inputs.safetensors")?;
     let weights = case.tensors("weights.safetensors")?;
     let lora = case.tensors("lora.safetensors")?;
-    let device = roll_backends::device("flex")?;
-    let f32s = burn::tensor::DType::F32;
     let latents = unbatched(&inputs["latents"])?;
     let shape = latents.shape();
     let conditioning = Conditioning {
@@ -53,7 +51,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     // Base weights, all trained, with every inner value.
     let seen: Arc<Mutex<BTreeMap<String, Tensor>>> = Arc::default();
     let sink = seen.clone();
-    let mut dit = Dit::new(&weights, Some(config.model.num_heads), f32s, &device)?.with_probe(Arc::new(
+    let mut dit = network(&weights, &config.model, case)?.with_probe(Arc::new(
         move |name: &str, value: &burn::tensor::Tensor<2>| {
             if let (Ok(value), Ok(mut seen)) = (roll_backends::to_host(value.clone()), sink.lock()) {
                 seen.entry(name.into()).or_insert(value);
@@ -80,11 +78,14 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let (cos, sin) = rotary_tables(&grid, dit.config().head_dim())?;
     report.compare("rope_cos", &cos);
     report.compare("rope_sin", &sin);
-    embeddings(&mut report, &dit, &weights, &config, &conditioning, &grid)?;
-    report.leave_out("velocity_bf16_original_casts", "the reference's bf16 run; this one is f32");
+    embeddings(&mut report, &dit, &weights, &config, &conditioning, &grid, case)?;
+    match case.setting.is_narrow() {
+        true => report.compare("velocity_bf16_original_casts", &velocity),
+        false => report.leave_out("velocity_bf16_original_casts", "the reference's bf16 run; this one is f32"),
+    }
 
     // LoRA.
-    let mut dit = Dit::new(&weights, Some(config.model.num_heads), f32s, &device)?;
+    let mut dit = network(&weights, &config.model, case)?;
     attach_lora(&mut dit, &lora, &config.lora)?;
     let (velocity, pullback) = dit.velocity(&latents, timestep, &conditioning, Adapter::On, Grad::Record)?;
     report.compare("lora.velocity", &velocity);
@@ -102,26 +103,33 @@ fn embeddings(
     config: &Config,
     conditioning: &Conditioning,
     grid: &Grid,
+    case: &Case,
 ) -> Outcome {
-    let device = roll_backends::device("flex")?;
-    let resident = roll_backends::Resident::new(weights, burn::tensor::DType::F32, &device);
+    let (device, products) = (case.device(), case.setting.dtype);
+    let resident = roll_backends::Resident::new(weights, products, device);
     let weights = roll_backends::WeightStore::segment(&resident, "")?;
     let tape = roll_backends::Tape::off();
-    let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+    let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products };
     let known = if config.model.seperated_timestep { grid.tokens_per_frame() } else { 0 };
     let timesteps: Vec<_> = match known {
         0 => vec![Timestep(config.timestep)],
         _ => (0..grid.tokens()).map(|i| Timestep(if i < known { 0.0 } else { config.timestep })).collect(),
     };
-    let sinusoid = embed::sinusoid(&timesteps, dit.config().freq_dim, &device);
+    let sinusoid = embed::sinusoid(&timesteps, dit.config().freq_dim, device);
     let (t, modulation) = embed::time(&scope, sinusoid)?;
     report.compare("t", &roll_backends::to_host(t)?);
     let dim = dit.config().dim;
     let modulation = roll_backends::to_host(modulation)?;
     report.compare("t_mod", &modulation.reshape([modulation.shape()[0], 6, dim])?);
-    let context = roll_backends::to_device::<2>(&conditioning.context, &device)?;
+    let context = roll_backends::to_device::<2>(&conditioning.context, device)?;
     report.compare("context_emb", &roll_backends::to_host(embed::text(&scope, context)?)?);
     Ok(())
+}
+
+/// The network in the case's dtype, on its device.
+pub fn network(weights: &StateDict, model: &Model, case: &Case) -> Outcome<Dit> {
+    let dtype = case.setting.dtype;
+    Ok(Dit::new(weights, Some(model.num_heads), dtype, case.device())?.with_products(dtype))
 }
 
 /// Without the batch axis, which must have length one.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor as Burn;
 use burn::tensor::activation::silu;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
+use burn::tensor::{Device, Tensor as Burn};
 use roll_backends::host::to_host_nd;
-use roll_backends::{NdTensor, Tape, device, to_device, vjp};
+use roll_backends::{NdTensor, Tape, to_device, vjp};
 use roll_core::{StateDict, Tensor};
 use roll_rewards::insightface::affine::Affine;
 use roll_rewards::insightface::align::{Alignment, CROP, Crop, exact_warp, reference_warp, to_template};
@@ -43,7 +43,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let inputs = Inputs(case.tensors("inputs.safetensors")?);
     let mut report = case.expected("outputs.safetensors")?;
     crops(&mut report, &inputs, &config)?;
-    embedding(&mut report, &inputs)?;
+    embedding(&mut report, &inputs, case.device())?;
     resizes(&mut report, &inputs, &config)?;
     pooling(&mut report, &inputs, &config)?;
     losses(&mut report, &inputs)?;
@@ -127,15 +127,14 @@ fn crops(report: &mut Report, inputs: &Inputs, config: &Config) -> Outcome {
 }
 
 /// The embedder's path with the case's stand-in network.
-fn embedding(report: &mut Report, inputs: &Inputs) -> Outcome {
+fn embedding(report: &mut Report, inputs: &Inputs, device: &Device) -> Outcome {
     let (image, [h, w]) = inputs.picture()?;
     let crop = Crop::new(&inputs.landmarks()?, [h, w], Alignment::Reference).ok_or("the landmarks coincide")?;
-    let device = device("flex")?;
-    let weight = to_device::<4>(inputs.get("arc.conv.weight")?, &device)?;
-    let bias = to_device::<1>(inputs.get("arc.conv.bias")?, &device)?;
-    let fc_weight = to_device::<2>(inputs.get("arc.fc.weight")?, &device)?;
-    let fc_bias = to_device::<1>(inputs.get("arc.fc.bias")?, &device)?;
-    let rgb = to_device::<4>(&Tensor::new(crop.forward(image), [1, 3, CROP, CROP])?, &device)?;
+    let weight = to_device::<4>(inputs.get("arc.conv.weight")?, device)?;
+    let bias = to_device::<1>(inputs.get("arc.conv.bias")?, device)?;
+    let fc_weight = to_device::<2>(inputs.get("arc.fc.weight")?, device)?;
+    let fc_bias = to_device::<1>(inputs.get("arc.fc.bias")?, device)?;
+    let rgb = to_device::<4>(&Tensor::new(crop.forward(image), [1, 3, CROP, CROP])?, device)?;
     let (value, recorded) = vjp(&[NdTensor::from(rgb)], Tape::off(), |inputs, _| {
         let bgr = inputs[0].rank::<4>()?.flip([1]);
         let options = ConvOptions::new([4, 4], [2, 2], [1, 1], 1);
@@ -145,7 +144,7 @@ fn embedding(report: &mut Report, inputs: &Inputs) -> Outcome {
     })?;
     report.compare("arcface.embedding", &to_host_nd(&value[0])?);
     let cotangent = inputs.get("g_emb")?;
-    let cotangent = NdTensor::from(to_device::<2>(&cotangent.reshape([1, cotangent.len()])?, &device)?);
+    let cotangent = NdTensor::from(to_device::<2>(&cotangent.reshape([1, cotangent.len()])?, device)?);
     let pulled = recorded.pull(vec![Some(cotangent)], None).remove(0).ok_or("no gradient")?;
     let mut gradient = vec![0.0; image.len()];
     crop.pull(to_host_nd(&pulled)?.f32s()?, &mut gradient);

@@ -17,9 +17,9 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let Config { frames } = case.config()?;
     let mut report = case.expected("outputs.safetensors")?;
     let inputs = case.tensors("inputs.safetensors")?;
-    let device = roll_backends::device("flex")?;
+    let device = case.device();
     let vae = |neighbour: &str| -> Outcome<Vae> {
-        Ok(Vae::load(&case.tensors(&format!("../{neighbour}/weights.safetensors"))?, &device)?)
+        Ok(Vae::load(&case.tensors(&format!("../{neighbour}/weights.safetensors"))?, device)?)
     };
     let chunking = Chunking::default();
     let image = unbatched(&inputs["image"])?;

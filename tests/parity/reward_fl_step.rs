@@ -93,7 +93,7 @@ impl Bench {
         };
         Ok(Self {
             model: Conditioned::new(networks::load(case, &config.model, &config.lora)?, conditioning)?,
-            scorer: ConvScorer::new(&case.tensors("scorer.safetensors")?)?,
+            scorer: ConvScorer::new(&case.tensors("scorer.safetensors")?, case.device())?,
             target: scorer::target(&inputs)?,
             options,
             noise,

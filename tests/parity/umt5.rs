@@ -15,13 +15,13 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let inputs = case.tensors("inputs.safetensors")?;
     let (ids, mask) = (rows(&inputs["ids"])?, rows(&inputs["mask"])?);
     let length = ids[0].len();
-    let device = roll_backends::device("flex")?;
+    let device = case.device();
 
     let (component, official) = recognise(Checkpoint::open(case.dir.join("weights.safetensors"))?)?;
     report.check(component == Component::TextEncoder, || format!("recognised as {component}"));
     let seen: Arc<Mutex<BTreeMap<String, Vec<Tensor>>>> = Arc::default();
     let sink = seen.clone();
-    let resident = Umt5::new(&official.all()?, &device)?.with_probe(Arc::new(move |name, value| {
+    let resident = Umt5::new(&official.all()?, device)?.with_probe(Arc::new(move |name, value| {
         if let Ok(value) = roll_backends::to_host(value.clone()) {
             sink.lock().unwrap_or_else(PoisonError::into_inner).entry(name.into()).or_default().push(value);
         }
@@ -46,7 +46,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     report.compare("prompt_embedding_padded_rows_zeroed", &stack(&prompts)?);
 
     let (_, translated) = recognise(Checkpoint::open(case.dir.join("weights_hf.safetensors"))?)?;
-    let streamed = Umt5::streamed(&translated, &device)?;
+    let streamed = Umt5::streamed(&translated, device)?;
     let encoded: Vec<Tensor> =
         ids.iter().zip(&keys).map(|(ids, keys)| streamed.hidden(ids, keys)).collect::<Result<_, _>>()?;
     report.compare("encoded_hf", &stack(&encoded)?);

@@ -33,15 +33,15 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let mut report = case.expected("outputs.safetensors")?;
     let inputs = case.tensors("inputs.safetensors")?;
     let weights = case.tensors("weights.safetensors")?;
-    let device = roll_backends::device("flex")?;
-    let vae = Vae::load_with_statistics(&weights, &statistics(&inputs)?, &device)?;
+    let device = case.device();
+    let vae = Vae::load_with_statistics(&weights, &statistics(&inputs)?, device)?;
     let whole = Chunking::default();
 
     let video = video(&inputs["video"])?;
     report.compare("encode", &vae.encode(&video)?);
     report.compare("encode_single_frame", &vae.encode(&head(&video, 1)?)?);
     let plain = LatentStatistics::none(vae.facts().z_channels);
-    let unnormalised = Vae::load_with_statistics(&weights, &plain, &device)?;
+    let unnormalised = Vae::load_with_statistics(&weights, &plain, device)?;
     report.compare("encode_unnormalised_mu", &unnormalised.encode(&video)?);
     let encoded =
         vae.encode_with(&self::video(&inputs["video_tiled"])?, &config.tiled_encode.chunking(), Grad::Skip)?;

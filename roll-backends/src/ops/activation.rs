@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::expression::Expression;
 use super::{operator, pull};
 
 /// GELU in its tanh form.
@@ -18,9 +19,13 @@ pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as ActivationOps>::fused_silu(x.into_dispatch()))
 }
 
-/// The activations as the run-time dispatch calls them. A backend implements [`ActivationKernel`] and forwards to it
-/// here.
-#[backend_extension(Flex, Autodiff)]
+/// The activations as the run-time dispatch calls them. A backend implements [`ActivationKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait ActivationOps: Backend {
     /// See [`gelu_tanh`].
     fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -40,9 +45,49 @@ pub enum Activation {
 /// The activations and their derivatives on one backend.
 pub trait ActivationKernel: Backend {
     /// The function.
-    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = Expression::<Self>(x);
+        let y = match activation {
+            Activation::GeluTanh => x.clone() * (gelu_argument(x) * 2.0).sigmoid(),
+            Activation::Silu => x.clone() * x.sigmoid(),
+        };
+        y.0
+    }
+
     /// The gradient of x.
-    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, d_y) = (Expression::<Self>(x), Expression(d_y));
+        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
+        let near = x.clone().within(100.0);
+        let (s, inner) = match activation {
+            Activation::GeluTanh => {
+                let slope = (near.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
+                ((gelu_argument(x) * 2.0).sigmoid(), near * slope)
+            }
+            Activation::Silu => (x.sigmoid(), near),
+        };
+        let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * inner;
+        (derivative * d_y).0
+    }
+}
+
+/// sqrt(2 / pi).
+const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
+const GELU_CUBE: f64 = 0.044_715;
+
+/// What the tanh of GELU is taken of: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
+    x.clone() * (x.squared() * GELU_CUBE + 1.0) * GELU_SCALE
+}
+
+impl<B: ActivationKernel> ActivationOps for B {
+    fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::activation_forward(Activation::GeluTanh, x)
+    }
+
+    fn fused_silu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::activation_forward(Activation::Silu, x)
+    }
 }
 
 impl<B: ActivationKernel, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
@@ -73,23 +118,13 @@ fn tracked<B: ActivationKernel, C: CheckpointStrategy>(
     operator::<_, B, C, 1>(Apply, [node], || (B::activation_forward(activation, x.clone()), (activation, x)))
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::Flex;
 
     use super::*;
     use crate::ops::flex::Values;
     use crate::ops::kernels::activation as kernels;
-
-    impl ActivationOps for Flex {
-        fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::activation_forward(Activation::GeluTanh, x)
-        }
-
-        fn fused_silu(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::activation_forward(Activation::Silu, x)
-        }
-    }
 
     impl ActivationKernel for Flex {
         fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -4,9 +4,9 @@ use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::Checkpoi
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-use super::{operator, pull};
+use super::{operator, pull, tiled};
 
 /// How [`attention_with`] weighs values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -15,10 +15,13 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
     pub causal: bool,
+    /// What the operands are rounded to; nothing unless given. The result has their dtype again.
+    pub products: Option<DType>,
 }
 
 /// Scaled dot-product attention of `heads` heads, without mask: q `[Lq, heads * d]`, k and v `[Lk, heads * d]`,
-/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix.
+/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix. The operands have
+/// one dtype, f32 or bf16, which the result has too; sums are f32.
 pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
     attention_with(q, k, v, heads, AttentionOptions::default())
 }
@@ -34,12 +37,24 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
         v.dims()
     );
     let scale = options.scale.unwrap_or_else(|| (1.0 / ((channels / heads) as f64).sqrt()) as f32);
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, heads, scale, options.causal))
+    let dtype = q.dtype();
+    let products = options.products.unwrap_or(dtype);
+    let [q, k, v] = [q, k, v].map(|x| in_dtype(x, products).into_dispatch());
+    let out = Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, heads, scale, options.causal));
+    in_dtype(out, dtype)
 }
 
-/// Attention as the run-time dispatch calls it. A backend implements [`AttentionKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
+}
+
+/// Attention as the run-time dispatch calls it. A backend implements [`AttentionKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait AttentionOps: Backend {
     /// See [`attention_with`].
     fn attention(
@@ -66,7 +81,9 @@ pub struct AttentionCall {
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: Backend {
     /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout).
-    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        tiled::forward::<Self>(qkv, call)
+    }
 
     /// The wanted ones of the gradients of q, k and v.
     fn attention_backward(
@@ -76,7 +93,22 @@ pub trait AttentionKernel: Backend {
         d_out: FloatTensor<Self>,
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3];
+    ) -> [Option<FloatTensor<Self>>; 3] {
+        tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted)
+    }
+}
+
+impl<B: AttentionKernel> AttentionOps for B {
+    fn attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        heads: usize,
+        scale: f32,
+        causal: bool,
+    ) -> FloatTensor<Self> {
+        Self::attention_forward([q, k, v], AttentionCall { heads, scale, causal }).0
+    }
 }
 
 impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
@@ -115,12 +147,12 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> 
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
     use super::*;
-    use crate::ops::flex::{Values, tensor};
+    use crate::ops::flex::{Values, rounded, tensor};
     use crate::ops::kernels::attention::{RowSoftmax, Saved, Shape, Wanted, backward, forward};
 
     fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
@@ -129,32 +161,19 @@ mod on_flex {
         Shape { queries, keys, heads, width: channels / heads, scale, causal }
     }
 
-    impl AttentionOps for Flex {
-        fn attention(
-            q: FloatTensor<Self>,
-            k: FloatTensor<Self>,
-            v: FloatTensor<Self>,
-            heads: usize,
-            scale: f32,
-            causal: bool,
-        ) -> FloatTensor<Self> {
-            Self::attention_forward([q, k, v], AttentionCall { heads, scale, causal }).0
-        }
-    }
-
     impl AttentionKernel for Flex {
         fn attention_forward(
             [q, k, v]: [FloatTensor<Self>; 3],
             call: AttentionCall,
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let shape = shape(&q, &k, call);
+            let (shape, dtype) = (shape(&q, &k, call), q.dtype());
             let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
             let mut out = vec![0.0; q.slice().len()];
             let mut softmax = vec![RowSoftmax::default(); shape.heads * shape.queries];
             forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
             let softmax = bytemuck::cast_slice(&softmax).to_vec();
             let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
-            (q.like(out), softmax)
+            (rounded(q.like(out), dtype), softmax)
         }
 
         fn attention_backward(
@@ -165,7 +184,7 @@ mod on_flex {
             call: AttentionCall,
             wanted: [bool; 3],
         ) -> [Option<FloatTensor<Self>>; 3] {
-            let shape = shape(&q, &k, call);
+            let (shape, dtype) = (shape(&q, &k, call), q.dtype());
             let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
             let (out, softmax, d_out) = (Values::of(out), Values::of(softmax), Values::of(d_out));
             let saved = Saved {
@@ -177,7 +196,8 @@ mod on_flex {
                 d_out: d_out.slice(),
             };
             let [dq, dk, dv] = backward(shape, saved, Wanted { q: wanted[0], k: wanted[1], v: wanted[2] });
-            [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))]
+            let [dq, dk, dv] = [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))];
+            [dq, dk, dv].map(|d| d.map(|d| rounded(d, dtype)))
         }
     }
 }

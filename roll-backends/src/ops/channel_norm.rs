@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::expression::Expression;
 use super::{operator, pull};
 
 /// `x / max(|x|, 1e-12) * sqrt(C) * gain`, the norm taken over the channels of `[C, T, H, W]`: the RMS norm of the
@@ -24,8 +25,13 @@ fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
     Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm(x.into_dispatch(), gain.into_dispatch(), silu))
 }
 
-/// The norm as the run-time dispatch calls it. A backend implements [`ChannelNormKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// The norm as the run-time dispatch calls it. A backend implements [`ChannelNormKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait ChannelNormOps: Backend {
     /// See [`channel_norm`] and [`channel_norm_silu`].
     fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self>;
@@ -38,7 +44,15 @@ pub trait ChannelNormKernel: Backend {
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
         silu: bool,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain) = (Expression::<Self>(x), Expression(gain));
+        let shape @ [channels, ..]: [usize; 4] = x.dims();
+        let x = by_position(x);
+        let factors = x.clone().squared().sum(0).sqrt().at_least(LEAST_NORM).recip() * (channels as f64).sqrt();
+        let y = x * factors.clone() * gain.reshape([channels, 1]);
+        let y = if silu { y.clone() * y.sigmoid() } else { y };
+        (y.reshape(shape).0, factors.0)
+    }
 
     /// The wanted ones of the gradients of x and gain.
     fn channel_norm_backward(
@@ -48,7 +62,44 @@ pub trait ChannelNormKernel: Backend {
         silu: bool,
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2];
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let (x, gain, factors) = (Expression::<Self>(x), Expression(gain), Expression::<Self>(factors));
+        let shape @ [channels, ..]: [usize; 4] = x.dims();
+        let (x, d_y) = (by_position(x), by_position(Expression(d_y)));
+        let gain = gain.reshape([channels, 1]);
+        let normed = x * factors.clone();
+        let d_scaled = match silu {
+            true => {
+                let y = normed.clone() * gain.clone();
+                let s = y.clone().sigmoid();
+                d_y * (s.clone() + y * s.clone() * (s * -1.0 + 1.0))
+            }
+            false => d_y,
+        };
+        let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
+        let d_x = wanted[0].then(|| {
+            let d_normed = d_scaled * gain;
+            // Where the norm is not above the least x is zero, and nothing is taken out.
+            let along = (normed.clone() * d_normed.clone()).mean(0);
+            ((d_normed - normed * along) * factors).reshape(shape).0
+        });
+        [d_x, d_gain]
+    }
+}
+
+/// Below it a position counts as zero.
+const LEAST_NORM: f64 = 1e-12;
+
+/// `[C, T, H, W]` as `[C, positions]`.
+fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {
+    let [channels, t, h, w]: [usize; 4] = x.dims();
+    x.reshape([channels, t * h * w])
+}
+
+impl<B: ChannelNormKernel> ChannelNormOps for B {
+    fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self> {
+        Self::channel_norm_forward(x, gain, silu).0
+    }
 }
 
 impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B, C> {
@@ -71,19 +122,13 @@ impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B,
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::Flex;
 
     use super::*;
     use crate::ops::flex::{Values, tensor};
     use crate::ops::kernels::channel_norm::{Then, backward, forward};
-
-    impl ChannelNormOps for Flex {
-        fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self> {
-            Self::channel_norm_forward(x, gain, silu).0
-        }
-    }
 
     impl ChannelNormKernel for Flex {
         fn channel_norm_forward(

@@ -7,6 +7,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::Floa
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{DType, Tensor, module};
 
+use super::expression::Expression;
 use super::{operator, pull};
 
 /// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
@@ -27,8 +28,7 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     });
     assert_eq!(bias.dims(), [outputs], "the bias of a convolution with {:?}", weight.dims());
     if t * h * w < FEW_POSITIONS {
-        let options = ConvOptions::new([1; 3], padding, [1; 3], 1);
-        return module::conv3d(x.unsqueeze(), weight, Some(bias), options).squeeze_dim(0);
+        return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     fused_conv3d(x, weight, bias, padding)
 }
@@ -45,8 +45,13 @@ pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, pad
     Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d(x, weight, bias, pt, ph, pw))
 }
 
-/// The convolution as the run-time dispatch calls it. A backend implements [`ConvKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// The convolution as the run-time dispatch calls it. A backend implements [`ConvKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait ConvOps: Backend {
     /// See [`conv3d`].
     fn fused_conv3d(
@@ -67,7 +72,9 @@ pub trait ConvKernel: Backend {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         padding: [usize; 3],
-    ) -> FloatTensor<Self>;
+    ) -> FloatTensor<Self> {
+        without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
+    }
 
     /// The wanted ones of the gradients of x, weight and bias.
     fn conv_backward(
@@ -76,7 +83,48 @@ pub trait ConvKernel: Backend {
         padding: [usize; 3],
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3];
+    ) -> [Option<FloatTensor<Self>>; 3] {
+        let (x, d_y) = (with_batch::<Self>(x), with_batch::<Self>(d_y));
+        let d_x = wanted[0].then(|| {
+            without_batch::<Self>(Self::conv3d_x_backward(x.clone(), weight.clone(), d_y.clone(), options(padding)))
+        });
+        let d_weight = wanted[1].then(|| Self::conv3d_weight_backward(x, weight, d_y.clone(), options(padding)));
+        let d_bias = wanted[2].then(|| {
+            let d_y = Expression::<Self>(d_y);
+            let [_, outputs, t, h, w] = d_y.dims();
+            d_y.reshape([outputs, t * h * w]).sum(1).reshape([outputs]).0
+        });
+        [d_x, d_weight, d_bias]
+    }
+}
+
+fn options(padding: [usize; 3]) -> ConvOptions<3> {
+    ConvOptions::new([1; 3], padding, [1; 3], 1)
+}
+
+fn with_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let x = Expression::<B>(x);
+    let [c, t, h, w] = x.dims();
+    x.reshape([1, c, t, h, w]).0
+}
+
+fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let x = Expression::<B>(x);
+    let [_, c, t, h, w] = x.dims();
+    x.reshape([c, t, h, w]).0
+}
+
+impl<B: ConvKernel> ConvOps for B {
+    fn fused_conv3d(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        frames: usize,
+        rows: usize,
+        columns: usize,
+    ) -> FloatTensor<Self> {
+        Self::conv_forward(x, weight, bias, [frames, rows, columns])
+    }
 }
 
 impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
@@ -107,7 +155,7 @@ impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
@@ -118,19 +166,6 @@ mod on_flex {
     fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> Shape {
         let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
         Shape { inputs, outputs, size, kernel, padding }
-    }
-
-    impl ConvOps for Flex {
-        fn fused_conv3d(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            frames: usize,
-            rows: usize,
-            columns: usize,
-        ) -> FloatTensor<Self> {
-            Self::conv_forward(x, weight, bias, [frames, rows, columns])
-        }
     }
 
     impl ConvKernel for Flex {

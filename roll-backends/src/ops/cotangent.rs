@@ -18,7 +18,12 @@ pub fn seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
 }
 
 /// [`seed`] as the run-time dispatch calls it.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait SeedOps: Backend {
     /// See [`seed`].
     fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -29,6 +34,12 @@ pub trait SeedOps: Backend {
 
 #[cfg(feature = "flex")]
 impl SeedOps for burn::backend::Flex {}
+
+#[cfg(feature = "libtorch")]
+impl SeedOps for burn::backend::LibTorch {}
+
+#[cfg(feature = "cuda")]
+impl SeedOps for burn::backend::Cube {}
 
 impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
     fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,14 +1,20 @@
 //! Flex tensors as slices and back.
 
+use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType, Shape};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{Bytes, DType, FloatDType, Shape};
 
-/// An f32 tensor whose elements lie in order.
+/// An f32 tensor whose elements lie in order. bf16 is widened.
 pub struct Values(FlexTensor);
 
 impl Values {
-    /// Copies only what does not lie in order. Panics, as Burn's own operators do, unless the dtype is f32.
+    /// Copies only what does not lie in order. Panics, as Burn's own operators do, unless the dtype is f32 or bf16.
     pub fn of(tensor: FlexTensor) -> Self {
+        let tensor = match tensor.dtype() {
+            DType::BF16 => Flex::float_cast(tensor, FloatDType::F32),
+            _ => tensor,
+        };
         Self(tensor.to_contiguous())
     }
 
@@ -22,6 +28,11 @@ impl Values {
     pub fn like(&self, values: Vec<f32>) -> FlexTensor {
         tensor(values, self.0.layout().shape().clone())
     }
+}
+
+/// `tensor` in `dtype`.
+pub fn rounded(tensor: FlexTensor, dtype: DType) -> FlexTensor {
+    if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, FloatDType::from(dtype)) }
 }
 
 /// A tensor of `values`.

@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::expression::{Expression, summed_rows};
 use super::{assert_row_operand, operator, pull};
 
 /// `x + y * gate`; gate is `[1, D]` or `[L, D]`.
@@ -16,8 +17,13 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as GateOps>::gated_add(x, y, gate))
 }
 
-/// The gated sum as the run-time dispatch calls it. A backend implements [`GateKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// The gated sum as the run-time dispatch calls it. A backend implements [`GateKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait GateOps: Backend {
     /// See [`gated_add`].
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -26,7 +32,9 @@ pub trait GateOps: Backend {
 /// The gated sum and its gradients on one backend.
 pub trait GateKernel: Backend {
     /// The sum.
-    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        (Expression::<Self>(x) + Expression(y) * Expression(gate)).0
+    }
 
     /// The wanted ones of the gradients of y and gate; that of x is the cotangent itself.
     fn gated_add_backward(
@@ -34,7 +42,19 @@ pub trait GateKernel: Backend {
         gate: FloatTensor<Self>,
         d_z: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2];
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
+        let shared = gate.dims::<2>()[0] == 1;
+        let d_y = wanted[0].then(|| (d_z.clone() * gate).0);
+        let d_gate = wanted[1].then(|| summed_rows(y * d_z, shared).0);
+        [d_y, d_gate]
+    }
+}
+
+impl<B: GateKernel> GateOps for B {
+    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::gated_add_forward(x, y, gate)
+    }
 }
 
 impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
@@ -57,7 +77,7 @@ impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
@@ -65,12 +85,6 @@ mod on_flex {
     use crate::ops::flex::Values;
     use crate::ops::kernels::norm as kernels;
     use crate::ops::kernels::rows::RowOperand;
-
-    impl GateOps for Flex {
-        fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::gated_add_forward(x, y, gate)
-        }
-    }
 
     impl GateKernel for Flex {
         fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {

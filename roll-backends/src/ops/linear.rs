@@ -6,11 +6,16 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
+use super::expression::Expression;
 use super::{operator, pull};
 
-/// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`.
+/// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result is f32.
+///
+/// The product is taken in the dtype of the weight: of a bf16 weight, x is rounded to bf16 too (and the sums are f32). On
+/// flex such a weight is widened instead, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, &weight, bias);
+    let x = operand(x, &weight);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias))
 }
@@ -35,9 +40,15 @@ pub fn linear_lora(
         up.dims(),
         weight.dims()
     );
+    let x = operand(x, &weight);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     let (down, up) = (down.into_dispatch(), up.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear_lora(x, weight, bias, down, up, scale as f32))
+}
+
+/// x in the dtype that the product is taken in.
+fn operand(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    if x.dtype() == weight.dtype() { x } else { x.cast(weight.dtype()) }
 }
 
 fn checked_bias(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<1> {
@@ -51,8 +62,13 @@ fn checked_bias(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<Tensor<1>>) -> T
     Tensor::zeros([outputs], (&device, DType::F32))
 }
 
-/// Linear layers as the run-time dispatch calls them. A backend implements [`LinearKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// Linear layers as the run-time dispatch calls them. A backend implements [`LinearKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait LinearOps: Backend {
     /// See [`linear`].
     fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -79,22 +95,78 @@ pub struct Lora<T> {
     pub scale: f32,
 }
 
-/// Linear layers and their gradients on one backend.
+/// Linear layers and their gradients on one backend. x and weight have one dtype; all else is f32, but the gradient of
+/// x has its dtype.
 pub trait LinearKernel: Backend {
-    /// The result, and `x A^T` where there is a low-rank part.
+    /// The result, and `x A^T` where there is a low-rank part (in a dtype of the backend's choice).
     fn linear_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         lora: Option<Lora<FloatTensor<Self>>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>);
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (x, weight, bias) = (Expression::<Self>(x), Expression(weight), Expression(bias));
+        let dtype = weight.dtype();
+        let [outputs, _] = weight.dims::<2>();
+        let y = x.clone().matmul(weight.t()).cast(DType::F32) + bias.reshape([1, outputs]);
+        let Some(Lora { down, up, scale }) = lora else { return (y.0, None) };
+        let inner = x.matmul(Expression(down).cast(dtype).t());
+        let low = inner.clone().matmul(Expression(up).cast(dtype).t()).cast(DType::F32);
+        ((y + low * f64::from(scale)).0, Some(inner.0))
+    }
 
     /// The wanted ones of the gradients of x, weight, bias, down and up.
     fn linear_backward(
         saved: SavedLinear<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 5],
-    ) -> [Option<FloatTensor<Self>>; 5];
+    ) -> [Option<FloatTensor<Self>>; 5] {
+        let (x, weight, d_y) = (Expression::<Self>(saved.x), Expression::<Self>(saved.weight), Expression(d_y));
+        let dtype = weight.dtype();
+        let d_bias = wanted[2].then(|| {
+            let [_, outputs] = d_y.dims::<2>();
+            d_y.clone().sum(0).reshape([outputs]).0
+        });
+        let d_y = d_y.cast(dtype);
+        let lora = saved.lora.map(|(Lora { down, up, scale }, inner)| {
+            let (down, up) = (Expression::<Self>(down).cast(dtype), Expression::<Self>(up).cast(dtype));
+            let d_inner = (wanted[0] || wanted[3]).then(|| d_y.clone().matmul(up) * f64::from(scale));
+            (down, d_inner, Expression::<Self>(inner), f64::from(scale))
+        });
+        let d_x = wanted[0].then(|| {
+            let d_x = d_y.clone().matmul(weight);
+            match &lora {
+                Some((down, Some(d_inner), ..)) => (d_x + d_inner.clone().matmul(down.clone())).0,
+                _ => d_x.0,
+            }
+        });
+        let d_weight = wanted[1].then(|| d_y.clone().t().matmul(x.clone()).0);
+        let [d_down, d_up] = match lora {
+            Some((_, d_inner, inner, scale)) => [
+                d_inner.filter(|_| wanted[3]).map(|d_inner| d_inner.t().matmul(x).cast(DType::F32).0),
+                wanted[4].then(|| (d_y.t().matmul(inner).cast(DType::F32) * scale).0),
+            ],
+            None => [None, None],
+        };
+        [d_x, d_weight, d_bias, d_down, d_up]
+    }
+}
+
+impl<B: LinearKernel> LinearOps for B {
+    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::linear_forward(x, weight, bias, None).0
+    }
+
+    fn fused_linear_lora(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        scale: f32,
+    ) -> FloatTensor<Self> {
+        Self::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
+    }
 }
 
 /// What the backward of a linear layer needs.
@@ -157,30 +229,13 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
     use super::*;
-    use crate::ops::flex::{Values, tensor};
+    use crate::ops::flex::{Values, rounded, tensor};
     use crate::ops::kernels::linear::{self as kernels, Shape};
-
-    impl LinearOps for Flex {
-        fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::linear_forward(x, weight, bias, None).0
-        }
-
-        fn fused_linear_lora(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            down: FloatTensor<Self>,
-            up: FloatTensor<Self>,
-            scale: f32,
-        ) -> FloatTensor<Self> {
-            Self::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
-        }
-    }
 
     fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
         let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
@@ -227,7 +282,7 @@ mod on_flex {
             d_y: FloatTensor<Self>,
             wanted: [bool; 5],
         ) -> [Option<FloatTensor<Self>>; 5] {
-            let shape = shape(&saved.x, &saved.weight);
+            let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
             let (x, weight, d_y) = (Values::of(saved.x), Values::of(saved.weight), Values::of(d_y));
             let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
             let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
@@ -237,8 +292,8 @@ mod on_flex {
                 d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
             };
             [
-                d_x.map(|d| x.like(d)),
-                d_weight.map(|d| weight.like(d)),
+                d_x.map(|d| rounded(x.like(d), dtype)),
+                d_weight.map(|d| rounded(weight.like(d), dtype)),
                 d_bias.map(|d| tensor(d, [shape.outputs])),
                 like_lora(d_down, |lora| &lora.down),
                 like_lora(d_up, |lora| &lora.up),

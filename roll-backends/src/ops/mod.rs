@@ -1,23 +1,31 @@
 //! Operators with a fused forward and their own backward.
 //!
 //! One file per family: the public function, the trait through which Burn's dispatch reaches it, the trait of kernels
-//! that a backend implements, and the backward pass. Another backend joins by implementing those two traits.
+//! that a backend implements, and the backward pass. The kernels have default bodies in the operations of any backend, so
+//! that a backend joins by an empty implementation; flex overrides them with kernels of our own on host slices, libtorch
+//! with ATen's fused ones.
 
 mod activation;
 mod attention;
 mod channel_norm;
 mod conv;
 mod cotangent;
-#[cfg(feature = "flex")]
+mod expression;
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
 mod gate;
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod kernels;
+#[cfg(feature = "libtorch")]
+mod libtorch;
 mod linear;
 mod norm;
+#[cfg(any(feature = "cuda", feature = "portable-kernels"))]
+mod portable;
 mod rope;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
+mod tiled;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;

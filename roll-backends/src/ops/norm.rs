@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::expression::{Expression, summed_rows};
 use super::{assert_row_operand, operator, pull};
 
 /// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
@@ -24,8 +25,13 @@ pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as NormOps>::fused_rms_norm(x.into_dispatch(), gain.into_dispatch(), eps))
 }
 
-/// The norms as the run-time dispatch calls them. A backend implements [`NormKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// The norms as the run-time dispatch calls them. A backend implements [`NormKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait NormOps: Backend {
     /// See [`layer_norm`].
     fn fused_layer_norm(
@@ -47,14 +53,67 @@ pub trait NormKernel: Backend {
         gain: FloatTensor<Self>,
         shift: Option<FloatTensor<Self>>,
         eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain) = (Expression::<Self>(x), Expression(gain));
+        let mean = shift.is_some().then(|| x.clone().mean(1));
+        let x = match mean.clone() {
+            Some(mean) => x - mean,
+            None => x,
+        };
+        let inverse = (x.clone().squared().mean(1) + eps).sqrt().recip();
+        let y = x * inverse.clone() * gain;
+        let y = match shift {
+            Some(shift) => y + Expression(shift),
+            None => y,
+        };
+        let moments = Expression::cat(mean.into_iter().chain([inverse]).collect(), 1);
+        (y.0, moments.0)
+    }
 
     /// The wanted ones of the gradients of x, gain and shift, each of its operand's shape.
     fn norm_backward(
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3];
+    ) -> [Option<FloatTensor<Self>>; 3] {
+        let (x, gain, moments) = (Expression::<Self>(saved.x), Expression(saved.gain), Expression(saved.moments));
+        let d_y = Expression(d_y);
+        let [_, count]: [usize; 2] = moments.dims();
+        let inverse = moments.clone().narrow(1, count - 1..count);
+        let x = match saved.layer {
+            Some(_) => x - moments.narrow(1, 0..1),
+            None => x,
+        };
+        let normed = x * inverse.clone();
+        let shared = gain.dims::<2>()[0] == 1;
+        let d_gain = wanted[1].then(|| summed_rows(normed.clone() * d_y.clone(), shared).0);
+        let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
+        let d_x = wanted[0].then(|| {
+            let d_normed = d_y * gain;
+            let along = (normed.clone() * d_normed.clone()).mean(1);
+            let rest = match saved.layer {
+                Some(_) => d_normed.clone() - d_normed.mean(1),
+                None => d_normed,
+            };
+            ((rest - normed * along) * inverse).0
+        });
+        [d_x, d_gain, d_shift]
+    }
+}
+
+impl<B: NormKernel> NormOps for B {
+    fn fused_layer_norm(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        Self::norm_forward(x, gain, Some(shift), eps).0
+    }
+
+    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
+        Self::norm_forward(x, gain, None, eps).0
+    }
 }
 
 /// What the backward of a norm needs.
@@ -68,6 +127,8 @@ pub struct SavedNorm<T> {
     pub moments: T,
     /// Whether the mean was taken out too, and if so whether the shift is one row for all.
     pub layer: Option<SharedShift>,
+    /// Epsilon.
+    pub eps: f64,
 }
 
 /// Whether the shift of a layer norm is `[1, D]`.
@@ -94,7 +155,7 @@ impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         operator::<_, B, C, 3>(LayerNorm, [x_node, gain_node, shift_node], || {
             let layer = Some(SharedShift(burn::backend::TensorMetadata::shape(&shift).dims::<2>()[0] == 1));
             let (y, moments) = B::norm_forward(x.clone(), gain.clone(), Some(shift), eps);
-            (y, SavedNorm { x, gain, moments, layer })
+            (y, SavedNorm { x, gain, moments, layer, eps })
         })
     }
 
@@ -113,12 +174,12 @@ impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         let ((x, x_node), (gain, gain_node)) = (x.into_parts(), gain.into_parts());
         operator::<_, B, C, 2>(RmsNorm, [x_node, gain_node], || {
             let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, eps);
-            (y, SavedNorm { x, gain, moments, layer: None })
+            (y, SavedNorm { x, gain, moments, layer: None, eps })
         })
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
@@ -126,21 +187,6 @@ mod on_flex {
     use crate::ops::flex::{Values, tensor};
     use crate::ops::kernels::norm::{self, Norm};
     use crate::ops::kernels::rows::RowOperand;
-
-    impl NormOps for Flex {
-        fn fused_layer_norm(
-            x: FloatTensor<Self>,
-            gain: FloatTensor<Self>,
-            shift: FloatTensor<Self>,
-            eps: f64,
-        ) -> FloatTensor<Self> {
-            Self::norm_forward(x, gain, Some(shift), eps).0
-        }
-
-        fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-            Self::norm_forward(x, gain, None, eps).0
-        }
-    }
 
     impl NormKernel for Flex {
         fn norm_forward(

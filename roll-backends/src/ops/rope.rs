@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::expression::Expression;
 use super::{operator, pull};
 
 /// Rotates neighbouring pairs of each head of `x` `[L, heads * d]` by the angles whose cosine and sine are given,
@@ -24,8 +25,13 @@ pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tenso
     Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x, cos, sin, heads))
 }
 
-/// The rotation as the run-time dispatch calls it. A backend implements [`RopeKernel`] and forwards to it here.
-#[backend_extension(Flex, Autodiff)]
+/// The rotation as the run-time dispatch calls it. A backend implements [`RopeKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cuda"),
+    Autodiff
+)]
 pub trait RopeOps: Backend {
     /// See [`rope`].
     fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self>;
@@ -40,7 +46,27 @@ pub trait RopeKernel: Backend {
         sin: FloatTensor<Self>,
         heads: usize,
         back: bool,
-    ) -> FloatTensor<Self>;
+    ) -> FloatTensor<Self> {
+        let x = Expression::<Self>(x);
+        let [rows, channels] = x.dims();
+        let half = channels / heads / 2;
+        if x.is_empty() {
+            return x.0;
+        }
+        let pairs = x.reshape([rows, heads, half, 2]);
+        let (even, odd) = (pairs.clone().narrow(3, 0..1), pairs.narrow(3, 1..2));
+        let angle = |of: FloatTensor<Self>| Expression::<Self>(of).reshape([rows, 1, half, 1]);
+        let (cos, sin) = (angle(cos), angle(sin) * if back { -1.0 } else { 1.0 });
+        let turned_even = even.clone() * cos.clone() - odd.clone() * sin.clone();
+        let turned_odd = even * sin + odd * cos;
+        Expression::cat(vec![turned_even, turned_odd], 3).reshape([rows, channels]).0
+    }
+}
+
+impl<B: RopeKernel> RopeOps for B {
+    fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self> {
+        Self::rotate(x, cos, sin, heads, false)
+    }
 }
 
 impl<B: RopeKernel, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
@@ -63,24 +89,13 @@ impl<B: RopeKernel, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
     }
 }
 
-#[cfg(feature = "flex")]
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod on_flex {
     use burn::backend::{Flex, TensorMetadata};
 
     use super::*;
     use crate::ops::flex::Values;
     use crate::ops::kernels::rope::{Turn, rotate};
-
-    impl RopeOps for Flex {
-        fn rope(
-            x: FloatTensor<Self>,
-            cos: FloatTensor<Self>,
-            sin: FloatTensor<Self>,
-            heads: usize,
-        ) -> FloatTensor<Self> {
-            Self::rotate(x, cos, sin, heads, false)
-        }
-    }
 
     impl RopeKernel for Flex {
         fn rotate(

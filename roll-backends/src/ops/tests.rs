@@ -4,6 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
+use crate::Backend;
 
 /// A matrix in f64, row-major: what the references below compute with.
 #[derive(Clone, Debug)]
@@ -25,14 +26,30 @@ fn noise(rows: usize, columns: usize, seed: u64) -> Exact {
 }
 
 impl Exact {
-    fn upload(&self) -> Tensor<2> {
+    fn upload(&self, device: &Device) -> Tensor<2> {
         let values: Vec<f32> = self.values.iter().map(|&v| v as f32).collect();
-        Tensor::from_data(TensorData::new(values, [self.rows, self.columns]), (&Device::flex(), DType::F32))
+        Tensor::from_data(TensorData::new(values, [self.rows, self.columns]), (device, DType::F32))
+    }
+
+    /// On the device of `x`.
+    fn beside(&self, x: &Tensor<2>) -> Tensor<2> {
+        self.upload(&x.device().without_autodiff())
     }
 
     fn at(&self, i: usize, j: usize) -> f64 {
         self.values[i * self.columns + j]
     }
+}
+
+/// Every device that this build has and this machine can use.
+fn devices() -> Vec<Device> {
+    let usable = Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok());
+    usable.map(|b| crate::device(b.name()).unwrap()).collect()
+}
+
+/// Whether the exactness of our own kernels is asked for.
+fn is_flex(device: &Device) -> bool {
+    *device == Device::flex()
 }
 
 fn download<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -49,8 +66,8 @@ fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert!(worst <= tolerance * largest, "{what}: {:e} relative to the largest value", worst / largest);
 }
 
-/// Checks values and gradients of `fused` against `reference` and its central differences in f64, with every subset
-/// of the inputs tracked. The objective is the sum of the result weighted by noise.
+/// Checks values and gradients of `fused` on every device against `reference` and its central differences in f64, with
+/// every subset of the inputs tracked. The objective is the sum of the result weighted by noise.
 fn check(
     what: &str,
     inputs: &[Exact],
@@ -59,11 +76,8 @@ fn check(
     reference: impl Fn(&[Exact]) -> Vec<f64>,
 ) {
     let expected = reference(inputs);
-    let plain: Vec<_> = inputs.iter().map(Exact::upload).collect();
-    let value = fused(&plain);
-    let [rows, columns] = value.dims();
-    assert_near(what, &download(value), &expected, tolerance);
-
+    let on = |device: &Device| inputs.iter().map(|x| x.upload(device)).collect::<Vec<_>>();
+    let [rows, columns] = fused(&on(&Device::flex())).dims();
     let weights = noise(rows, columns, 99);
     let objective =
         |inputs: &[Exact]| -> f64 { reference(inputs).iter().zip(&weights.values).map(|(y, w)| y * w).sum() };
@@ -81,18 +95,27 @@ fn check(
                 .collect()
         })
         .collect();
-    for subset in 1..1usize << inputs.len() {
-        let is_tracked = |i: usize| subset >> i & 1 == 1;
-        let leaves: Vec<_> = plain
-            .iter()
-            .enumerate()
-            .map(|(i, x)| if is_tracked(i) { x.clone().autodiff().require_grad() } else { x.clone() })
-            .collect();
-        let value = fused(&leaves);
-        let mut found = (value * weights.upload()).sum().backward();
-        for (i, leaf) in leaves.iter().enumerate().filter(|(i, _)| is_tracked(*i)) {
-            let gradient = download(leaf.grad_remove(&mut found).unwrap());
-            assert_near(&format!("{what}: gradient {i} of subset {subset:b}"), &gradient, &gradients[i], tolerance);
+    for device in devices() {
+        let plain = on(&device);
+        assert_near(&format!("{what} on {device:?}"), &download(fused(&plain)), &expected, tolerance);
+        for subset in 1..1usize << inputs.len() {
+            let is_tracked = |i: usize| subset >> i & 1 == 1;
+            let leaves: Vec<_> = plain
+                .iter()
+                .enumerate()
+                .map(|(i, x)| if is_tracked(i) { x.clone().autodiff().require_grad() } else { x.clone() })
+                .collect();
+            let value = fused(&leaves);
+            let mut found = (value * weights.upload(&device)).sum().backward();
+            for (i, leaf) in leaves.iter().enumerate().filter(|(i, _)| is_tracked(*i)) {
+                let gradient = download(leaf.grad_remove(&mut found).unwrap());
+                let what = format!("{what} on {device:?}: gradient {i} of subset {subset:b}");
+                assert_near(&what, &gradient, &gradients[i], tolerance);
+            }
+            // An operator that wrote into what it was given would show in the next one.
+            for (x, exact) in plain.iter().zip(inputs) {
+                assert_near(what, &download(x.clone()), &exact.values, 0.0);
+            }
         }
     }
 }
@@ -137,7 +160,7 @@ fn attention_and_its_gradients_match_f64() {
 fn causal_attention_with_a_scale_matches_f64() {
     for (lq, lk) in [(20, 20), (6, 23)] {
         let inputs = [noise(lq, 8, 1), noise(lk, 8, 2), noise(lk, 8, 3)];
-        let options = AttentionOptions { scale: Some(0.3), causal: true };
+        let options = AttentionOptions { scale: Some(0.3), causal: true, products: None };
         check(
             &format!("causal attention {lq} {lk}"),
             &inputs,
@@ -153,40 +176,43 @@ fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
     // 3000 keys: blocks of 87 query rows.
     let (q, k, v) = (noise(300, 16, 1), noise(3000, 16, 2), noise(3000, 16, 3));
     let weights = noise(300, 16, 4);
-    let run = |rows: std::ops::Range<usize>| {
-        let leaves = [&q, &k, &v].map(|x| x.upload().autodiff().require_grad());
-        let part = leaves[0].clone().slice([rows.clone(), 0..16]);
-        let y = attention(part, leaves[1].clone(), leaves[2].clone(), 1);
-        let mut g = (y.clone() * weights.upload().slice([rows, 0..16])).sum().backward();
-        (download(y), leaves.map(|x| download(x.grad_remove(&mut g).unwrap())))
-    };
-    let (whole, gradients) = run(0..300);
-    let parts: Vec<_> = (0..300).step_by(60).map(|i| run(i..i + 60)).collect();
-    let joined: Vec<f64> = parts.iter().flat_map(|(y, _)| y.iter().map(|&v| f64::from(v))).collect();
-    assert_near("value", &whole, &joined, 1e-6);
-    for i in 0..3 {
-        let sum: Vec<f64> =
-            (0..gradients[i].len()).map(|j| parts.iter().map(|(_, g)| f64::from(g[i][j])).sum()).collect();
-        assert_near("gradient", &gradients[i], &sum, 1e-6);
+    for device in devices() {
+        let run = |rows: std::ops::Range<usize>| {
+            let leaves = [&q, &k, &v].map(|x| x.upload(&device).autodiff().require_grad());
+            let part = leaves[0].clone().slice([rows.clone(), 0..16]);
+            let y = attention(part, leaves[1].clone(), leaves[2].clone(), 1);
+            let mut g = (y.clone() * weights.upload(&device).slice([rows, 0..16])).sum().backward();
+            (download(y), leaves.map(|x| download(x.grad_remove(&mut g).unwrap())))
+        };
+        let (whole, gradients) = run(0..300);
+        let parts: Vec<_> = (0..300).step_by(60).map(|i| run(i..i + 60)).collect();
+        let joined: Vec<f64> = parts.iter().flat_map(|(y, _)| y.iter().map(|&v| f64::from(v))).collect();
+        assert_near("value", &whole, &joined, 1e-6);
+        for i in 0..3 {
+            let sum: Vec<f64> =
+                (0..gradients[i].len()).map(|j| parts.iter().map(|(_, g)| f64::from(g[i][j])).sum()).collect();
+            assert_near("gradient", &gradients[i], &sum, 1e-6);
+        }
     }
 }
 
 #[test]
 fn attention_with_huge_or_equal_scores_stays_exact() {
-    let mut q = noise(9, 8, 1);
-    q.values.iter_mut().for_each(|v| *v = f64::from((*v * 4000.0) as f32));
-    let inputs = [q.clone(), noise(12, 8, 2), noise(12, 8, 3)];
-    let leaves: Vec<_> = inputs.iter().map(|x| x.upload().autodiff().require_grad()).collect();
-    let y = attention(leaves[0].clone(), leaves[1].clone(), leaves[2].clone(), 1);
-    assert_near("huge", &download(y.clone()), &attention_in_f64(&inputs, 1, 8f64.sqrt().recip(), false), 1e-5);
-    let mut g = y.sum().backward();
-    for leaf in &leaves {
-        assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    let (mut huge, mut equal) = (noise(9, 8, 1), noise(9, 8, 1));
+    huge.values.iter_mut().for_each(|v| *v = f64::from((*v * 4000.0) as f32));
+    equal.values.fill(0.0);
+    let [huge, equal] = [huge, equal].map(|q| [q, noise(12, 8, 2), noise(12, 8, 3)]);
+    for device in devices() {
+        let leaves: Vec<_> = huge.iter().map(|x| x.upload(&device).autodiff().require_grad()).collect();
+        let y = attention(leaves[0].clone(), leaves[1].clone(), leaves[2].clone(), 1);
+        assert_near("huge", &download(y.clone()), &attention_in_f64(&huge, 1, 8f64.sqrt().recip(), false), 1e-5);
+        let mut g = y.sum().backward();
+        for leaf in &leaves {
+            assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+        }
+        let [q, k, v] = [0, 1, 2].map(|i| equal[i].upload(&device));
+        assert_near("equal", &download(attention(q, k, v, 2)), &attention_in_f64(&equal, 2, 0.5, false), 1e-6);
     }
-    q.values.fill(0.0);
-    let inputs = [q, noise(12, 8, 2), noise(12, 8, 3)];
-    let y = attention(inputs[0].upload(), inputs[1].upload(), inputs[2].upload(), 2);
-    assert_near("equal", &download(y), &attention_in_f64(&inputs, 2, 0.5, false), 1e-6);
 }
 
 fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
@@ -222,12 +248,15 @@ fn layer_norm_and_its_gradients_match_f64() {
 #[test]
 fn norms_of_equal_rows_are_finite() {
     let x = Exact { rows: 2, columns: 40, values: vec![3.0; 80] };
-    let leaf = x.upload().autodiff().require_grad();
     let (gain, shift) = (noise(1, 40, 1), noise(1, 40, 2));
-    let y = layer_norm(leaf.clone(), gain.upload(), shift.upload(), 1e-6);
-    assert_near("equal", &download(y.clone()), &[shift.values.clone(), shift.values].concat(), 1e-6);
-    let mut g = y.sum().backward();
-    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    let twice = [shift.values.clone(), shift.values.clone()].concat();
+    for device in devices() {
+        let leaf = x.upload(&device).autodiff().require_grad();
+        let y = layer_norm(leaf.clone(), gain.upload(&device), shift.upload(&device), 1e-6);
+        assert_near("equal", &download(y.clone()), &twice, 1e-6);
+        let mut g = y.sum().backward();
+        assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    }
 }
 
 #[test]
@@ -273,7 +302,7 @@ fn rope_and_its_gradient_match_f64() {
         "rope",
         &[noise(l, heads * half * 2, 1)],
         1e-6,
-        |x| rope(x[0].clone(), cos.upload(), sin.upload(), heads),
+        |x| rope(x[0].clone(), cos.beside(&x[0]), sin.beside(&x[0]), heads),
         |x| {
             let mut y = x[0].values.clone();
             for (i, pair) in y.chunks_exact_mut(2).enumerate() {
@@ -304,11 +333,12 @@ fn activations_and_their_derivatives_match_f64() {
 }
 
 #[test]
-fn activations_are_exact_to_the_last_digits_at_every_size() {
+fn our_activations_are_exact_to_the_last_digits_at_every_size() {
     let values: Vec<f64> = (-6000..6000).map(|i| f64::from(i as f32 * 1e-3)).collect();
     let x = Exact { rows: 1, columns: values.len(), values };
+    let on = x.upload(&Device::flex());
     for (name, y, f) in
-        [("gelu", gelu_tanh(x.upload()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(x.upload()), silu_in_f64)]
+        [("gelu", gelu_tanh(on.clone()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(on), silu_in_f64)]
     {
         for (&x, y) in x.values.iter().zip(download(y)) {
             // In the tail a relative error of the sigmoid's argument u shows u times larger in its value.
@@ -322,9 +352,11 @@ fn activations_are_exact_to_the_last_digits_at_every_size() {
 #[test]
 fn activations_of_huge_arguments_are_the_limits() {
     let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
-    let x = Exact { rows: 1, columns: 8, values: huge.to_vec() };
-    for f in [gelu_tanh::<2>, silu::<2>] {
-        let leaf = x.upload().autodiff().require_grad();
+    // ATen's derivative of GELU is not a number where the square of its argument overflows.
+    for (device, f) in devices().iter().flat_map(|d| [(d, gelu_tanh::<2> as fn(_) -> _), (d, silu::<2>)]) {
+        let huge = if is_flex(device) { huge.as_slice() } else { &[100.0, 1e4, -100.0, -1e4] };
+        let x = Exact { rows: 1, columns: huge.len(), values: huge.to_vec() };
+        let leaf = x.upload(device).autodiff().require_grad();
         let y = f(leaf.clone());
         for (&x, y) in huge.iter().zip(download(y.clone())) {
             let expected = if x > 0.0 { x as f32 } else { 0.0 };
@@ -368,14 +400,16 @@ fn channel_norm_and_its_gradients_match_f64() {
 
 #[test]
 fn channel_norm_of_zeros_is_zero_with_finite_gradients() {
-    let x = Exact { rows: 4, columns: 8, values: vec![0.0; 32] }.upload().reshape([4, 2, 2, 2]);
-    let leaf = x.autodiff().require_grad();
-    let gain = noise(1, 4, 1).upload().reshape([4]).autodiff().require_grad();
-    let y = channel_norm_silu(leaf.clone(), gain.clone());
-    assert!(download(y.clone()).iter().all(|&v| v == 0.0));
-    let mut g = y.sum().backward();
-    assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
-    assert!(download(gain.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    for device in devices() {
+        let x = Exact { rows: 4, columns: 8, values: vec![0.0; 32] }.upload(&device).reshape([4, 2, 2, 2]);
+        let leaf = x.autodiff().require_grad();
+        let gain = noise(1, 4, 1).upload(&device).reshape([4]).autodiff().require_grad();
+        let y = channel_norm_silu(leaf.clone(), gain.clone());
+        assert!(download(y.clone()).iter().all(|&v| v == 0.0));
+        let mut g = y.sum().backward();
+        assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+        assert!(download(gain.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    }
 }
 
 fn product_in_f64(a: &Exact, b: &Exact) -> Exact {
@@ -421,21 +455,32 @@ fn linear_layers_and_their_gradients_match_f64() {
 fn operators_read_strided_tensors() {
     let x = noise(6, 10, 1);
     let swapped = Exact { rows: 10, columns: 6, values: (0..60).map(|i| x.at(i % 6, i / 6)).collect() };
-    let (a, b) = (silu(x.upload().transpose()), silu(swapped.upload()));
-    assert_eq!(download(a), download(b));
-    let narrow = x.upload().narrow(0, 2, 3);
     let expected: Vec<f64> = x.values[20..50].iter().map(|&v| silu_in_f64(v)).collect();
-    assert_near("narrow", &download(silu(narrow)), &expected, 1e-6);
+    for device in devices() {
+        let on = x.upload(&device);
+        let (a, b) = (silu(on.clone().transpose()), silu(swapped.upload(&device)));
+        let b: Vec<f64> = download(b).iter().map(|&v| f64::from(v)).collect();
+        assert_near("transposed", &download(a), &b, 2e-7);
+        assert_near("narrow", &download(silu(on.clone().narrow(0, 2, 3))), &expected, 1e-6);
+        // Heads that do not lie in order, as the VAE has them.
+        let q = x.upload(&device).transpose();
+        let [mixed, copied] =
+            [q.clone(), swapped.upload(&device)].map(|q| attention(q.clone(), q.clone(), q, 2)).map(download);
+        let copied: Vec<f64> = copied.iter().map(|&v| f64::from(v)).collect();
+        assert_near("attention", &mixed, &copied, 1e-6);
+    }
 }
 
 #[test]
 fn seeds_give_the_gradients_of_the_weighted_sum() {
     let (x, weights) = (noise(4, 5, 1), noise(4, 5, 2));
-    let leaf = x.upload().autodiff().require_grad();
-    let (a, b) = (leaf.clone() * 3.0, leaf.clone() * 5.0);
-    let mut g = (seed(a, weights.upload()) + seed(b, weights.upload())).backward();
     let expected: Vec<f64> = weights.values.iter().map(|w| 8.0 * w).collect();
-    assert_near("seed", &download(leaf.grad_remove(&mut g).unwrap()), &expected, 1e-6);
+    for device in devices() {
+        let leaf = x.upload(&device).autodiff().require_grad();
+        let (a, b) = (leaf.clone() * 3.0, leaf.clone() * 5.0);
+        let mut g = (seed(a, weights.upload(&device)) + seed(b, weights.upload(&device))).backward();
+        assert_near("seed", &download(leaf.grad_remove(&mut g).unwrap()), &expected, 1e-6);
+    }
 }
 
 #[test]
@@ -487,5 +532,77 @@ fn convolution_and_its_gradients_match_f64() {
                 y
             },
         );
+    }
+}
+
+/// Rounded to bf16.
+fn narrowed(x: &Exact) -> Exact {
+    let values = x.values.iter().map(|&v| f64::from(half::bf16::from_f64(v).to_f32())).collect();
+    Exact { values, ..x.clone() }
+}
+
+/// Three times the distance of neighbouring bf16 numbers, relative: operands are exact here, results and what a
+/// backward pass hands on are rounded a few times.
+const BF16: f64 = 3.0 / 256.0;
+
+#[test]
+fn products_in_bf16_match_f64_to_the_rounding_of_bf16() {
+    let (l, inputs, outputs, rank) = (6, 40, 24, 4);
+    let x = [noise(l, inputs, 1), noise(outputs, inputs, 2), noise(rank, inputs, 4), noise(outputs, rank, 5)];
+    let x: Vec<Exact> = x.iter().map(narrowed).collect();
+    let weights = narrowed(&noise(l, outputs, 9));
+    let base = product_in_f64(&x[0], &x[1]);
+    let low = product_in_f64(&product_in_f64(&x[0], &x[2]), &x[3]);
+    let expected: Vec<f64> = base.values.iter().zip(&low.values).map(|(y, low)| y + 0.5 * low).collect();
+    // d x = g (W + s B A), d A = s (g B)^T x, d B = s g^T (x A^T).
+    let t = |x: &Exact| Exact {
+        rows: x.columns,
+        columns: x.rows,
+        values: (0..x.columns).flat_map(|j| (0..x.rows).map(move |i| x.at(i, j))).collect(),
+    };
+    let d_inner = product_in_f64(&weights, &t(&x[3]));
+    let low = product_in_f64(&d_inner, &t(&x[2]));
+    let d_x: Vec<f64> =
+        product_in_f64(&weights, &t(&x[1])).values.iter().zip(&low.values).map(|(a, b)| a + 0.5 * b).collect();
+    let half = |x: Exact| x.values.iter().map(|v| 0.5 * v).collect::<Vec<_>>();
+    let d_down = half(product_in_f64(&t(&d_inner), &t(&x[0])));
+    let d_up = half(product_in_f64(&t(&weights), &t(&product_in_f64(&x[0], &x[2]))));
+    for device in devices() {
+        let [h, down, up] = [0, 2, 3].map(|i| x[i].upload(&device).autodiff().require_grad());
+        let weight = x[1].upload(&device).cast(DType::BF16);
+        let y = linear_lora(h.clone(), weight, None, down.clone(), up.clone(), 0.5);
+        assert_eq!(y.dtype(), DType::F32);
+        assert_near("value", &download(y.clone()), &expected, BF16);
+        let mut g = seed(y, weights.upload(&device)).backward();
+        for (what, leaf, expected) in [("x", h, &d_x), ("down", down, &d_down), ("up", up, &d_up)] {
+            let d = leaf.grad_remove(&mut g).unwrap();
+            assert_eq!(d.dtype(), DType::F32, "{what}");
+            assert_near(&format!("d {what} on {device:?}"), &download(d), expected, BF16);
+        }
+    }
+}
+
+#[test]
+fn attention_in_bf16_is_that_in_f32_to_the_rounding_of_bf16() {
+    for (lq, lk, causal) in [(40, 70, false), (33, 33, true), (5, 20, true)] {
+        let inputs = [noise(lq, 32, 1), noise(lk, 32, 2), noise(lk, 32, 3)].map(|x| narrowed(&x));
+        let weights = narrowed(&noise(lq, 32, 4));
+        for device in devices() {
+            let run = |products: Option<DType>| {
+                let leaves = [0, 1, 2].map(|i| inputs[i].upload(&device).autodiff().require_grad());
+                let [q, k, v] = leaves.clone();
+                let y = attention_with(q, k, v, 4, AttentionOptions { scale: None, causal, products });
+                assert_eq!(y.dtype(), DType::F32);
+                let mut g = seed(y.clone(), weights.upload(&device)).backward();
+                let gradients = leaves.map(|leaf| download(leaf.grad_remove(&mut g).unwrap()));
+                (download(y), gradients)
+            };
+            let ((exact, exact_gradients), (found, gradients)) = (run(None), run(Some(DType::BF16)));
+            let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+            assert_near("value", &found, &wide(&exact), BF16);
+            for (found, exact) in gradients.iter().zip(&exact_gradients) {
+                assert_near(&format!("gradient on {device:?}"), found, &wide(exact), BF16);
+            }
+        }
     }
 }

@@ -87,6 +87,11 @@ impl Resident {
         Self { device: device.clone(), weights, segments: Default::default() }
     }
 
+    /// Takes weights that are on `device` already.
+    pub fn from_weights(weights: HashMap<String, Weight>, device: &Device) -> Self {
+        Self { device: device.clone(), weights, segments: Default::default() }
+    }
+
     /// All parameters of `snapshot` as weights, recorded on `tape`: with a tape that is on, a network that reads its
     /// weights from this store runs inside the tape's autodiff graph and can be trained.
     pub fn tracked(snapshot: &Snapshot, tape: &Tape) -> Self {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use burn::tensor::{DType, Device};
 use roll_backends::{NdTensor, Parameters, Resident, Segment, Tape, to_device, vjp};
 use roll_core::{Noise, StateDict};
 use roll_models::wan2_2::dit::{Block, DitConfig, Grid, Pass, lora_parameters, rotary_tables};
@@ -32,8 +33,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    pub fn new() -> Result<Self, Failure> {
-        let device = roll_backends::device("flex")?;
+    pub fn new(device: &Device) -> Result<Self, Failure> {
         let mut weights = StateDict::new();
         for (i, (name, shape)) in CONFIG.weights().into_iter().enumerate() {
             if name.starts_with("blocks.") {
@@ -43,23 +43,24 @@ impl Fixture {
         }
         let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from);
         let (specs, values) = lora_parameters(&CONFIG, 32, &targets, &Noise::new(0))?;
-        let parameters = Parameters::new(specs, values, &device);
+        let parameters = Parameters::new(specs, values, device);
         let grid = Grid::new(&[16, 1, 64, 64], CONFIG.patch)?;
         let (cos, sin) = rotary_tables(&grid, CONFIG.head_dim())?;
         let pass = Pass {
             config: CONFIG,
-            store: Arc::new(Resident::new(&weights, burn::tensor::DType::F32, &device)),
+            store: Arc::new(Resident::new(&weights, DType::F32, device)),
             trainable: Some(parameters.snapshot()),
             full: false,
             lora_scale: 1.0,
-            rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
+            products: DType::F32,
+            rope: (to_device(&cos, device)?, to_device(&sin, device)?),
             samples: 1,
             groups: vec![grid.tokens()],
             image_rows: 0,
             probe: None,
         };
         let nd = |index: u64, rows: usize, width: usize| -> Result<NdTensor, Failure> {
-            Ok(to_device::<2>(&normal(1000 + index, &[rows, width], 1.0)?, &device)?.into())
+            Ok(to_device::<2>(&normal(1000 + index, &[rows, width], 1.0)?, device)?.into())
         };
         Ok(Self {
             block: Block { index: 0, pass: Arc::new(pass) },

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use roll_core::{Grad, Tensor};
 use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae, VaeConfig};
 
@@ -15,10 +16,9 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    pub fn new(path: &Path) -> Result<Self, Failure> {
-        let device = roll_backends::device("flex")?;
+    pub fn new(path: &Path, device: &Device) -> Result<Self, Failure> {
         let mut state = VaeConfig::wan2_1().random_state(0)?;
-        let vae = Vae::load(&state, &device)?;
+        let vae = Vae::load(&state, device)?;
         let latents = normal(1, &[16, 5, 16, 16], 1.0)?;
         let cotangent = normal(2, &[17, 3, 128, 128], 1.0)?;
         let LatentStatistics { mean, std } = LatentStatistics::published(16).ok_or("no statistics")?;

@@ -113,6 +113,11 @@ pub enum Command {
         after_help = "Example:\n  roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero --set strategy.stage=3"
     )]
     Plan(Plan),
+    /// Time a Reward-FL step of random networks of a given size, phase by phase.
+    #[command(
+        after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
+    )]
+    Bench(crate::commands::bench::Bench),
     /// Print the resolved configuration, and where each value came from.
     #[command(after_help = "Example:\n  roll config --config my.yaml --set training.learning_rate=1e-5")]
     Config(ConfigArgs),
@@ -151,7 +156,7 @@ pub struct ConfigArgs {
     /// Environment that an agent acts in, as `env.name`.
     #[arg(long, value_name = "NAME")]
     pub env: Option<String>,
-    /// Tensor backend and device, as `backend`.
+    /// Tensor backend and device, as `backend`: flex, libtorch, libtorch-cuda[:N], cuda[:N].
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// Library with further components, beside those of `plugins`.

@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod ask;
+pub mod bench;
 mod config;
 mod convert_lora;
 mod documents;
@@ -32,6 +33,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Score(args) => score::score(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Report(args) => report::write(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),

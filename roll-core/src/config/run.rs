@@ -18,7 +18,8 @@ pub struct RunConfig {
     pub exp_name: Option<String>,
     /// Directory that run directories are made in.
     pub output_dir: PathBuf,
-    /// Tensor backend and device: `flex` (CPU), `libtorch`, `cuda:1`.
+    /// Tensor backend and device: `flex` (CPU), `libtorch` (CPU), `libtorch-cuda:N`, `cuda:N`; all but the first are
+    /// cargo features.
     pub backend: String,
     /// Optimizer steps to take. `null`: what `training.num_train_epochs` passes over the data need.
     pub steps: Option<u64>,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
@@ -25,6 +25,8 @@ pub struct Pass {
     pub trainable: Option<Snapshot>,
     /// alpha / rank.
     pub lora_scale: f64,
+    /// What products are taken in: see [`Scope::products`].
+    pub products: DType,
     /// Token ids, `[N]`.
     pub ids: Tensor<1, Int>,
     /// Where each sequence lies among the tokens.
@@ -48,13 +50,14 @@ impl Pass {
         let ids = integers(packed.ids.clone(), &device);
         let rope = rotary_tables(config, &packed.positions, &device);
         let (config, spans) = (config.clone(), packed.spans.clone());
-        Self { config, store, trainable, lora_scale, ids, spans, rope, cache: None }
+        Self { config, store, trainable, lora_scale, products: DType::F32, ids, spans, rope, cache: None }
     }
 
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
-        f(&Scope { weights: &weights, trainable: self.trainable.as_ref(), lora_scale: self.lora_scale, tape })
+        let (trainable, lora_scale, products) = (self.trainable.as_ref(), self.lora_scale, self.products);
+        f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 }
 
@@ -196,10 +199,14 @@ impl Block {
             // One query sees every key: the heads that share a key head become rows of one call, no key is copied.
             1 => self.attend_last(q, k, v),
             _ => {
-                let options = AttentionOptions { scale: None, causal: true };
+                let options = AttentionOptions { causal: true, ..self.options() };
                 ops::attention_with(q, self.shared_out(k), self.shared_out(v), config.heads, options)
             }
         }
+    }
+
+    fn options(&self) -> AttentionOptions {
+        AttentionOptions { products: Some(self.pass.products), ..Default::default() }
     }
 
     /// A projection with its norm and its rotary positions. The channels of each head come out in the order of pairs:
@@ -236,10 +243,10 @@ impl Block {
         let config = &self.pass.config;
         let (kv, group, d) = (config.kv_heads, config.heads / config.kv_heads, config.head_dim);
         if group == 1 {
-            return ops::attention(q, k, v, kv);
+            return ops::attention_with(q, k, v, kv, self.options());
         }
         let q = q.reshape([kv, group, d]).swap_dims(0, 1).reshape([group, kv * d]);
-        let out = ops::attention(q, k, v, kv);
+        let out = ops::attention_with(q, k, v, kv, self.options());
         out.reshape([group, kv, d]).swap_dims(0, 1).reshape([1, config.heads * d])
     }
 }

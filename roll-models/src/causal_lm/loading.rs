@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::model::CausalLm;
 use super::network::Network;
 use super::source::{self, Parts};
+use crate::compute::ComputeDType;
 use crate::trainable::Trainable;
 use crate::weights::{Checkpoint, stored_dtype};
 
@@ -35,8 +36,11 @@ pub struct CausalLmOptions {
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
     pub use_gradient_checkpointing_offload: bool,
-    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
+    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
+    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
+    pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
 }
@@ -65,6 +69,7 @@ impl Default for CausalLmOptions {
             use_gradient_checkpointing: true,
             use_gradient_checkpointing_offload: false,
             weights_dtype: WeightsDType::Auto,
+            compute_dtype: ComputeDType::Auto,
             max_length: None,
         }
     }
@@ -128,7 +133,10 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         WeightsDType::Bf16 => DType::BF16,
         WeightsDType::Auto => state.get("model.norm.weight").map_or(DType::F32, stored_dtype),
     };
-    let mut network = Network::new(config, &state, dtype, &device).while_doing(reading)?.with_memory(options.memory());
+    let mut network = Network::new(config, &state, dtype, &device)
+        .while_doing(reading)?
+        .with_memory(options.memory())
+        .with_products(options.compute_dtype.of(dtype, &device));
     network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
     let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(path) = &options.lora_checkpoint {

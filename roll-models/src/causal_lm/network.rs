@@ -18,6 +18,7 @@ pub struct Network {
     store: Arc<dyn WeightStore>,
     parameters: Option<Parameters>,
     lora_scale: f64,
+    products: DType,
     memory: Memory,
 }
 
@@ -34,7 +35,14 @@ impl Network {
             own.insert(name, tensor.clone());
         }
         let store = Arc::new(Resident::new(&own, dtype, device));
-        Ok(Self { config, store, parameters: None, lora_scale: 1.0, memory: Memory::default() })
+        let (products, memory) = (DType::F32, Memory::default());
+        Ok(Self { config, store, parameters: None, lora_scale: 1.0, products, memory })
+    }
+
+    /// Chooses what products of the blocks are taken in: f32 (the default), or bf16 with sums in f32. Logits are f32.
+    pub fn with_products(mut self, products: DType) -> Self {
+        self.products = products;
+        self
     }
 
     /// Chooses what the pullback keeps.
@@ -192,6 +200,7 @@ impl Network {
 
     fn pass(&self, packed: &Packed, trainable: Option<Snapshot>, cache: Option<Arc<Cache>>) -> Arc<Pass> {
         let mut pass = Pass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
+        pass.products = self.products;
         pass.cache = cache;
         Arc::new(pass)
     }

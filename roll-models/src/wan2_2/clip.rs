@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor as Burn, activation};
+use burn::tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::{Scope, Tape, WeightStore, ops, to_device, to_host};
 use roll_core::{Error, Result, Tensor};
 
@@ -158,7 +158,7 @@ impl Clip {
 
     fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
-        f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape })
+        f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 })
     }
 
     /// Patches as rows times the kernel as a matrix: a convolution whose stride is its size.

@@ -144,7 +144,8 @@ fn open_dit(
                 if ranks.world_size() > 1 { dit.dividing_weights(ranks) } else { dit }
             }
         }
-        .with_memory(memory);
+        .with_memory(memory)
+        .with_products(options.compute_dtype.of(dtype, device));
         // The two experts start from different adapters: their names are part of the draws' key.
         let noise = Noise::new(seed ^ u64::from(name == "dit2"));
         let trainable = trainable(options, trained, name);

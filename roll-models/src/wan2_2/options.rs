@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::compute::ComputeDType;
+
 /// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -34,8 +36,11 @@ pub struct WanOptions {
     pub use_gradient_checkpointing_offload: bool,
     /// Inputs beside the prompt, comma-separated: `input_image`, `end_image`.
     pub extra_inputs: String,
-    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`. Arithmetic is f32 either way on the CPU.
+    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
+    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
+    pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
     /// block, `sharded` over the ranks (weights that are trained too, when all are). `auto` is resident, unless the
     /// strategy says otherwise (`strategy.stage: 3`, `strategy.offload_param`).
@@ -98,6 +103,7 @@ impl Default for WanOptions {
             use_gradient_checkpointing_offload: false,
             extra_inputs: "input_image".into(),
             weights_dtype: WeightsDType::Auto,
+            compute_dtype: ComputeDType::Auto,
             weight_store: Placement::Auto,
             num_heads: None,
             boundary: None,

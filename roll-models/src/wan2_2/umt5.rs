@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor as Burn, activation};
+use burn::tensor::{DType, Device, Int, Tensor as Burn, activation};
 use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
 use roll_core::{Error, Result, StateDict, Tensor};
 
@@ -190,11 +190,12 @@ impl Umt5 {
         for i in 0..self.config.layers {
             let prefix = format!("blocks.{i}.");
             let weights = self.store.segment(&prefix)?;
-            let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+            let scope =
+                Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
             x = self.block(&scope, i, x, &positions)?;
         }
         let weights = self.store.segment("norm.")?;
-        let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape };
+        let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
         Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))
     }
 

@@ -11,20 +11,17 @@ use roll_models::wan2_2::vae::{Chunking, Tiling, Vae};
 use roll_models::wan2_2::{Parts, Settings, Wan};
 
 use crate::case::{Case, Outcome};
-use crate::dit::{Lora, Model as Shape, attach_lora};
+use crate::dit::{Lora, Model as Shape, attach_lora, network};
 
 /// Hard-coded in the reference.
 const BOUNDARY: f64 = 0.9;
 
 pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> {
-    let device = roll_backends::device("flex")?;
-    let dit = |file: &str| -> Outcome<Dit> {
-        Ok(Dit::new(&case.tensors(file)?, Some(shape.num_heads), burn::tensor::DType::F32, &device)?)
-    };
+    let dit = |file: &str| -> Outcome<Dit> { network(&case.tensors(file)?, shape, case) };
     let high = dit("dit_high.safetensors")?;
     let mut low = dit("dit_low.safetensors")?;
     attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
-    let vae = Vae::load(&case.tensors("vae.safetensors")?, &device)?;
+    let vae = Vae::load(&case.tensors("vae.safetensors")?, case.device())?;
     let settings = Settings {
         shift: 5.0,
         boundary: Some(BOUNDARY),

@@ -16,17 +16,16 @@ pub struct ConvScorer {
 }
 
 impl ConvScorer {
-    pub fn new(weights: &StateDict) -> Outcome<Self> {
-        let device = roll_backends::device("flex")?;
+    pub fn new(weights: &StateDict, device: &Device) -> Outcome<Self> {
         fn load<const D: usize>(weights: &StateDict, name: &str, device: &Device) -> Outcome<(Burn<D>, Burn<1>)> {
             let get = |part: &str| weights.get(&format!("{name}.{part}")).ok_or(format!("no `{name}.{part}`"));
             Ok((host::to_device(get("weight")?, device)?, host::to_device(get("bias")?, device)?))
         }
         Ok(Self {
-            conv1: load(weights, "conv1", &device)?,
-            conv2: load(weights, "conv2", &device)?,
-            proj: load(weights, "proj", &device)?,
-            device,
+            conv1: load(weights, "conv1", device)?,
+            conv2: load(weights, "conv2", device)?,
+            proj: load(weights, "proj", device)?,
+            device: device.clone(),
             prepared: None,
         })
     }

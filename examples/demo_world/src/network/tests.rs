@@ -22,7 +22,13 @@ fn difference(network: &Network) -> f32 {
     let batch: Vec<f32> = (0..2 * 3 * h * w).map(|_| draw()).collect();
     let batch = Tensor::<4>::from_data(TensorData::new(batch, [2, 3, h, w]), (&device, DType::F32));
     let (weights, tape) = (Weights::default(), Tape::off());
-    let scope = Scope { weights: &weights, trainable: Some(&snapshot), lora_scale: 1.0, tape: &tape };
+    let scope = Scope {
+        weights: &weights,
+        trainable: Some(&snapshot),
+        lora_scale: 1.0,
+        tape: &tape,
+        products: burn::tensor::DType::F32,
+    };
     let wanted: Vec<Value> = network.outputs.iter().map(|o| o.1).collect();
     let ours = evaluate(network, batch.clone(), &scope, &wanted).unwrap();
     let bytes = onnx_writer::encode(network, &values);

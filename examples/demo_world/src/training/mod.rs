@@ -175,7 +175,13 @@ fn gradient(
     let snapshot = parameters.snapshot();
     let weights: Weights = Arc::new(HashMap::new());
     let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
-        let scope = Scope { weights: &weights, trainable: Some(&snapshot), lora_scale: 1.0, tape };
+        let scope = Scope {
+            weights: &weights,
+            trainable: Some(&snapshot),
+            lora_scale: 1.0,
+            tape,
+            products: burn::tensor::DType::F32,
+        };
         Ok(vec![NdTensor::from(loss(&scope)?)])
     })?;
     let value = roll_backends::to_host(outputs[0].flat().clone())?.to_f32_vec();

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights, ops};
+use burn::tensor::{DType, Tensor};
+use roll_backends::ops::{self, AttentionOptions};
+use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights};
 use roll_core::Result;
 
 use super::config::DitConfig;
@@ -24,6 +25,8 @@ pub struct Pass {
     pub full: bool,
     /// alpha / rank.
     pub lora_scale: f64,
+    /// What products are taken in: see [`Scope::products`].
+    pub products: DType,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
     /// Samples that are computed together; the rows of states and of the context are those of the samples, one after
@@ -56,7 +59,8 @@ impl Pass {
             true => Weights::default(),
             false => self.store.segment(prefix)?,
         };
-        f(&Scope { weights: &weights, trainable: trainable.as_ref(), lora_scale: self.lora_scale, tape })
+        let (trainable, lora_scale, products) = (trainable.as_ref(), self.lora_scale, self.products);
+        f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
     /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are several.
@@ -76,15 +80,16 @@ impl Pass {
     /// Attention within each sample. Samples beside one another are so many more heads.
     fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let (samples, heads) = (self.samples, self.config.heads);
+        let options = AttentionOptions { products: Some(self.products), ..Default::default() };
         if samples == 1 {
-            return ops::attention(q, k, v, heads);
+            return ops::attention_with(q, k, v, heads, options);
         }
         let [rows, width] = q.dims();
         let beside = |x: Tensor<2>| {
             let n = x.dims()[0] / samples;
             x.reshape([samples, n, width]).swap_dims(0, 1).reshape([n, samples * width])
         };
-        let attended = ops::attention(beside(q), beside(k), beside(v), samples * heads);
+        let attended = ops::attention_with(beside(q), beside(k), beside(v), samples * heads, options);
         attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
     }
 

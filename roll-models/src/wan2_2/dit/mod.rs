@@ -42,6 +42,7 @@ pub struct Dit {
     /// Whom weights that are trained are divided among.
     ranks: Option<Arc<dyn Communicator>>,
     lora_scale: f64,
+    products: DType,
     memory: Memory,
     probe: Option<Probe>,
 }
@@ -63,6 +64,7 @@ impl Dit {
             full: false,
             ranks: None,
             lora_scale: 1.0,
+            products: DType::F32,
             memory: Memory::default(),
             probe: None,
         }
@@ -71,6 +73,12 @@ impl Dit {
     /// Chooses what the pullback keeps.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// Chooses what products are taken in: f32 (the default), or bf16 with sums in f32.
+    pub fn with_products(mut self, products: DType) -> Self {
+        self.products = products;
         self
     }
 
@@ -176,6 +184,7 @@ impl Dit {
             trainable,
             full: self.full,
             lora_scale: self.lora_scale,
+            products: self.products,
             rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
             samples: inputs.len(),
             groups: batch.groups.clone(),

@@ -11,7 +11,7 @@ fn refused(result: Result<Model, OnnxError>, parts: &[&str]) {
 }
 
 fn parse(bytes: &[u8]) -> Result<Model, OnnxError> {
-    Model::parse(Path::new("faces/x.onnx"), bytes, &Device::flex())
+    Model::parse(Path::new("faces/x.onnx"), bytes, &device())
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn deep_nesting_is_refused_without_recursion() {
 
 #[test]
 fn a_missing_file_and_a_directory_are_named() {
-    let missing = Model::open(Path::new("nowhere/x.onnx"), &Device::flex());
+    let missing = Model::open(Path::new("nowhere/x.onnx"), &device());
     refused(missing, &["cannot read nowhere/x.onnx"]);
-    refused(Model::open(&std::env::temp_dir(), &Device::flex()), &["should be a file"]);
+    refused(Model::open(&std::env::temp_dir(), &device()), &["should be a file"]);
 }

@@ -18,6 +18,11 @@ use roll_backends::host::to_host_nd;
 use super::value::upload;
 use super::{Model, OnnxError};
 
+/// Where the tests compute: on the backend in `ROLL_TEST_BACKEND`, or flex.
+fn device() -> Device {
+    roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
+}
+
 /// A graph under construction: input `x`, output `y`.
 struct File<'a> {
     opset: i64,
@@ -87,7 +92,7 @@ impl<'a> File<'a> {
     }
 
     fn open(self) -> Result<Model, OnnxError> {
-        Model::parse(Path::new("faces/x.onnx"), &self.bytes(), &Device::flex())
+        Model::parse(Path::new("faces/x.onnx"), &self.bytes(), &device())
     }
 }
 
@@ -108,7 +113,7 @@ fn text<'a>(name: &'a str, s: &'a str) -> Attribute<'a> {
 }
 
 fn tensor(values: &[f32], shape: &[usize]) -> NdTensor {
-    upload(values.to_vec(), shape.to_vec(), &Device::flex())
+    upload(values.to_vec(), shape.to_vec(), &device())
 }
 
 /// The generator of golden.py: values in [-1, 1).

@@ -17,7 +17,7 @@ fn open(name: &str) -> Option<Model> {
         );
         return None;
     }
-    Some(Model::open(&path, &Device::flex()).unwrap())
+    Some(Model::open(&path, &device()).unwrap())
 }
 
 fn sample(name: &str, shape: &[usize]) -> NdTensor {
@@ -110,6 +110,6 @@ fn damaged_real_files_are_errors_or_models() {
         if seed % 4 == 0 {
             damaged.truncate(damaged.len() / 200 * (seed as usize));
         }
-        let _ = Model::parse(Path::new("damaged.onnx"), &damaged, &Device::flex());
+        let _ = Model::parse(Path::new("damaged.onnx"), &damaged, &device());
     }
 }

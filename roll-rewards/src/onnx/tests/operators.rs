@@ -200,7 +200,7 @@ fn constants_are_folded_with_the_operators_themselves() {
     let file = file.node("Constant", &[], "three", vec![float("value_float", 3.)]);
     let file = file.node("Add", &["zeros", "three"], "c", vec![]).node("Mul", &["x", "c"], "y", vec![]);
     let bytes = file.bytes();
-    let model = Model::parse(Path::new("x.onnx"), &bytes, &Device::flex()).unwrap();
+    let model = Model::parse(Path::new("x.onnx"), &bytes, &device()).unwrap();
     assert_eq!(host(&model.run(&tensor(&[1., 2.], &[1, 2])).unwrap()[0]), [3., 6.]);
 }
 

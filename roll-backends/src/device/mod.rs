@@ -1,0 +1,265 @@
+//! Choosing a device by name.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::fmt;
+
+#[cfg(any(feature = "libtorch", feature = "cuda"))]
+use burn::backend::DispatchDevice;
+#[cfg(feature = "libtorch")]
+use burn::backend::LibTorchDevice;
+use burn::tensor::{DType, Device};
+use roll_core::Result;
+
+use crate::BackendError;
+
+/// A kind of device, as `--backend` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Burn's CPU backend with this project's kernels.
+    Flex,
+    /// libtorch on the CPU.
+    LibTorch,
+    /// libtorch on NVIDIA GPUs.
+    LibTorchCuda,
+    /// CubeCL's kernels on NVIDIA GPUs.
+    Cuda,
+}
+
+impl Backend {
+    /// All there are, in this build or in another.
+    pub const ALL: [Self; 4] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::LibTorch => "libtorch",
+            Self::LibTorchCuda => "libtorch-cuda",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// The cargo feature that builds it.
+    pub fn feature(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::LibTorch | Self::LibTorchCuda => "libtorch",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// Whether it is part of this build.
+    pub fn is_compiled(self) -> bool {
+        match self {
+            Self::Flex => cfg!(feature = "flex"),
+            Self::LibTorch | Self::LibTorchCuda => cfg!(feature = "libtorch"),
+            Self::Cuda => cfg!(feature = "cuda"),
+        }
+    }
+
+    /// Whether its devices are numbered.
+    pub fn is_numbered(self) -> bool {
+        matches!(self, Self::LibTorchCuda | Self::Cuda)
+    }
+
+    /// Whether `name` is that of a backend with several devices, and has no number.
+    pub fn is_numbered_name(name: &str) -> bool {
+        Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
+    }
+
+    /// What stands in the way of using its device `number` here, and what to do about it. Looks for libraries and
+    /// hardware without starting Burn, which would panic.
+    pub fn usable(self, number: usize) -> std::result::Result<(), String> {
+        if !self.is_compiled() {
+            let feature = self.feature();
+            let prepare = if feature == "libtorch" { "set LIBTORCH as `scripts/setup-libtorch` says and " } else { "" };
+            return Err(format!(
+                "it is not part of this build: {prepare}build with `--features {feature}` (this build has {})",
+                names(Self::is_compiled)
+            ));
+        }
+        match self {
+            Self::Flex | Self::LibTorch => Ok(()),
+            Self::LibTorchCuda => libtorch_cuda(number),
+            Self::Cuda => cuda(number),
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Names of the backends that `of` picks.
+fn names(of: impl Fn(Backend) -> bool) -> String {
+    let names: Vec<_> = Backend::ALL.into_iter().filter(|b| of(*b)).map(Backend::name).collect();
+    names.join(", ")
+}
+
+/// The device that `--backend` names: `flex` (or `cpu`), `libtorch`, `libtorch-cuda`, `cuda`; the last two with a number
+/// behind a colon, 0 unless given.
+///
+/// Fails when it is not compiled in, or its library or hardware is not there, and says which and what to do.
+pub fn device(name: &str) -> Result<Device> {
+    let (backend, number) = parse(name)?;
+    backend.usable(number).map_err(|reason| unusable(name, reason))?;
+    open(backend, number).ok_or_else(|| unusable(name, "it is not part of this build".into()))
+}
+
+fn parse(name: &str) -> Result<(Backend, usize)> {
+    let (kind, number) = match name.split_once(':') {
+        Some((kind, number)) => (kind, Some(number)),
+        None => (name, None),
+    };
+    let kind = if kind == "cpu" { "flex" } else { kind };
+    let known = Backend::ALL.into_iter().find(|b| b.name() == kind);
+    let backend = known.ok_or_else(|| unusable(name, format!("the backends are {}", names(|_| true))))?;
+    let Some(number) = number else { return Ok((backend, 0)) };
+    if !backend.is_numbered() {
+        return Err(unusable(name, format!("`{backend}` has one device, without a number")));
+    }
+    let number = number.parse().map_err(|_| unusable(name, format!("expected {backend}:N, N from 0 on")))?;
+    Ok((backend, number))
+}
+
+fn unusable(name: &str, reason: String) -> roll_core::Error {
+    BackendError::Backend { name: name.into(), reason }.into()
+}
+
+#[cfg_attr(
+    not(any(feature = "libtorch", feature = "cuda")),
+    expect(unused_variables, reason = "only devices with a number read it")
+)]
+fn open(backend: Backend, number: usize) -> Option<Device> {
+    match backend {
+        #[cfg(feature = "flex")]
+        Backend::Flex => Some(Device::flex()),
+        #[cfg(feature = "libtorch")]
+        Backend::LibTorch => {
+            share_threads();
+            Some(Device::libtorch())
+        }
+        #[cfg(feature = "libtorch")]
+        Backend::LibTorchCuda => Some(Device::libtorch_cuda(number)),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => Some(Device::cuda(number)),
+        #[allow(unreachable_patterns, reason = "unreachable when all are compiled in")]
+        _ => None,
+    }
+}
+
+/// As many threads for libtorch as for the kernels of flex, so that `RAYON_NUM_THREADS` means both.
+#[cfg(feature = "libtorch")]
+fn share_threads() {
+    tch::set_num_threads(i32::try_from(rayon::current_num_threads()).unwrap_or(i32::MAX));
+}
+
+#[cfg(feature = "libtorch")]
+fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
+    if !tch::Cuda::is_available() {
+        return Err("this libtorch finds no GPU: it needs NVIDIA's driver (`nvidia-smi` lists the GPUs), and must be \
+                    built with CUDA (`scripts/setup-libtorch --cuda`, then build anew)"
+            .into());
+    }
+    match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
+        count if number < count => Ok(()),
+        count => Err(too_few(number, count)),
+    }
+}
+
+#[cfg(not(feature = "libtorch"))]
+fn libtorch_cuda(_: usize) -> std::result::Result<(), String> {
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(number: usize) -> std::result::Result<(), String> {
+    cuda::usable(number)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> std::result::Result<(), String> {
+    Ok(())
+}
+
+#[cfg(any(feature = "libtorch", feature = "cuda"))]
+fn too_few(number: usize, count: usize) -> String {
+    format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
+}
+
+/// The dtype that products with weights of `dtype` are taken in, where nobody says otherwise: bf16 weights in bf16 on
+/// GPUs, which have units for it, anything else in f32.
+pub fn product_dtype(device: &Device, dtype: DType) -> DType {
+    if dtype == DType::BF16 && is_gpu(device) { DType::BF16 } else { DType::F32 }
+}
+
+/// Whether the device has memory of its own.
+pub fn is_gpu(device: &Device) -> bool {
+    let device = device.clone().without_autodiff();
+    #[cfg(feature = "libtorch")]
+    if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
+        return true;
+    }
+    #[cfg(feature = "cuda")]
+    if let DispatchDevice::Cube(_) = device.as_dispatch() {
+        return true;
+    }
+    let _ = device;
+    false
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn refusal(name: &str) -> String {
+        device(name).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn names_and_numbers_are_read() {
+        assert_eq!(parse("cpu").unwrap(), (Backend::Flex, 0));
+        assert_eq!(parse("cuda").unwrap(), (Backend::Cuda, 0));
+        assert_eq!(parse("libtorch-cuda:3").unwrap(), (Backend::LibTorchCuda, 3));
+        assert!(refusal("rocm").contains("flex, libtorch, libtorch-cuda, cuda"));
+        assert!(refusal("flex:1").contains("without a number"));
+        assert!(refusal("cuda:one").contains("expected cuda:N"));
+    }
+
+    #[test]
+    fn a_backend_that_is_not_compiled_in_names_its_feature() {
+        for backend in Backend::ALL.into_iter().filter(|b| !b.is_compiled()) {
+            let said = refusal(backend.name());
+            assert!(said.contains(&format!("--features {}", backend.feature())), "{said}");
+            assert!(said.contains("this build has flex"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_backend_that_is_compiled_in_works_or_says_what_is_missing() {
+        for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
+            match (device(backend.name()), backend.usable(0)) {
+                (Ok(device), Ok(())) => {
+                    assert_eq!(is_gpu(&device), backend.is_numbered());
+                    let two = burn::tensor::Tensor::<1>::ones([2], &device).sum();
+                    assert_eq!(crate::to_host(two).unwrap().to_f32_vec(), [2.0]);
+                }
+                (Err(error), Err(reason)) => assert!(error.to_string().contains(&reason)),
+                (found, usable) => panic!("{backend}: {:?}, {usable:?}", found.is_ok()),
+            }
+        }
+    }
+
+    #[cfg(any(feature = "libtorch", feature = "cuda"))]
+    #[test]
+    fn a_device_beyond_the_last_is_an_error() {
+        for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && b.is_numbered()) {
+            assert!(device(&format!("{backend}:4096")).is_err());
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Activations, rotations and gates: one or two passes over memory each.
+
+use burn::backend::{LibTorch, tensor::FloatTensor};
+use tch::{Kind, Tensor};
+
+use super::fresh;
+use crate::ops::activation::Activation;
+use crate::ops::{ActivationKernel, GateKernel, RopeKernel};
+
+impl ActivationKernel for LibTorch {
+    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        fresh(match activation {
+            Activation::GeluTanh => x.tensor.gelu("tanh"),
+            Activation::Silu => x.tensor.silu(),
+        })
+    }
+
+    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        fresh(match activation {
+            Activation::GeluTanh => x.tensor.gelu_backward(&d_y.tensor, "tanh"),
+            Activation::Silu => x.tensor.silu_backward(&d_y.tensor),
+        })
+    }
+}
+
+impl GateKernel for LibTorch {
+    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        fresh(x.tensor.addcmul(&y.tensor, &gate.tensor))
+    }
+
+    fn gated_add_backward(
+        y: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_z: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
+        let d_gate = wanted[1].then(|| fresh(summed_rows(&y.tensor * &d_z.tensor, &gate.tensor)));
+        [d_y, d_gate]
+    }
+}
+
+impl RopeKernel for LibTorch {
+    fn rotate(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+        back: bool,
+    ) -> FloatTensor<Self> {
+        let size = x.tensor.size();
+        let (rows, half) = (size[0], size[1] / heads as i64 / 2);
+        // A pair is a complex number, and a rotation one of length one.
+        let pairs = x.tensor.contiguous().view([rows, heads as i64, half, 2]).view_as_complex();
+        let sin = if back { -&sin.tensor } else { sin.tensor };
+        let turn = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
+        fresh((pairs * turn).view_as_real().reshape(size))
+    }
+}
+
+/// The gradient of a row operand, given that of each row: their sum where all rows shared it.
+pub(super) fn summed_rows(d: Tensor, operand: &Tensor) -> Tensor {
+    match operand.size()[0] {
+        1 => d.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
+        _ => d,
+    }
+}

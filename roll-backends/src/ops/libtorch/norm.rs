@@ -1,0 +1,78 @@
+//! Layer norm and RMS norm.
+
+use burn::backend::{LibTorch, tensor::FloatTensor};
+use tch::{Kind, Tensor};
+
+use super::elementwise::summed_rows;
+use super::{fresh, pull_through};
+use crate::ops::{NormKernel, SavedNorm, SharedShift};
+
+impl NormKernel for LibTorch {
+    fn norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: Option<FloatTensor<Self>>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain) = (&x.tensor, &gain.tensor);
+        let Some(shift) = shift else {
+            let inverse = (squares(x) + eps).rsqrt();
+            let mut y = x * &inverse;
+            let _ = y.g_mul_(gain);
+            return (fresh(y), fresh(inverse));
+        };
+        let width = x.size()[1];
+        let shift = &shift.tensor;
+        let shared = gain.size()[0] == 1 && shift.size()[0] == 1;
+        let row = |operand: &Tensor| shared.then(|| operand.reshape([width]));
+        let (y, mean, inverse) = x.native_layer_norm([width], row(gain), row(shift), eps);
+        let y = if shared { y } else { shift.addcmul(&y, gain) };
+        (fresh(y), fresh(Tensor::cat(&[mean, inverse], 1)))
+    }
+
+    fn norm_backward(
+        saved: SavedNorm<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> [Option<FloatTensor<Self>>; 3] {
+        let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
+        let Some(SharedShift(shared_shift)) = saved.layer else {
+            let d_gain = wanted[1].then(|| summed_rows(d_y * (x * moments), gain));
+            let d_x = wanted[0].then(|| rms_pull(x, gain, moments, d_y));
+            return [d_x.map(fresh), d_gain.map(fresh), None];
+        };
+        let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
+        let d_gain = wanted[1].then(|| summed_rows((x - mean) * &inverse * d_y, gain));
+        let d_shift = wanted[2].then(|| match shared_shift {
+            true => d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
+            false => d_y.copy(),
+        });
+        let d_x = wanted[0].then(|| layer_pull(x, gain, saved.eps, d_y)).flatten();
+        [d_x, d_gain, d_shift].map(|d| d.map(fresh))
+    }
+}
+
+/// Mean of the squares of each row, `[L, 1]`.
+fn squares(x: &Tensor) -> Tensor {
+    let norm = x.norm_scalaropt_dim(2.0, [1i64].as_slice(), true);
+    norm.square() / x.size()[1] as f64
+}
+
+fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor {
+    let mut d_x = d_y * gain;
+    let along = (&d_x * x).sum_dim_intlist([1i64].as_slice(), true, None::<Kind>);
+    let factor = along * inverse.pow_tensor_scalar(3) / -(x.size()[1] as f64);
+    let _ = d_x.g_mul_(inverse);
+    let _ = d_x.addcmul_(x, &factor);
+    d_x
+}
+
+/// ATen's fused backward, which wants the norm once more.
+fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tensor> {
+    let width = x.size()[1];
+    let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
+    let scaled = row.is_none().then(|| d_y * gain);
+    let [d_x] =
+        pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| x.layer_norm([width], row, None, eps, false));
+    d_x
+}

@@ -1,0 +1,208 @@
+//! Scaled dot-product attention in the operations of any backend, forward and backward, some heads and a block of query
+//! rows at a time. The scores of one block exist at a time; the backward computes them again.
+//!
+//! Scores and sums are f32, whatever the operands are: rounded to bf16, scores of ten are off by four percent in the
+//! probabilities.
+
+use std::ops::Range;
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, TensorData};
+
+use super::AttentionCall;
+use super::expression::Expression;
+
+/// Scores of one block: 64 MiB. There are a few temporaries of this size.
+const BLOCK_SCORES: usize = 1 << 24;
+/// Rows that a block has at least, as long as several heads could be taken at once instead.
+const ROWS: usize = 128;
+/// What hides a score: its exponential is 0 beside any other.
+const HIDDEN: f32 = -1e30;
+/// The sum of a row that sees no key.
+const NO_SUM: f64 = 1e-30;
+
+/// One operand or result of a call, head by head: `[heads, rows, width]`.
+type Heads<B> = Expression<B>;
+
+/// Sizes of a call and how it is cut.
+struct Tiling {
+    heads: usize,
+    width: usize,
+    queries: usize,
+    keys: usize,
+    scale: f64,
+    causal: bool,
+    heads_at_once: usize,
+    rows_at_once: usize,
+}
+
+impl Tiling {
+    fn new([queries, channels]: [usize; 2], keys: usize, call: AttentionCall) -> Self {
+        Self::of_blocks(BLOCK_SCORES, [queries, channels], keys, call)
+    }
+
+    fn of_blocks(scores: usize, [queries, channels]: [usize; 2], keys: usize, call: AttentionCall) -> Self {
+        let AttentionCall { heads, scale, causal } = call;
+        let row = keys.max(1);
+        let heads_at_once = (scores / (ROWS.min(queries.max(1)) * row)).clamp(1, heads);
+        let rows_at_once = (scores / (heads_at_once * row)).clamp(1, queries.max(1));
+        let scale = f64::from(scale);
+        Self { heads, width: channels / heads, queries, keys, scale, causal, heads_at_once, rows_at_once }
+    }
+
+    fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
+        pieces(self.heads, self.heads_at_once)
+    }
+
+    fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        pieces(self.queries, self.rows_at_once)
+    }
+
+    /// `[rows, heads * width]`, in f32, as `[heads, rows, width]`.
+    fn by_head<B: Backend>(&self, x: FloatTensor<B>) -> Heads<B> {
+        let x = Expression::<B>(x).cast(DType::F32);
+        let [rows, _] = x.dims::<2>();
+        x.reshape([rows, self.heads, self.width]).swap(0, 1)
+    }
+
+    /// The reverse, as `dtype`.
+    fn together<B: Backend>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
+        let [_, rows, _] = x.dims::<3>();
+        x.swap(0, 1).reshape([rows, self.heads * self.width]).cast(dtype).0
+    }
+
+    fn scores<B: Backend>(&self, q: &Heads<B>, k: &Heads<B>, rows: &Range<usize>) -> (Heads<B>, Option<Heads<B>>) {
+        let scores = q.clone().matmul(k.clone().t()) * self.scale;
+        match self.mask(q, rows) {
+            Some(seen) => (scores + (seen.clone() + -1.0) * f64::from(-HIDDEN), Some(seen)),
+            None => (scores, None),
+        }
+    }
+
+    /// One where the query sees the key, zero elsewhere, `[1, rows, keys]`; `None` where every one sees all.
+    fn mask<B: Backend>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
+        let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
+        if !self.causal || visible(rows.start) == self.keys {
+            return None;
+        }
+        let mut seen = vec![0.0f32; rows.len() * self.keys];
+        for (row, query) in seen.chunks_exact_mut(self.keys).zip(rows.clone()) {
+            row[..visible(query)].fill(1.0);
+        }
+        let data = TensorData::new(seen, [1, rows.len(), self.keys]);
+        Some(Expression(B::float_from_data(data, &beside.0.device())))
+    }
+}
+
+fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..total).step_by(size).map(move |start| start..(start + size).min(total))
+}
+
+fn times<B: Backend>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
+    match mask {
+        Some(mask) => x * mask,
+        None => x,
+    }
+}
+
+/// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, Lq, 2]`.
+pub fn forward<B: Backend>([q, k, v]: [FloatTensor<B>; 3], call: AttentionCall) -> (FloatTensor<B>, FloatTensor<B>) {
+    let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
+    let dtype = q.dtype();
+    run::<B>(&tiling, [q, k, v], dtype)
+}
+
+fn run<B: Backend>(tiling: &Tiling, [q, k, v]: [FloatTensor<B>; 3], dtype: DType) -> (FloatTensor<B>, FloatTensor<B>) {
+    let [q, k, v] = [q, k, v].map(|x| tiling.by_head::<B>(x));
+    if tiling.queries * tiling.keys * tiling.width == 0 {
+        let out = q.zeros([tiling.heads, tiling.queries, tiling.width]);
+        let softmax = q.zeros([tiling.heads, tiling.queries, 2]);
+        return (tiling.together(out, dtype), softmax.0);
+    }
+    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
+    for heads in tiling.head_groups() {
+        let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
+        let (q, k, v) = (of(&q), of(&k), of(&v));
+        let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
+        for rows in tiling.row_blocks() {
+            let (scores, seen) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
+            let max = scores.clone().max(2);
+            let exponentials = times((scores - max.clone()).exp(), seen);
+            let inverse = exponentials.clone().sum(2).at_least(NO_SUM).recip();
+            out_rows.push(exponentials.matmul(v.clone()) * inverse.clone());
+            softmax_rows.push(Expression::cat(vec![max, inverse], 2));
+        }
+        outs.push(Expression::cat(out_rows, 1));
+        softmaxes.push(Expression::cat(softmax_rows, 1));
+    }
+    (tiling.together(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
+}
+
+/// The wanted ones of the gradients of q, k and v.
+pub fn backward<B: Backend>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    out: FloatTensor<B>,
+    softmax: FloatTensor<B>,
+    d_out: FloatTensor<B>,
+    call: AttentionCall,
+    wanted: [bool; 3],
+) -> [Option<FloatTensor<B>>; 3] {
+    let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
+    let dtype = q.dtype();
+    pull::<B>(&tiling, [q, k, v], [out, d_out], Expression(softmax), dtype, wanted)
+}
+
+fn pull<B: Backend>(
+    tiling: &Tiling,
+    qkv: [FloatTensor<B>; 3],
+    [out, d_out]: [FloatTensor<B>; 2],
+    softmax: Expression<B>,
+    dtype: DType,
+    wanted: [bool; 3],
+) -> [Option<FloatTensor<B>>; 3] {
+    let [q, k, v] = qkv.map(|x| tiling.by_head::<B>(x));
+    if tiling.queries * tiling.keys * tiling.width == 0 {
+        return [q, k, v].map(|x| Some(tiling.together(x.zeros(x.dims::<3>()), dtype)));
+    }
+    let (out, d_out) = (tiling.by_head::<B>(out), tiling.by_head::<B>(d_out));
+    let mean = (out * d_out.clone()).sum(2);
+    let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
+    for heads in tiling.head_groups() {
+        let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
+        let (k, v) = (of(&k), of(&v));
+        let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
+        for rows in tiling.row_blocks() {
+            let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
+            let (q, d_out, softmax) = (of(&q), of(&d_out), of(&softmax));
+            let (scores, seen) = tiling.scores(&q, &k, &rows);
+            let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
+            let p = times((scores - max).exp(), seen) * inverse;
+            if wanted[2] {
+                accumulate(&mut dv_sum, p.clone().t().matmul(d_out.clone()));
+            }
+            if wanted[0] || wanted[1] {
+                let ds = p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale;
+                if wanted[1] {
+                    accumulate(&mut dk_sum, ds.clone().t().matmul(q));
+                }
+                if wanted[0] {
+                    dq_rows.push(ds.matmul(k.clone()));
+                }
+            }
+        }
+        if wanted[0] {
+            dq.push(Expression::cat(dq_rows, 1));
+        }
+        dk.extend(dk_sum);
+        dv.extend(dv_sum);
+    }
+    [dq, dk, dv].map(|heads| (!heads.is_empty()).then(|| tiling.together(Expression::cat(heads, 0), dtype)))
+}
+
+/// Adds to the one element of `sum`, or makes it.
+fn accumulate<B: Backend>(sum: &mut Vec<Heads<B>>, part: Heads<B>) {
+    match sum.pop() {
+        Some(before) => sum.push(before + part),
+        None => sum.push(part),
+    }
+}

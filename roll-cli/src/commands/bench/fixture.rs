@@ -1,0 +1,94 @@
+//! The networks of a preset with random weights, made on the device, and what a step takes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
+use roll_backends::strategy::Single;
+use roll_backends::{Memory, NdTensor, Resident, Weight, product_dtype};
+use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
+use roll_models::wan2_2::dit::Dit;
+use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae};
+use roll_models::wan2_2::{Parts, Settings, Wan};
+
+use super::preset::Preset;
+use super::scorer::Scorer;
+
+/// Everything that a step takes.
+pub struct Fixture {
+    pub model: Wan,
+    pub scorer: Scorer,
+    pub strategy: Single,
+    pub latents: Tensor,
+    pub conditioning: Conditioning,
+    /// `[T, 3, H, W]` in [-1, 1].
+    pub video: Tensor,
+    pub timestep: Timestep,
+}
+
+impl Fixture {
+    pub fn new(preset: &Preset, device: &Device) -> Result<Self> {
+        let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
+        let store = random(dit.weights(), preset.dtype, device);
+        let memory = if preset.offload { Memory::Offload } else { Memory::Recompute };
+        let mut expert = Dit::with_store(dit.clone(), Arc::new(store))
+            .with_memory(memory)
+            .with_products(product_dtype(device, preset.dtype));
+        let noise = Noise::new(0);
+        expert.train(&preset.trainable(), &noise, &StateDict::new())?;
+        let statistics = LatentStatistics::published(vae.z_dim)
+            .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(random(vae.weights(), DType::F32, device)))?;
+        let settings = Settings { shift: 5.0, boundary: None, end_image: false, chunking: Chunking::default() };
+        let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
+
+        let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
+        let latent_shape = preset.latent_shape();
+        let [_, t, h, w] = latent_shape;
+        let channels = match dit.in_channels - dit.out_channels {
+            0 => None,
+            extra => Some(normal(1, &[extra, t, h, w])?),
+        };
+        let [height, width] = preset.size;
+        let pixels = normal(2, &[preset.frames, 3, height, width])?;
+        let video =
+            Tensor::new(pixels.f32s()?.iter().map(|v| v.clamp(-1.0, 1.0)).collect::<Vec<f32>>(), pixels.shape())?;
+        let mut strategy = Single::default();
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        Ok(Self {
+            model,
+            scorer: Scorer::new(device),
+            strategy,
+            latents: normal(3, &latent_shape)?,
+            conditioning: Conditioning {
+                context: normal(4, &[preset.text_len, dit.text_dim])?,
+                channels,
+                image_tokens: None,
+                first_frame: None,
+                latent_shape,
+            },
+            video,
+            timestep: Timestep(500.0),
+        })
+    }
+}
+
+/// Weights that keep activations at their size: products by their number of inputs, norms one.
+fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Resident {
+    device.seed(0);
+    let weight = |(name, shape): (String, Vec<usize>)| {
+        let count: usize = shape.iter().product();
+        let inputs: usize = shape[1..].iter().product();
+        let is_norm = name.contains("norm") && !name.ends_with("bias") || name.ends_with("gamma");
+        let values: Burn<1> = match (is_norm, shape.len()) {
+            (true, _) => Burn::ones([count], (device, DType::F32)),
+            (false, 1) => Burn::zeros([count], (device, DType::F32)),
+            (false, _) => {
+                let deviation = 1.0 / (inputs as f64).sqrt();
+                Burn::random([count], Distribution::Normal(0.0, deviation), (device, DType::F32))
+            }
+        };
+        (name, Weight::from_tensor(NdTensor::from_flat(values.cast(dtype), shape)))
+    };
+    Resident::from_weights(shapes.into_iter().map(weight).collect::<HashMap<_, _>>(), device)
+}

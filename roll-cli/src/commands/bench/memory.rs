@@ -1,0 +1,64 @@
+//! How much memory a phase takes at most.
+
+use std::process::Command;
+
+use burn::tensor::Device;
+use roll_backends::device::is_gpu;
+
+/// Reads the peak of what a phase holds.
+pub enum Meter {
+    /// Of this process, in host memory: the kernel's high-water mark.
+    Host,
+    /// Of GPU memory, as NVIDIA's driver counts it, less what was in use before. Both allocators keep what they once took, so
+    /// what is in use after a phase is its peak.
+    Gpu { before: u64 },
+}
+
+impl Meter {
+    pub fn new(device: &Device) -> Self {
+        match is_gpu(device) {
+            true => Self::Gpu { before: gpu_used().unwrap_or(0) },
+            false => Self::Host,
+        }
+    }
+
+    /// Starts a phase.
+    pub fn reset(&self) {
+        if matches!(self, Self::Host) {
+            // Without it the mark is that of the whole run; nothing else depends on it.
+            let _ = std::fs::write("/proc/self/clear_refs", "5");
+        }
+    }
+
+    /// Bytes at the highest since; `None` where nobody counts.
+    pub fn peak(&self) -> Option<u64> {
+        match self {
+            Self::Host => host_peak(),
+            Self::Gpu { before } => Some(gpu_used()?.saturating_sub(*before)),
+        }
+    }
+
+    /// What is counted.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu { .. } => "device",
+        }
+    }
+}
+
+fn host_peak() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+/// Bytes in use on the first GPU that this process sees.
+fn gpu_used() -> Option<u64> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let first = visible.split(',').next().filter(|n| !n.is_empty()).unwrap_or("0").to_string();
+    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id"];
+    let output = Command::new("nvidia-smi").args(arguments).arg(first).output().ok()?;
+    let megabytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
+    Some(megabytes << 20)
+}

@@ -1,0 +1,193 @@
+//! What is measured: networks, video, dtype.
+
+use std::str::FromStr;
+
+use burn::tensor::DType;
+use roll_core::{Error, Result, error};
+use roll_models::wan2_2::Placement;
+use roll_models::wan2_2::dit::{DitConfig, Trainable};
+use roll_models::wan2_2::plan::{Division, Network, Networks, Plan, Work};
+use roll_models::wan2_2::vae::VaeConfig;
+
+use super::Bench;
+
+/// Denoising steps of a Reward-FL step, and how many of them are trained.
+pub const STEPS: usize = 8;
+pub const TRAINED_STEPS: usize = 4;
+/// Of the LoRA.
+pub const RANK: usize = 32;
+
+/// f32 or bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DTypeName(pub DType);
+
+impl FromStr for DTypeName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "f32" => Ok(Self(DType::F32)),
+            "bf16" => Ok(Self(DType::BF16)),
+            _ => Err("expected f32 or bf16".into()),
+        }
+    }
+}
+
+/// Height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub [usize; 2]);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let parts: Vec<usize> = text.split('x').filter_map(|n| n.parse().ok()).collect();
+        match *parts {
+            [h, w] if h > 0 && w > 0 => Ok(Self([h, w])),
+            _ => Err("expected HEIGHTxWIDTH, for instance 480x832".into()),
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Preset {
+    /// As it is called on the command line.
+    pub name: &'static str,
+    /// The networks, with as many blocks as are measured.
+    pub networks: Networks,
+    /// Blocks of the whole network.
+    pub all_layers: usize,
+    /// What weights are stored in and products taken in.
+    pub dtype: DType,
+    /// Frames of the video.
+    pub frames: usize,
+    /// Height and width of the video.
+    pub size: [usize; 2],
+    /// Rows of the prompt embedding.
+    pub text_len: usize,
+    /// Whether encoding and decoding are measured.
+    pub with_vae: bool,
+    /// Whether block inputs wait in host memory.
+    pub offload: bool,
+}
+
+const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
+
+impl Preset {
+    /// What the arguments ask for.
+    pub fn of(args: &Bench) -> Result<Self> {
+        let name = NAMES.into_iter().find(|name| *name == args.preset).ok_or_else(|| Error::UnknownName {
+            kind: "preset",
+            name: args.preset.clone(),
+            nearest: error::nearest(&args.preset, NAMES.into_iter()).map(Into::into),
+            known: NAMES.join(", "),
+        })?;
+        let (mut networks, dtype, frames, size, text_len) = match name {
+            "1.3b" => (published("wan2_1-t2v-1_3b")?, DType::BF16, 81, [480, 832], 512),
+            "ti2v-5b" => (published("wan2_2-ti2v-5b")?, DType::BF16, 121, [704, 1280], 512),
+            "a14b" => (published("wan2_2-i2v-a14b")?, DType::BF16, 81, [480, 832], 512),
+            _ => (tiny(), DType::F32, 9, [64, 64], 32),
+        };
+        networks.experts = 1;
+        let all_layers = networks.dit.layers;
+        if let Some(layers) = args.layers {
+            if layers == 0 || layers > all_layers {
+                return Err(Error::config("--layers", format!("expected 1 to {all_layers}, found {layers}")));
+            }
+            networks.dit.layers = layers;
+        }
+        let dtype = args.dtype.map_or(dtype, |d| d.0);
+        networks.weight_bytes = if dtype == DType::BF16 { 2 } else { 4 };
+        let preset = Self {
+            name,
+            networks,
+            all_layers,
+            dtype,
+            frames: args.frames.unwrap_or(frames),
+            size: args.size.map_or(size, |s| s.0),
+            text_len,
+            with_vae: !args.without_vae,
+            offload: args.offload,
+        };
+        preset.check()?;
+        Ok(preset)
+    }
+
+    fn check(&self) -> Result<()> {
+        let vae = &self.networks.vae;
+        let [_, ph, pw] = self.networks.dit.patch;
+        let units = [vae.spatial_stride() * ph, vae.spatial_stride() * pw];
+        if !self.size.iter().zip(units).all(|(n, unit)| n.is_multiple_of(unit)) {
+            let problem = format!("must be multiples of {} and {}, found {:?}", units[0], units[1], self.size);
+            return Err(Error::config("--size", problem));
+        }
+        let stride = vae.temporal_stride();
+        match self.frames > 0 && (self.frames - 1).is_multiple_of(stride) {
+            true => Ok(()),
+            false => Err(Error::config("--frames", format!("must be 1, {}, {}, ...", 1 + stride, 1 + 2 * stride))),
+        }
+    }
+
+    /// What is trained.
+    pub fn trainable(&self) -> Trainable {
+        let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
+        Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }
+    }
+
+    /// `roll plan`'s view, which counts the operations.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            networks: self.networks.clone(),
+            work: Work {
+                frames: self.frames,
+                size: self.size,
+                steps: STEPS,
+                trained_steps: TRAINED_STEPS,
+                tile: None,
+                offload_inputs: self.offload,
+                text_len: self.text_len,
+                samples: 1,
+            },
+            division: Division {
+                stage: 0,
+                placement: Placement::Resident,
+                ranks: 1,
+                trainable: self.trainable(),
+                trained_experts: 1,
+                bf16_optimizer_states: false,
+                overlap_comm: false,
+            },
+        }
+    }
+
+    /// Channels, frames, height and width of the latents.
+    pub fn latent_shape(&self) -> [usize; 4] {
+        let vae = &self.networks.vae;
+        let [h, w] = self.size.map(|n| n / vae.spatial_stride());
+        [vae.z_dim, 1 + (self.frames - 1) / vae.temporal_stride(), h, w]
+    }
+}
+
+fn published(name: &str) -> Result<Networks> {
+    let network = Network::ALL.iter().find(|n| n.name == name);
+    Ok(network.ok_or_else(|| Error::Misuse(format!("no network is called `{name}`")))?.networks())
+}
+
+/// Seconds on a laptop.
+fn tiny() -> Networks {
+    let dit = DitConfig {
+        dim: 256,
+        in_channels: 36,
+        out_channels: 16,
+        patch: [1, 2, 2],
+        text_dim: 64,
+        freq_dim: 256,
+        ffn_dim: 1024,
+        layers: 4,
+        heads: 4,
+        image_dim: None,
+    };
+    let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
+    Networks { dit, experts: 1, weight_bytes: 4, vae }
+}
