@@ -19,7 +19,7 @@ mod reward_fl_step;
 use roll_algos::reward_fl::{Observer, loss::step_kl};
 use roll_core::{Model, Noise, Purpose, Tensor};
 
-use case::Case;
+use case::{Case, Setting};
 use reward_fl_step::Bench;
 
 /// Velocities with the adapter, and without it, of the trained steps.
@@ -41,7 +41,9 @@ impl Observer for Velocities {
 /// Every step that runs on the expert with the adapter is trained, so that the truncated gradient is the whole one.
 fn bench() -> Bench {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/reward_fl_step");
-    let mut bench = Bench::open(&Case::open(&dir).unwrap()).unwrap();
+    let setting =
+        Setting { backend: "flex", device: roll_backends::device("flex").unwrap(), dtype: burn::tensor::DType::F32 };
+    let mut bench = Bench::open(&Case::on(&dir, setting).unwrap()).unwrap();
     let schedule = bench.plan().unwrap().schedule;
     let low = |i: &usize| schedule.timestep(*i).uses_low_noise(0.9);
     bench.options.mid_timestep = (0..schedule.steps()).find(low).unwrap();

@@ -35,11 +35,6 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// f32 on flex: what the tolerances of the cases are made for.
-    pub fn plain() -> Outcome<Self> {
-        Ok(Self { backend: "flex", device: roll_backends::device("flex")?, dtype: Burn::F32 })
-    }
-
     /// f32 and bf16 on every backend of this build that works here, and why others of the build do not.
     pub fn all() -> Outcome<(Vec<Self>, Vec<String>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
@@ -80,12 +75,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Reads the configuration of the case in `dir`, to be computed in f32 on flex.
-    pub fn open(dir: &Path) -> Outcome<Self> {
-        Self::on(dir, Setting::plain()?)
-    }
-
-    /// As [`Case::open`], to be computed elsewhere.
+    /// Reads the configuration of the case in `dir`.
     pub fn on(dir: &Path, setting: Setting) -> Outcome<Self> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let json = serde_json::from_slice(&std::fs::read(dir.join("config.json"))?)?;
