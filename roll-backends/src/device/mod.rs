@@ -5,6 +5,7 @@ mod cuda;
 
 use std::fmt;
 
+#[cfg(any(feature = "libtorch", feature = "cuda"))]
 use burn::backend::DispatchDevice;
 #[cfg(feature = "libtorch")]
 use burn::backend::LibTorchDevice;
@@ -198,14 +199,17 @@ pub fn product_dtype(device: &Device, dtype: DType) -> DType {
 
 /// Whether the device has memory of its own.
 pub fn is_gpu(device: &Device) -> bool {
-    match device.clone().without_autodiff().as_dispatch() {
-        #[cfg(feature = "libtorch")]
-        DispatchDevice::LibTorch(device) => matches!(device, LibTorchDevice::Cuda(_)),
-        #[cfg(feature = "cuda")]
-        DispatchDevice::Cube(_) => true,
-        #[allow(unreachable_patterns, reason = "reachable where a backend is left out")]
-        _ => false,
+    let device = device.clone().without_autodiff();
+    #[cfg(feature = "libtorch")]
+    if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
+        return true;
     }
+    #[cfg(feature = "cuda")]
+    if let DispatchDevice::Cube(_) = device.as_dispatch() {
+        return true;
+    }
+    let _ = device;
+    false
 }
 
 #[cfg(test)]
