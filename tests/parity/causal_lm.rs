@@ -29,7 +29,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
         report.compare(&format!("{side}.position_ids"), &Tensor::new(positions, ids.shape())?);
     }
     gradients(case, &inputs["right.ids"], &inputs["right.mask"], &mut report)?;
-    generation(&mut model, &inputs["left.ids"], &inputs["left.mask"], config.new_tokens, &mut report)?;
+    let left = [&inputs["left.ids"], &inputs["left.mask"]];
+    generation(&mut model, left, config.new_tokens, case.tolerance(1e-5), &mut report)?;
     Ok(report)
 }
 
@@ -71,7 +72,13 @@ fn gradients(case: &Case, ids: &Tensor, mask: &Tensor, report: &mut Report) -> O
 }
 
 /// Greedy continuation with the cache, beside one forward pass over everything without.
-fn generation(model: &mut CausalLm, ids: &Tensor, mask: &Tensor, count: usize, report: &mut Report) -> Outcome {
+fn generation(
+    model: &mut CausalLm,
+    [ids, mask]: [&Tensor; 2],
+    count: usize,
+    tolerance: f64,
+    report: &mut Report,
+) -> Outcome {
     let [rows, columns] = *ids.shape() else { return Err("ids are not [B, L]".into()) };
     let kept = Mask::from_tensor("mask", mask)?;
     let prompts: Vec<Vec<u32>> = ids
@@ -97,7 +104,7 @@ fn generation(model: &mut CausalLm, ids: &Tensor, mask: &Tensor, count: usize, r
             sorted.sort_by(|a, b| b.total_cmp(a));
             margins.push(sorted[0] - sorted[1]);
             let log_sum = row.iter().map(|l| f64::from(l - sorted[0]).exp()).sum::<f64>().ln();
-            report.check((f64::from(*log_prob) + log_sum).abs() < 1e-5, || {
+            report.check((f64::from(*log_prob) + log_sum).abs() < tolerance, || {
                 format!("generation reports the log-probability {log_prob}, a pass without cache {}", -log_sum)
             });
             logits.extend_from_slice(row);
