@@ -111,8 +111,7 @@ impl Cache {
     pub fn of(&self, sequence: usize) -> Vec<KeysValues> {
         let slot = |layer: &Mutex<Vec<Arc<Slot>>>| {
             let slot = layer.lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
-            let held = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            held
+            slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
         };
         self.layers.iter().filter_map(slot).collect()
     }

@@ -80,7 +80,7 @@ impl Preset {
         let name = NAMES.into_iter().find(|name| *name == args.preset).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
-            nearest: error::nearest(&args.preset, NAMES.into_iter()).map(Into::into),
+            nearest: error::nearest(&args.preset, NAMES).map(Into::into),
             known: NAMES.join(", "),
         })?;
         let (mut networks, dtype, frames, size, text_len) = match name {
