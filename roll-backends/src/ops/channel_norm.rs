@@ -88,7 +88,7 @@ pub trait ChannelNormKernel: Backend {
 }
 
 /// Below it a position counts as zero.
-const LEAST_NORM: f64 = 1e-12;
+pub(super) const LEAST_NORM: f64 = 1e-12;
 
 /// `[C, T, H, W]` as `[C, positions]`.
 fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {

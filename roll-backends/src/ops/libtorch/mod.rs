@@ -12,9 +12,8 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::{ChannelNormKernel, ConvKernel};
+use super::ConvKernel;
 
-impl ChannelNormKernel for LibTorch {}
 impl ConvKernel for LibTorch {}
 
 /// A tensor of new memory.

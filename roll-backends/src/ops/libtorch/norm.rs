@@ -1,11 +1,12 @@
-//! Layer norm and RMS norm.
+//! Layer norm and RMS norm, and the RMS norm of the Wan VAE.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::{Kind, Tensor};
 
 use super::elementwise::summed_rows;
 use super::{fresh, pull_through};
-use crate::ops::{NormKernel, SavedNorm, SharedShift};
+use crate::ops::channel_norm::LEAST_NORM;
+use crate::ops::{ChannelNormKernel, NormKernel, SavedNorm, SharedShift};
 
 impl NormKernel for LibTorch {
     fn norm_forward(
@@ -75,4 +76,52 @@ fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tenso
     let [d_x] =
         pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| x.layer_norm([width], row, None, eps, false));
     d_x
+}
+
+impl ChannelNormKernel for LibTorch {
+    fn channel_norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        silu: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let x = &x.tensor;
+        let root = (x.size()[0] as f64).sqrt();
+        let factors = x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true).clamp_min(LEAST_NORM).reciprocal() * root;
+        let mut y = x * &factors;
+        let _ = y.g_mul_(&by_channel(&gain.tensor));
+        if silu {
+            let _ = y.silu_();
+        }
+        (fresh(y), fresh(factors))
+    }
+
+    fn channel_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+        silu: bool,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
+        let normed = &x.tensor * factors;
+        let mut d = match silu {
+            true => (&normed * &gain).silu_backward(&d_y.tensor),
+            false => d_y.tensor.copy(),
+        };
+        let d_gain = wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
+        let d_x = wanted[0].then(|| {
+            let _ = d.g_mul_(&gain);
+            let along = (&normed * &d).mean_dim([0i64].as_slice(), true, None::<Kind>);
+            let _ = d.addcmul_(&normed, &-along);
+            let _ = d.g_mul_(factors);
+            fresh(d)
+        });
+        [d_x, d_gain]
+    }
+}
+
+/// The gain of each channel of `[C, T, H, W]`.
+fn by_channel(gain: &Tensor) -> Tensor {
+    gain.reshape([-1, 1, 1, 1])
 }
