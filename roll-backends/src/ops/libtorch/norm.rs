@@ -109,7 +109,8 @@ impl ChannelNormKernel for LibTorch {
             true => (&normed * &gain).silu_backward(&d_y.tensor),
             false => d_y.tensor.copy(),
         };
-        let d_gain = wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
+        let d_gain =
+            wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = wanted[0].then(|| {
             let _ = d.g_mul_(&gain);
             let along = (&normed * &d).mean_dim([0i64].as_slice(), true, None::<Kind>);
