@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use roll_core::{Grad, Result};
 
-use crate::host::{to_device_nd, to_host_nd};
+use crate::offload::Offloaded;
 use crate::{NdTensor, Parameters, Tape, vjp};
 
 /// One step of a chain.
@@ -25,7 +25,7 @@ pub enum Memory {
     /// Segment inputs, on the device.
     #[default]
     Recompute,
-    /// Segment inputs, in host memory.
+    /// Segment inputs, in host memory: the device holds two at once.
     Offload,
 }
 
@@ -45,7 +45,7 @@ pub struct ChainRecord {
 enum Kept {
     Graph(vjp::Recorded),
     Input(NdTensor),
-    Host(roll_core::Tensor, burn::tensor::Device),
+    Host(Offloaded),
 }
 
 impl Chain {
@@ -75,15 +75,17 @@ impl Chain {
                 state = next;
                 continue;
             }
-            let next = segment.forward(&state, &shared, &Tape::off())?.untracked();
             if grad.is_on() {
+                if let Some((_, Kept::Host(before))) = steps.last_mut() {
+                    before.settle()?;
+                }
                 let kept = match memory {
-                    Memory::Offload => Kept::Host(to_host_nd(&state)?, state.device()),
-                    _ => Kept::Input(state),
+                    Memory::Offload => Kept::Host(Offloaded::new(state.clone())),
+                    _ => Kept::Input(state.clone()),
                 };
                 steps.push((segment.clone(), kept));
             }
-            state = next;
+            state = segment.forward(&state, &shared, &Tape::off())?.untracked();
         }
         let record = grad.is_on().then_some(ChainRecord { steps, shared, track_shared, parameters });
         Ok((state, record))
@@ -92,16 +94,19 @@ impl Chain {
 
 impl ChainRecord {
     /// The cotangents of the chain's input and of `shared` (all `None` unless they were tracked).
-    pub fn pull(self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
+    pub fn pull(mut self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
         let mut cotangent = cotangent;
         let mut shared_cotangents: Vec<Option<NdTensor>> = self.shared.iter().map(|_| None).collect();
         let trains = self.parameters.is_some();
-        for (segment, kept) in self.steps.into_iter().rev() {
+        while let Some((segment, kept)) = self.steps.pop() {
             let recorded = match kept {
                 Kept::Graph(recorded) => recorded,
                 Kept::Input(input) => record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1,
-                Kept::Host(input, device) => {
-                    let input = to_device_nd(&input, &device)?;
+                Kept::Host(input) => {
+                    let input = input.back()?;
+                    if let Some((_, Kept::Host(next))) = self.steps.last_mut() {
+                        next.begin_return()?;
+                    }
                     record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1
                 }
             };

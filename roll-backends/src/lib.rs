@@ -17,6 +17,7 @@ pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 pub mod nd;
+mod offload;
 pub mod ops;
 pub mod optimizer;
 pub mod parameters;

@@ -1,9 +1,9 @@
 //! Models of roll: Wan2.2 video diffusion, causal language models, and the weight file formats.
 
 pub mod causal_lm;
-pub mod compute;
 pub mod inspect;
 pub mod lora;
+pub mod precision;
 pub mod trainable;
 pub mod wan2_2;
 pub mod weights;

@@ -38,7 +38,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// f32 and bf16 on every backend of this build that works here, and why others of the build do not.
+    /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the build
+    /// do not.
     pub fn all() -> Outcome<(Vec<Self>, Vec<String>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
@@ -47,7 +48,8 @@ impl Setting {
                 continue;
             }
             let device = roll_backends::device(backend.name())?;
-            for dtype in [Burn::F32, Burn::BF16] {
+            let dtypes = [Burn::F32, Burn::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype));
+            for dtype in dtypes {
                 settings.push(Self { backend: backend.name(), device: device.clone(), dtype });
             }
         }

@@ -2,10 +2,12 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
-#[cfg(any(feature = "libtorch", feature = "cuda"))]
+#[cfg(any(feature = "libtorch", feature = "cube"))]
 use burn::backend::DispatchDevice;
 #[cfg(feature = "libtorch")]
 use burn::backend::LibTorchDevice;
@@ -25,11 +27,13 @@ pub enum Backend {
     LibTorchCuda,
     /// CubeCL's kernels on NVIDIA GPUs.
     Cuda,
+    /// CubeCL's kernels on what Vulkan, Metal or Direct3D 12 drives. f32 alone, where the device has no bf16.
+    Wgpu,
 }
 
 impl Backend {
     /// All there are, in this build or in another.
-    pub const ALL: [Self; 4] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda];
+    pub const ALL: [Self; 5] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda, Self::Wgpu];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
@@ -38,6 +42,7 @@ impl Backend {
             Self::LibTorch => "libtorch",
             Self::LibTorchCuda => "libtorch-cuda",
             Self::Cuda => "cuda",
+            Self::Wgpu => "wgpu",
         }
     }
 
@@ -47,6 +52,7 @@ impl Backend {
             Self::Flex => "flex",
             Self::LibTorch | Self::LibTorchCuda => "libtorch",
             Self::Cuda => "cuda",
+            Self::Wgpu => "wgpu",
         }
     }
 
@@ -56,12 +62,13 @@ impl Backend {
             Self::Flex => cfg!(feature = "flex"),
             Self::LibTorch | Self::LibTorchCuda => cfg!(feature = "libtorch"),
             Self::Cuda => cfg!(feature = "cuda"),
+            Self::Wgpu => cfg!(feature = "wgpu"),
         }
     }
 
     /// Whether its devices are numbered.
     pub fn is_numbered(self) -> bool {
-        matches!(self, Self::LibTorchCuda | Self::Cuda)
+        matches!(self, Self::LibTorchCuda | Self::Cuda | Self::Wgpu)
     }
 
     /// Whether `name` is that of a backend with several devices, and has no number.
@@ -84,6 +91,7 @@ impl Backend {
             Self::Flex | Self::LibTorch => Ok(()),
             Self::LibTorchCuda => libtorch_cuda(number),
             Self::Cuda => cuda(number),
+            Self::Wgpu => wgpu(number),
         }
     }
 }
@@ -100,8 +108,8 @@ fn names(of: impl Fn(Backend) -> bool) -> String {
     names.join(", ")
 }
 
-/// The device that `--backend` names: `flex` (or `cpu`), `libtorch`, `libtorch-cuda`, `cuda`; the last two with a number
-/// behind a colon, 0 unless given.
+/// The device that `--backend` names: `flex` (or `cpu`), `libtorch`, `libtorch-cuda`, `cuda`, `wgpu`; the last three with a
+/// number behind a colon, 0 unless given.
 ///
 /// Fails when it is not compiled in, or its library or hardware is not there, and says which and what to do.
 pub fn device(name: &str) -> Result<Device> {
@@ -131,7 +139,7 @@ fn unusable(name: &str, reason: String) -> roll_core::Error {
 }
 
 #[cfg_attr(
-    not(any(feature = "libtorch", feature = "cuda")),
+    not(any(feature = "libtorch", feature = "cube")),
     expect(unused_variables, reason = "only devices with a number read it")
 )]
 fn open(backend: Backend, number: usize) -> Option<Device> {
@@ -147,6 +155,8 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
         Backend::LibTorchCuda => Some(Device::libtorch_cuda(number)),
         #[cfg(feature = "cuda")]
         Backend::Cuda => Some(Device::cuda(number)),
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu => wgpu::open(number).ok(),
         #[allow(unreachable_patterns, reason = "unreachable when all are compiled in")]
         _ => None,
     }
@@ -186,6 +196,16 @@ fn cuda(_: usize) -> std::result::Result<(), String> {
     Ok(())
 }
 
+#[cfg(feature = "wgpu")]
+fn wgpu(number: usize) -> std::result::Result<(), String> {
+    wgpu::open(number).map(|_| ())
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu(_: usize) -> std::result::Result<(), String> {
+    Ok(())
+}
+
 #[cfg(any(feature = "libtorch", feature = "cuda"))]
 fn too_few(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
@@ -194,7 +214,7 @@ fn too_few(number: usize, count: usize) -> String {
 /// The dtype that products with weights of `dtype` are taken in, where nobody says otherwise: bf16 weights in bf16 on
 /// GPUs, which have units for it, anything else in f32.
 pub fn product_dtype(device: &Device, dtype: DType) -> DType {
-    if dtype == DType::BF16 && is_gpu(device) { DType::BF16 } else { DType::F32 }
+    if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
 
 /// Whether the device has memory of its own.
@@ -204,7 +224,7 @@ pub fn is_gpu(device: &Device) -> bool {
     if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
         return true;
     }
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cube")]
     if let DispatchDevice::Cube(_) = device.as_dispatch() {
         return true;
     }
@@ -226,7 +246,7 @@ mod tests {
         assert_eq!(parse("cpu").unwrap(), (Backend::Flex, 0));
         assert_eq!(parse("cuda").unwrap(), (Backend::Cuda, 0));
         assert_eq!(parse("libtorch-cuda:3").unwrap(), (Backend::LibTorchCuda, 3));
-        assert!(refusal("rocm").contains("flex, libtorch, libtorch-cuda, cuda"));
+        assert!(refusal("rocm").contains("flex, libtorch, libtorch-cuda, cuda, wgpu"));
         assert!(refusal("flex:1").contains("without a number"));
         assert!(refusal("cuda:one").contains("expected cuda:N"));
     }
@@ -255,7 +275,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "libtorch", feature = "cuda"))]
+    #[cfg(any(feature = "libtorch", feature = "cube"))]
     #[test]
     fn a_device_beyond_the_last_is_an_error() {
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && b.is_numbered()) {

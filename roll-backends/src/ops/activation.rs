@@ -23,7 +23,7 @@ pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait ActivationOps: Backend {

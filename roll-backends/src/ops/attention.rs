@@ -6,6 +6,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
+use super::product::ProductKernel;
 use super::{operator, pull, tiled};
 
 /// How [`attention_with`] weighs values.
@@ -52,7 +53,7 @@ fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait AttentionOps: Backend {
@@ -79,8 +80,9 @@ pub struct AttentionCall {
 }
 
 /// Attention and its gradients on one backend.
-pub trait AttentionKernel: Backend {
-    /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout).
+pub trait AttentionKernel: ProductKernel {
+    /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout; empty where the
+    /// backward finds it out itself).
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         tiled::forward::<Self>(qkv, call)
     }

@@ -49,7 +49,7 @@ pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, pad
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait ConvOps: Backend {

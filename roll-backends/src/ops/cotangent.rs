@@ -21,7 +21,7 @@ pub fn seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait SeedOps: Backend {
@@ -38,7 +38,7 @@ impl SeedOps for burn::backend::Flex {}
 #[cfg(feature = "libtorch")]
 impl SeedOps for burn::backend::LibTorch {}
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 impl SeedOps for burn::backend::Cube {}
 
 impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {

@@ -69,11 +69,6 @@ impl<B: Backend> Expression<B> {
         Self(B::float_zeros(Shape::new(shape), &self.0.device(), FloatDType::F32))
     }
 
-    /// Product of matrices, batched over the leading axes.
-    pub fn matmul(self, other: Self) -> Self {
-        Self(B::float_matmul(self.0, other.0))
-    }
-
     /// Sum over an axis, which stays with length one.
     pub fn sum(self, axis: usize) -> Self {
         Self(B::float_sum_dim(self.0, axis))

@@ -21,7 +21,7 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait GateOps: Backend {

@@ -7,6 +7,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::Floa
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
+use super::product::ProductKernel;
 use super::{operator, pull};
 
 /// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result is f32.
@@ -66,7 +67,7 @@ fn checked_bias(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<Tensor<1>>) -> T
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait LinearOps: Backend {
@@ -97,7 +98,7 @@ pub struct Lora<T> {
 
 /// Linear layers and their gradients on one backend. x and weight have one dtype; all else is f32, but the gradient of
 /// x has its dtype.
-pub trait LinearKernel: Backend {
+pub trait LinearKernel: ProductKernel {
     /// The result, and `x A^T` where there is a low-rank part (in a dtype of the backend's choice).
     fn linear_forward(
         x: FloatTensor<Self>,
@@ -108,10 +109,10 @@ pub trait LinearKernel: Backend {
         let (x, weight, bias) = (Expression::<Self>(x), Expression(weight), Expression(bias));
         let dtype = weight.dtype();
         let [outputs, _] = weight.dims::<2>();
-        let y = x.clone().matmul(weight.t()).cast(DType::F32) + bias.reshape([1, outputs]);
+        let y = x.clone().matmul(weight.t()) + bias.reshape([1, outputs]);
         let Some(Lora { down, up, scale }) = lora else { return (y.0, None) };
-        let inner = x.matmul(Expression(down).cast(dtype).t());
-        let low = inner.clone().matmul(Expression(up).cast(dtype).t()).cast(DType::F32);
+        let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
+        let low = inner.clone().matmul(Expression(up).cast(dtype).t());
         ((y + low * f64::from(scale)).0, Some(inner.0))
     }
 
@@ -130,21 +131,22 @@ pub trait LinearKernel: Backend {
         let d_y = d_y.cast(dtype);
         let lora = saved.lora.map(|(Lora { down, up, scale }, inner)| {
             let (down, up) = (Expression::<Self>(down).cast(dtype), Expression::<Self>(up).cast(dtype));
-            let d_inner = (wanted[0] || wanted[3]).then(|| d_y.clone().matmul(up) * f64::from(scale));
+            let d_inner = (wanted[0] || wanted[3]).then(|| (d_y.clone().matmul(up) * f64::from(scale)).cast(dtype));
             (down, d_inner, Expression::<Self>(inner), f64::from(scale))
         });
         let d_x = wanted[0].then(|| {
             let d_x = d_y.clone().matmul(weight);
-            match &lora {
-                Some((down, Some(d_inner), ..)) => (d_x + d_inner.clone().matmul(down.clone())).0,
-                _ => d_x.0,
-            }
+            let d_x = match &lora {
+                Some((down, Some(d_inner), ..)) => d_x + d_inner.clone().matmul(down.clone()),
+                _ => d_x,
+            };
+            d_x.cast(dtype).0
         });
         let d_weight = wanted[1].then(|| d_y.clone().t().matmul(x.clone()).0);
         let [d_down, d_up] = match lora {
             Some((_, d_inner, inner, scale)) => [
-                d_inner.filter(|_| wanted[3]).map(|d_inner| d_inner.t().matmul(x).cast(DType::F32).0),
-                wanted[4].then(|| (d_y.t().matmul(inner).cast(DType::F32) * scale).0),
+                d_inner.filter(|_| wanted[3]).map(|d_inner| d_inner.t().matmul(x).0),
+                wanted[4].then(|| (d_y.t().matmul(inner) * scale).0),
             ],
             None => [None, None],
         };

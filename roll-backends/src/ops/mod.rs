@@ -3,13 +3,15 @@
 //! One file per family: the public function, the trait through which Burn's dispatch reaches it, the trait of kernels
 //! that a backend implements, and the backward pass. The kernels have default bodies in the operations of any backend, so
 //! that a backend joins by an empty implementation; flex overrides them with kernels of our own on host slices, libtorch
-//! with ATen's fused ones.
+//! with ATen's fused ones, CubeCL's devices with kernels in CubeCL.
 
 mod activation;
 mod attention;
 mod channel_norm;
 mod conv;
 mod cotangent;
+#[cfg(feature = "cube")]
+mod cube;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
@@ -20,8 +22,9 @@ mod kernels;
 mod libtorch;
 mod linear;
 mod norm;
-#[cfg(any(feature = "cuda", feature = "portable-kernels"))]
+#[cfg(feature = "portable-kernels")]
 mod portable;
+mod product;
 mod rope;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
@@ -41,6 +44,7 @@ pub use cotangent::{SeedOps, seed};
 pub use gate::{GateKernel, GateOps, gated_add};
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};
+pub use product::{ProductKernel, ProductOps, product};
 pub use rope::{RopeKernel, RopeOps, rope};
 
 /// Runs an operator and, if one of its parents is tracked, records it. `forward` returns the result and what the

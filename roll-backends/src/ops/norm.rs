@@ -29,7 +29,7 @@ pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait NormOps: Backend {
@@ -76,29 +76,39 @@ pub trait NormKernel: Backend {
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
-        let (x, gain, moments) = (Expression::<Self>(saved.x), Expression(saved.gain), Expression(saved.moments));
-        let d_y = Expression(d_y);
-        let [_, count]: [usize; 2] = moments.dims();
-        let inverse = moments.clone().narrow(1, count - 1..count);
-        let x = match saved.layer {
-            Some(_) => x - moments.narrow(1, 0..1),
-            None => x,
-        };
-        let normed = x * inverse.clone();
-        let shared = gain.dims::<2>()[0] == 1;
-        let d_gain = wanted[1].then(|| summed_rows(normed.clone() * d_y.clone(), shared).0);
-        let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
-        let d_x = wanted[0].then(|| {
-            let d_normed = d_y * gain;
-            let along = (normed.clone() * d_normed.clone()).mean(1);
-            let rest = match saved.layer {
-                Some(_) => d_normed.clone() - d_normed.mean(1),
-                None => d_normed,
-            };
-            ((rest - normed * along) * inverse).0
-        });
-        [d_x, d_gain, d_shift]
+        composed_backward::<Self>(saved, d_y, wanted)
     }
+}
+
+/// [`NormKernel::norm_backward`] in the operations of any backend; moments are mean and inverse deviation, or the latter
+/// alone where there is no mean.
+pub(super) fn composed_backward<B: NormKernel>(
+    saved: SavedNorm<FloatTensor<B>>,
+    d_y: FloatTensor<B>,
+    wanted: [bool; 3],
+) -> [Option<FloatTensor<B>>; 3] {
+    let (x, gain, moments) = (Expression::<B>(saved.x), Expression(saved.gain), Expression(saved.moments));
+    let d_y = Expression(d_y);
+    let [_, count]: [usize; 2] = moments.dims();
+    let inverse = moments.clone().narrow(1, count - 1..count);
+    let x = match saved.layer {
+        Some(_) => x - moments.narrow(1, 0..1),
+        None => x,
+    };
+    let normed = x * inverse.clone();
+    let shared = gain.dims::<2>()[0] == 1;
+    let d_gain = wanted[1].then(|| summed_rows(normed.clone() * d_y.clone(), shared).0);
+    let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
+    let d_x = wanted[0].then(|| {
+        let d_normed = d_y * gain;
+        let along = (normed.clone() * d_normed.clone()).mean(1);
+        let rest = match saved.layer {
+            Some(_) => d_normed.clone() - d_normed.mean(1),
+            None => d_normed,
+        };
+        ((rest - normed * along) * inverse).0
+    });
+    [d_x, d_gain, d_shift]
 }
 
 impl<B: NormKernel> NormOps for B {

@@ -1,24 +1,17 @@
-//! Backends whose kernels are the default ones, in the operations that every backend has. Attention is tiled, see
-//! [`super::tiled`].
+//! Flex with the default kernels instead of its own, so that they are tested: backends use them for what they have no
+//! better kernel for.
+
+use burn::backend::Flex;
 
 use super::{
     ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, GateKernel, LinearKernel, NormKernel, RopeKernel,
 };
 
-macro_rules! defaults {
-    ($backend:ty: $($kernel:ident),*) => {
-        $(impl $kernel for $backend {})*
-    };
-    ($backend:ty) => {
-        defaults!(
-            $backend: ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, GateKernel, LinearKernel,
-            NormKernel, RopeKernel
-        );
-    };
-}
-
-#[cfg(feature = "cuda")]
-defaults!(burn::backend::Cube);
-
-#[cfg(feature = "portable-kernels")]
-defaults!(burn::backend::Flex);
+impl ActivationKernel for Flex {}
+impl AttentionKernel for Flex {}
+impl ChannelNormKernel for Flex {}
+impl ConvKernel for Flex {}
+impl GateKernel for Flex {}
+impl LinearKernel for Flex {}
+impl NormKernel for Flex {}
+impl RopeKernel for Flex {}

@@ -29,7 +29,7 @@ pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tenso
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cuda"),
+    Cube: cfg(feature = "cube"),
     Autodiff
 )]
 pub trait RopeOps: Backend {

@@ -1,16 +1,17 @@
 //! Scaled dot-product attention in the operations of any backend, forward and backward, some heads and a block of query
 //! rows at a time. The scores of one block exist at a time; the backward computes them again.
 //!
-//! Scores and sums are f32, whatever the operands are: rounded to bf16, scores of ten are off by four percent in the
-//! probabilities.
+//! Scores, probabilities and sums are f32, whatever the operands are: rounded to bf16, scores of ten are off by four
+//! percent in the probabilities. What enters a product has the dtype of the operands.
 
 use std::ops::Range;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, TensorData};
 
 use super::AttentionCall;
 use super::expression::Expression;
+use super::product::ProductKernel;
 
 /// Scores of one block: 64 MiB. There are a few temporaries of this size.
 const BLOCK_SCORES: usize = 1 << 24;
@@ -58,20 +59,25 @@ impl Tiling {
         pieces(self.queries, self.rows_at_once)
     }
 
-    /// `[rows, heads * width]`, in f32, as `[heads, rows, width]`.
-    fn by_head<B: Backend>(&self, x: FloatTensor<B>) -> Heads<B> {
-        let x = Expression::<B>(x).cast(DType::F32);
+    /// `[rows, heads * width]` as `[heads, rows, width]`.
+    fn by_head<B: ProductKernel>(&self, x: FloatTensor<B>) -> Heads<B> {
+        let x = Expression::<B>(x);
         let [rows, _] = x.dims::<2>();
         x.reshape([rows, self.heads, self.width]).swap(0, 1)
     }
 
     /// The reverse, as `dtype`.
-    fn together<B: Backend>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
+    fn together<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
         let [_, rows, _] = x.dims::<3>();
         x.swap(0, 1).reshape([rows, self.heads * self.width]).cast(dtype).0
     }
 
-    fn scores<B: Backend>(&self, q: &Heads<B>, k: &Heads<B>, rows: &Range<usize>) -> (Heads<B>, Option<Heads<B>>) {
+    fn scores<B: ProductKernel>(
+        &self,
+        q: &Heads<B>,
+        k: &Heads<B>,
+        rows: &Range<usize>,
+    ) -> (Heads<B>, Option<Heads<B>>) {
         let scores = q.clone().matmul(k.clone().t()) * self.scale;
         match self.mask(q, rows) {
             Some(seen) => (scores + (seen.clone() + -1.0) * f64::from(-HIDDEN), Some(seen)),
@@ -80,7 +86,7 @@ impl Tiling {
     }
 
     /// One where the query sees the key, zero elsewhere, `[1, rows, keys]`; `None` where every one sees all.
-    fn mask<B: Backend>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
+    fn mask<B: ProductKernel>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
         let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
         if !self.causal || visible(rows.start) == self.keys {
             return None;
@@ -98,7 +104,25 @@ fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 
-fn times<B: Backend>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
+/// The softmax of some rows of scores before it is divided.
+struct Softmax<B: ProductKernel> {
+    exponentials: Heads<B>,
+    /// The largest score of each row.
+    max: Heads<B>,
+    /// One over the sum of its exponentials.
+    inverse: Heads<B>,
+}
+
+impl<B: ProductKernel> Softmax<B> {
+    fn of(scores: Heads<B>, seen: Option<Heads<B>>) -> Self {
+        let max = scores.clone().max(2);
+        let exponentials = times((scores - max.clone()).exp(), seen);
+        let inverse = exponentials.clone().sum(2).at_least(NO_SUM).recip();
+        Self { exponentials, max, inverse }
+    }
+}
+
+fn times<B: ProductKernel>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
     match mask {
         Some(mask) => x * mask,
         None => x,
@@ -106,13 +130,20 @@ fn times<B: Backend>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
 }
 
 /// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, Lq, 2]`.
-pub fn forward<B: Backend>([q, k, v]: [FloatTensor<B>; 3], call: AttentionCall) -> (FloatTensor<B>, FloatTensor<B>) {
+pub fn forward<B: ProductKernel>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    call: AttentionCall,
+) -> (FloatTensor<B>, FloatTensor<B>) {
     let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
     let dtype = q.dtype();
     run::<B>(&tiling, [q, k, v], dtype)
 }
 
-fn run<B: Backend>(tiling: &Tiling, [q, k, v]: [FloatTensor<B>; 3], dtype: DType) -> (FloatTensor<B>, FloatTensor<B>) {
+fn run<B: ProductKernel>(
+    tiling: &Tiling,
+    [q, k, v]: [FloatTensor<B>; 3],
+    dtype: DType,
+) -> (FloatTensor<B>, FloatTensor<B>) {
     let [q, k, v] = [q, k, v].map(|x| tiling.by_head::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
         let out = q.zeros([tiling.heads, tiling.queries, tiling.width]);
@@ -126,10 +157,8 @@ fn run<B: Backend>(tiling: &Tiling, [q, k, v]: [FloatTensor<B>; 3], dtype: DType
         let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
         for rows in tiling.row_blocks() {
             let (scores, seen) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
-            let max = scores.clone().max(2);
-            let exponentials = times((scores - max.clone()).exp(), seen);
-            let inverse = exponentials.clone().sum(2).at_least(NO_SUM).recip();
-            out_rows.push(exponentials.matmul(v.clone()) * inverse.clone());
+            let Softmax { exponentials, max, inverse } = Softmax::of(scores, seen);
+            out_rows.push(exponentials.cast(dtype).matmul(v.clone()) * inverse.clone());
             softmax_rows.push(Expression::cat(vec![max, inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
@@ -138,8 +167,9 @@ fn run<B: Backend>(tiling: &Tiling, [q, k, v]: [FloatTensor<B>; 3], dtype: DType
     (tiling.together(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
 }
 
-/// The wanted ones of the gradients of q, k and v.
-pub fn backward<B: Backend>(
+/// The wanted ones of the gradients of q, k and v. `softmax` as [`forward`] returns it, or empty: then it is found again
+/// from the scores, which are computed anyway.
+pub fn backward<B: ProductKernel>(
     [q, k, v]: [FloatTensor<B>; 3],
     out: FloatTensor<B>,
     softmax: FloatTensor<B>,
@@ -152,7 +182,7 @@ pub fn backward<B: Backend>(
     pull::<B>(&tiling, [q, k, v], [out, d_out], Expression(softmax), dtype, wanted)
 }
 
-fn pull<B: Backend>(
+fn pull<B: ProductKernel>(
     tiling: &Tiling,
     qkv: [FloatTensor<B>; 3],
     [out, d_out]: [FloatTensor<B>; 2],
@@ -165,7 +195,9 @@ fn pull<B: Backend>(
         return [q, k, v].map(|x| Some(tiling.together(x.zeros(x.dims::<3>()), dtype)));
     }
     let (out, d_out) = (tiling.by_head::<B>(out), tiling.by_head::<B>(d_out));
-    let mean = (out * d_out.clone()).sum(2);
+    let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
+    let d_out = d_out.cast(dtype);
+    let softmax = Some(softmax).filter(|softmax| !softmax.is_empty());
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
         let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
@@ -173,15 +205,23 @@ fn pull<B: Backend>(
         let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
         for rows in tiling.row_blocks() {
             let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
-            let (q, d_out, softmax) = (of(&q), of(&d_out), of(&softmax));
+            let (q, d_out) = (of(&q), of(&d_out));
             let (scores, seen) = tiling.scores(&q, &k, &rows);
-            let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
-            let p = times((scores - max).exp(), seen) * inverse;
+            let p = match softmax.as_ref().map(of) {
+                Some(softmax) => {
+                    let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
+                    times((scores - max).exp(), seen) * inverse
+                }
+                None => {
+                    let Softmax { exponentials, inverse, .. } = Softmax::of(scores, seen);
+                    exponentials * inverse
+                }
+            };
             if wanted[2] {
-                accumulate(&mut dv_sum, p.clone().t().matmul(d_out.clone()));
+                accumulate(&mut dv_sum, p.clone().cast(dtype).t().matmul(d_out.clone()));
             }
             if wanted[0] || wanted[1] {
-                let ds = p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale;
+                let ds = (p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale).cast(dtype);
                 if wanted[1] {
                     accumulate(&mut dk_sum, ds.clone().t().matmul(q));
                 }
@@ -200,7 +240,7 @@ fn pull<B: Backend>(
 }
 
 /// Adds to the one element of `sum`, or makes it.
-fn accumulate<B: Backend>(sum: &mut Vec<Heads<B>>, part: Heads<B>) {
+fn accumulate<B: ProductKernel>(sum: &mut Vec<Heads<B>>, part: Heads<B>) {
     match sum.pop() {
         Some(before) => sum.push(before + part),
         None => sum.push(part),

@@ -4,7 +4,7 @@
 //! (the largest logit, the logarithm of the sum of exponentials, the entropy); the pull computes the logits again.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use roll_backends::{Parameters, Weight};
+use roll_backends::{Parameters, Weight, ops};
 use roll_core::Result;
 
 use super::block::integers;
@@ -71,7 +71,8 @@ impl HeadWeight {
     /// Logits of all ids, `[N, V]`: for few rows.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let [vocab, _] = self.shape();
-        let chunks = pieces(vocab, CHUNK_IDS).map(|(start, len)| Ok(product(hidden.clone(), self.chunk(start, len)?)));
+        let chunks =
+            pieces(vocab, CHUNK_IDS).map(|(start, len)| Ok(logits_of(hidden.clone(), self.chunk(start, len)?)));
         Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
     }
 }
@@ -80,8 +81,8 @@ fn widened(x: Tensor<2>) -> Tensor<2> {
     if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
 }
 
-fn product(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    roll_backends::ops::linear(x, weight, None)
+fn logits_of(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    ops::linear(x, weight, None)
 }
 
 /// (start, length) of the pieces of `0..total`.
@@ -106,7 +107,7 @@ pub fn evaluate(hidden: Tensor<2>, weight: HeadWeight, targets: &[i64]) -> Resul
         // times (l - max).
         let mut running: Option<[Tensor<2>; 3]> = None;
         for (start, ids) in pieces(vocab, CHUNK_IDS) {
-            let logits = product(h.clone(), weight.chunk(start, ids)?);
+            let logits = logits_of(h.clone(), weight.chunk(start, ids)?);
             let own = logits.clone().max_dim(1);
             let (max, kept) = match running {
                 None => (own, None),
@@ -179,13 +180,13 @@ impl HeadRecord {
             for (first, len) in pieces(rows, rows_per_chunk(vocab)) {
                 let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
                 let h = part(&self.hidden);
-                let log_p = product(h.clone(), weight.clone()) - part(&self.log_sum);
+                let log_p = logits_of(h.clone(), weight.clone()) - part(&self.log_sum);
                 // d H / d l_v = -p_v (log p_v + H).
                 let slope = (log_p.clone() + part(&self.entropy)) * part(&d_entropy) + part(&d_log);
                 let d_logits = -(log_p.exp() * slope);
-                d_rows.push(d_logits.clone().matmul(weight.clone()));
+                d_rows.push(ops::product(d_logits.clone(), weight.clone()));
                 if trains.is_some() {
-                    let d = d_logits.transpose().matmul(h);
+                    let d = ops::product(d_logits.transpose(), h);
                     d_chunk = Some(match d_chunk {
                         Some(sum) => sum + d,
                         None => d,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::model::CausalLm;
 use super::network::Network;
 use super::source::{self, Parts};
-use crate::compute::ComputeDType;
+use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
 use crate::weights::{Checkpoint, stored_dtype};
 
@@ -43,19 +43,6 @@ pub struct CausalLmOptions {
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
-}
-
-/// Storage of frozen weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightsDType {
-    /// As in the file.
-    #[default]
-    Auto,
-    /// Four bytes.
-    F32,
-    /// Two bytes.
-    Bf16,
 }
 
 impl Default for CausalLmOptions {
@@ -128,15 +115,12 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         config.context = length;
     }
     let reading = || format!("reading {place}");
-    let dtype = match options.weights_dtype {
-        WeightsDType::F32 => DType::F32,
-        WeightsDType::Bf16 => DType::BF16,
-        WeightsDType::Auto => state.get("model.norm.weight").map_or(DType::F32, stored_dtype),
-    };
+    let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
+    let dtype = options.weights_dtype.of(stored, &device)?;
     let mut network = Network::new(config, &state, dtype, &device)
         .while_doing(reading)?
         .with_memory(options.memory())
-        .with_products(options.compute_dtype.of(dtype, &device));
+        .with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
     let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(path) = &options.lora_checkpoint {

@@ -21,7 +21,7 @@ mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
-pub use loading::{CausalLmOptions, WeightsDType, open};
+pub use loading::{CausalLmOptions, open};
 pub use model::CausalLm;
 pub use network::Network;
 pub use tokenizer::Tokenizer;

@@ -177,7 +177,7 @@ impl Clip {
         let kernel = scope.weight::<4>("visual.patch_embedding.weight")?.reshape([dim, 3 * patch * patch]);
         let class = self.store.segment("visual.cls_embedding")?;
         let class = roll_backends::weights::get(&class, "visual.cls_embedding")?.f32::<3>()?.reshape([1, dim]);
-        let tokens = Burn::cat(vec![class, rows.matmul(kernel.transpose())], 0);
+        let tokens = Burn::cat(vec![class, ops::linear(rows, kernel, None)], 0);
         let position = scope.weight::<3>("visual.pos_embedding")?.reshape([self.config.tokens(), dim]);
         norm(scope, tokens + position, "visual.pre_norm")
     }

@@ -19,7 +19,7 @@ use super::components;
 use super::dit::{Dit, DitConfig, Trainable};
 use super::hub::Hub;
 use super::model::{Parts, Settings, Sources, TextEncoder, Wan, trainable};
-use super::options::{Placement, WanOptions, WeightsDType};
+use super::options::{Placement, WanOptions};
 use super::paths::ComponentFiles;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
@@ -114,14 +114,11 @@ fn open_dit(
     seed: u64,
     device: &Device,
 ) -> Result<Dit> {
-    let dtype = match options.weights_dtype {
-        WeightsDType::F32 => DType::F32,
-        WeightsDType::Bf16 => DType::BF16,
-        WeightsDType::Auto => match file.info("head.head.weight").and_then(|info| info.dtype) {
-            Some(roll_core::DType::Bf16) => DType::BF16,
-            _ => DType::F32,
-        },
+    let stored = match file.info("head.head.weight").and_then(|info| info.dtype) {
+        Some(roll_core::DType::Bf16) => DType::BF16,
+        _ => DType::F32,
     };
+    let dtype = options.weights_dtype.of(stored, device)?;
     let heads = options.num_heads.or_else(|| components::heads(file));
     let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
         (_, true) => Memory::Offload,
@@ -145,7 +142,7 @@ fn open_dit(
             }
         }
         .with_memory(memory)
-        .with_products(options.compute_dtype.of(dtype, device));
+        .with_products(options.compute_dtype.of(dtype, device)?);
         // The two experts start from different adapters: their names are part of the draws' key.
         let noise = Noise::new(seed ^ u64::from(name == "dit2"));
         let trainable = trainable(options, trained, name);

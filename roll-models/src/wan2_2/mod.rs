@@ -22,4 +22,4 @@ pub mod umt5;
 pub mod vae;
 
 pub use model::{Parts, Settings, TextEncoder, Wan, trainable};
-pub use options::{Placement, WanOptions, WeightsDType};
+pub use options::{Placement, WanOptions};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::compute::ComputeDType;
+use crate::precision::{ComputeDType, WeightsDType};
 
 /// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,19 +57,6 @@ pub struct WanOptions {
     pub vae_tile_stride: Option<[usize; 2]>,
     /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation.
     pub vae_checkpoints: usize,
-}
-
-/// Storage of frozen weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightsDType {
-    /// As in the file.
-    #[default]
-    Auto,
-    /// Four bytes.
-    F32,
-    /// Two bytes.
-    Bf16,
 }
 
 /// Where frozen weights live.

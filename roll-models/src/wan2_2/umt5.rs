@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device, Int, Tensor as Burn, activation};
 use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
 use roll_core::{Error, Result, StateDict, Tensor};
 
+use crate::precision::storable;
 use crate::weights::{Checkpoint, Streamed, stored_dtype};
 
 use super::dit::Probe;
@@ -132,7 +133,7 @@ impl Umt5 {
         let config = Umt5Config::from_shapes(&shapes)?;
         let mut blocks = state.clone();
         let embedding = blocks.remove(EMBEDDING).ok_or_else(|| missing(EMBEDDING))?;
-        let store = Resident::new(&blocks, stored_dtype(&embedding), device);
+        let store = Resident::new(&blocks, storable(stored_dtype(&embedding), device), device);
         Ok(Self { config, store: Arc::new(store), embedding: Embedding::Loaded(embedding), probe: None })
     }
 
@@ -315,8 +316,8 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
         let column = table.clone().narrow(1, head, 1).flatten::<1>(0, 1);
         let rows = blocks.iter().map(|(rows, buckets)| {
             let bias = column.clone().select(0, buckets.clone()).reshape([rows.len(), positions.keys.len()]);
-            let scores = q.clone().narrow(0, rows.start, rows.len()).matmul(k.clone()) + bias;
-            activation::softmax(scores, 1).matmul(v.clone())
+            let scores = ops::product(q.clone().narrow(0, rows.start, rows.len()), k.clone()) + bias;
+            ops::product(activation::softmax(scores, 1), v.clone())
         });
         Burn::cat(rows.collect(), 0)
     });

@@ -9,6 +9,7 @@ use roll_backends::{Weight, WeightStore, Weights};
 use roll_core::Result;
 
 use super::checkpoint::Checkpoint;
+use crate::precision::storable;
 
 /// A store that uploads a segment when it is asked for it and keeps nothing: at any time the device holds the
 /// segments that are in use. bf16 weights stay bf16 and are widened at use; everything else becomes f32.
@@ -74,7 +75,7 @@ impl Source {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
             let tensor = self.checkpoint.tensor(key)?;
-            let dtype = self.dtype.unwrap_or_else(|| stored_dtype(&tensor));
+            let dtype = self.dtype.unwrap_or_else(|| storable(stored_dtype(&tensor), &self.device));
             weights.insert(key.to_string(), Weight::new(&tensor, dtype, &self.device));
             drop(tensor);
             self.checkpoint.release(key);

@@ -11,13 +11,16 @@ pub enum Meter {
     Host,
     /// Of GPU memory, as NVIDIA's driver counts it, less what was in use before. Both allocators keep what they once took, so
     /// what is in use after a phase is its peak.
-    Gpu { before: u64 },
+    Gpu { number: usize, before: u64 },
 }
 
 impl Meter {
-    pub fn new(device: &Device) -> Self {
+    /// For the device that `backend` names.
+    pub fn new(device: &Device, backend: &str) -> Self {
+        // Checked when the device was opened.
+        let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         match is_gpu(device) {
-            true => Self::Gpu { before: gpu_used().unwrap_or(0) },
+            true => Self::Gpu { number, before: gpu_used(number).unwrap_or(0) },
             false => Self::Host,
         }
     }
@@ -34,7 +37,7 @@ impl Meter {
     pub fn peak(&self) -> Option<u64> {
         match self {
             Self::Host => host_peak(),
-            Self::Gpu { before } => Some(gpu_used()?.saturating_sub(*before)),
+            Self::Gpu { number, before } => Some(gpu_used(*number)?.saturating_sub(*before)),
         }
     }
 
@@ -53,12 +56,15 @@ fn host_peak() -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes in use on the first GPU that this process sees.
-fn gpu_used() -> Option<u64> {
+/// Bytes in use on GPU `number` of those that this process sees; `None` where NVIDIA's driver does not say.
+fn gpu_used(number: usize) -> Option<u64> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let first = visible.split(',').next().filter(|n| !n.is_empty()).unwrap_or("0").to_string();
+    let name = match visible.is_empty() {
+        true => number.to_string(),
+        false => visible.split(',').nth(number)?.trim().to_string(),
+    };
     let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id"];
-    let output = Command::new("nvidia-smi").args(arguments).arg(first).output().ok()?;
+    let output = Command::new("nvidia-smi").args(arguments).arg(name).output().ok()?;
     let megabytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
     Some(megabytes << 20)
 }

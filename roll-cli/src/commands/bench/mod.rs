@@ -26,7 +26,7 @@ pub struct Bench {
     /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert).
     #[arg(long, default_value = "tiny", value_name = "NAME")]
     pub preset: String,
-    /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N].
+    /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,
     /// What weights are stored in and products taken in, f32 or bf16; the preset's unless given.
@@ -68,7 +68,7 @@ pub fn bench(args: Bench) -> Result<()> {
     let ceiling = measure::ceiling(&preset, &device)?;
     let phases = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        measure::phases(&mut fixture, &preset, args.rounds, &memory::Meter::new(&device))?
+        measure::phases(&mut fixture, &preset, args.rounds, &memory::Meter::new(&device, &args.backend))?
     };
     let measured = Measured { ceiling, phases };
     let theirs = match args.compare {

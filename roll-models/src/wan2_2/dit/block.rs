@@ -130,7 +130,7 @@ impl Segment for PatchEmbedding {
             let weight = scope.weight::<5>("patch_embedding.weight")?;
             let weight = weight.reshape([pass.config.dim, pass.config.patch_in()]);
             let bias = scope.weight::<1>("patch_embedding.bias")?;
-            let x = state.rank::<2>()?.matmul(weight.transpose()) + bias.unsqueeze();
+            let x = ops::linear(state.rank::<2>()?, weight, Some(bias));
             pass.see(|| "patch_embedding".into(), &x);
             Ok(x.into())
         })

@@ -92,7 +92,7 @@ impl Plan {
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.trained_steps;
-        let (on_device, on_host) = if work.offload_inputs { (0, inputs) } else { (inputs, 0) };
+        let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,

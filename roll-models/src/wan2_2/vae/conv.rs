@@ -32,6 +32,6 @@ pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -
 pub fn pointwise(x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let out = matrix.dims()[0];
-    let y = matrix.matmul(x.reshape([c, t * h * w])) + bias.reshape([out, 1]);
+    let y = ops::product(matrix, x.reshape([c, t * h * w])) + bias.reshape([out, 1]);
     y.reshape([out, t, h, w])
 }

@@ -1,0 +1,74 @@
+//! Activations: a pass over memory each.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use cubecl::prelude::*;
+
+use super::{addresses, elementwise, unwritten_like, values};
+use crate::ops::{Activation, ActivationKernel};
+
+/// sqrt(2 / pi).
+const GELU_SCALE: f32 = 0.797_884_56;
+const GELU_CUBE: f32 = 0.044_715;
+/// From here on the derivative is that of the larger argument, whose square is still finite.
+const FAR: f32 = 100.0;
+
+impl ActivationKernel for Cube {
+    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = values(x);
+        let y = unwritten_like(&x);
+        let count = x.shape().num_elements();
+        if count > 0 {
+            let (cubes, dim) = elementwise(&x, count);
+            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let silu = activation == Activation::Silu;
+            forward::launch(&client, cubes, dim, width, x.into_buffer_arg(), y.clone().into_buffer_arg(), silu);
+        }
+        y
+    }
+
+    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, d_y) = (values(x), values(d_y));
+        let d_x = unwritten_like(&x);
+        let count = x.shape().num_elements();
+        if count > 0 {
+            let (cubes, dim) = elementwise(&x, count);
+            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let silu = activation == Activation::Silu;
+            let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
+            backward::launch(&client, cubes, dim, width, x, d_y, out, silu);
+        }
+        d_x
+    }
+}
+
+/// What the logistic function is taken of: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+#[cube]
+fn argument(x: f32, #[comptime] silu: bool) -> f32 {
+    if comptime!(silu) { x } else { x * (x * x * GELU_CUBE + 1.0) * (2.0 * GELU_SCALE) }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward(x: &[f32], y: &mut [f32], #[comptime] silu: bool) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    y[i] = x[i] / (1.0 + (-argument(x[i], silu)).exp());
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], #[comptime] silu: bool) {
+    let i = ABSOLUTE_POS;
+    if i >= d_x.len() {
+        terminate!();
+    }
+    // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
+    let near = clamp(x[i], -FAR, FAR);
+    let s = 1.0 / (1.0 + (-argument(x[i], silu)).exp());
+    let inner = if comptime!(silu) {
+        near
+    } else {
+        near * (near * near * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE)
+    };
+    d_x[i] = d_y[i] * (s + s * (1.0 - s) * inner);
+}

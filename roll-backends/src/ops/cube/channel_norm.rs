@@ -1,0 +1,112 @@
+//! The RMS norm of the Wan VAE: each unit has one position, neighbours have neighbouring ones, so that every channel is
+//! read in order.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use cubecl::prelude::*;
+
+use super::{addresses, elementwise, unwritten, unwritten_like, values};
+use crate::ops::ChannelNormKernel;
+use crate::ops::channel_norm::{LEAST_NORM, composed_gain};
+
+impl ChannelNormKernel for Cube {
+    fn channel_norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        silu: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain) = (values(x), values(gain));
+        let [channels, t, h, w] = x.shape().dims::<4>();
+        let positions = t * h * w;
+        let (y, factors) = (unwritten_like(&x), unwritten(&x, [1, positions]));
+        if channels * positions > 0 {
+            let (cubes, dim) = elementwise(&x, positions);
+            let (client, address) = (x.client.clone(), addresses(&[&x]));
+            let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
+            let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
+            forward::launch(&client, cubes, dim, address, x, gain, out, kept, LEAST_NORM as f32, silu);
+        }
+        (y, factors)
+    }
+
+    fn channel_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+        silu: bool,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let (x, gain, d_y) = (values(x), values(gain), values(d_y));
+        let d_gain =
+            wanted[1].then(|| composed_gain::<Self>([x.clone(), gain.clone(), factors.clone(), d_y.clone()], silu));
+        let d_x = wanted[0].then(|| {
+            let d_x = unwritten_like(&x);
+            let [channels, t, h, w] = x.shape().dims::<4>();
+            if channels * t * h * w > 0 {
+                let (cubes, dim) = elementwise(&x, t * h * w);
+                let (client, address) = (x.client.clone(), addresses(&[&x]));
+                let (x, gain, factors) = (x.into_buffer_arg(), gain.into_buffer_arg(), factors.into_buffer_arg());
+                let (d_y, out) = (d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
+                backward::launch(&client, cubes, dim, address, x, gain, factors, d_y, out, silu);
+            }
+            d_x
+        });
+        [d_x, d_gain]
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward(x: &[f32], gain: &[f32], y: &mut [f32], factors: &mut [f32], least: f32, #[comptime] silu: bool) {
+    let position = ABSOLUTE_POS;
+    let positions = factors.len();
+    if position >= positions {
+        terminate!();
+    }
+    let channels = gain.len();
+    let mut sum = 0.0f32;
+    for channel in 0..channels {
+        let value = x[channel * positions + position];
+        sum += value * value;
+    }
+    let factor = f32::cast_from(channels).sqrt() / max(sum.sqrt(), least);
+    factors[position] = factor;
+    for channel in 0..channels {
+        let i = channel * positions + position;
+        let value = x[i] * factor * gain[channel];
+        y[i] = if comptime!(silu) { value / (1.0 + (-value).exp()) } else { value };
+    }
+}
+
+/// The cotangent of the normalised value at `i`.
+#[cube]
+fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] silu: bool) -> f32 {
+    let mut d = d_y[i];
+    if comptime!(silu) {
+        let y = x[i] * factor * gain;
+        let s = 1.0 / (1.0 + (-y).exp());
+        d *= s + y * s * (1.0 - s);
+    }
+    d * gain
+}
+
+/// Where the norm is not above the least x is zero, and nothing is taken out.
+#[cube(launch, address_type = "dynamic")]
+fn backward(x: &[f32], gain: &[f32], factors: &[f32], d_y: &[f32], d_x: &mut [f32], #[comptime] silu: bool) {
+    let position = ABSOLUTE_POS;
+    let positions = factors.len();
+    if position >= positions {
+        terminate!();
+    }
+    let channels = gain.len();
+    let factor = factors[position];
+    let mut along = 0.0f32;
+    for channel in 0..channels {
+        let i = channel * positions + position;
+        along += x[i] * factor * d_normed(x, gain[channel], factor, d_y, i, silu);
+    }
+    let along = along / f32::cast_from(channels);
+    for channel in 0..channels {
+        let i = channel * positions + position;
+        d_x[i] = (d_normed(x, gain[channel], factor, d_y, i, silu) - x[i] * factor * along) * factor;
+    }
+}

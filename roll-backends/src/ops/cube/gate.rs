@@ -1,0 +1,48 @@
+//! The residual with a gate.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use cubecl::prelude::*;
+
+use super::{addresses, elementwise, unwritten_like, values};
+use crate::ops::GateKernel;
+use crate::ops::expression::{Expression, summed_rows};
+
+impl GateKernel for Cube {
+    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, y, gate) = (values(x), values(y), values(gate));
+        let z = unwritten_like(&x);
+        let [rows, channels] = x.shape().dims::<2>();
+        if rows * channels > 0 {
+            let (cubes, dim) = elementwise(&x, rows * channels);
+            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (x, y, gate, out) =
+                (x.into_buffer_arg(), y.into_buffer_arg(), gate.into_buffer_arg(), z.clone().into_buffer_arg());
+            forward::launch(&client, cubes, dim, width, x, y, gate, out);
+        }
+        z
+    }
+
+    fn gated_add_backward(
+        y: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_z: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
+        let shared = gate.dims::<2>()[0] == 1;
+        let d_gate = wanted[1].then(|| summed_rows(Expression(y) * d_z.clone(), shared).0);
+        // One product: a kernel of our own would do what Burn's does.
+        let d_y = wanted[0].then(|| (d_z * gate).0);
+        [d_y, d_gate]
+    }
+}
+
+/// The gate has one row, or as many as x: its length says which.
+#[cube(launch, address_type = "dynamic")]
+fn forward(x: &[f32], y: &[f32], gate: &[f32], z: &mut [f32]) {
+    let i = ABSOLUTE_POS;
+    if i >= z.len() {
+        terminate!();
+    }
+    z[i] = x[i] + y[i] * gate[i % gate.len()];
+}

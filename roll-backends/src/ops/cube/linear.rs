@@ -1,0 +1,54 @@
+//! Linear layers: products of cubek, and one pass over the result for bias and low-rank part together.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use cubecl::prelude::*;
+
+use super::{addresses, elementwise, values};
+use crate::ops::expression::Expression;
+use crate::ops::{LinearKernel, Lora};
+
+impl LinearKernel for Cube {
+    fn linear_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        lora: Option<Lora<FloatTensor<Self>>>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (x, weight) = (Expression::<Self>(x), Expression(weight));
+        let dtype = weight.dtype();
+        // New memory, which the kernel below finishes in place.
+        let y = values(x.clone().matmul(weight.t()).0);
+        let bias = values(bias);
+        let (low, inner, scale) = match lora {
+            Some(Lora { down, up, scale }) => {
+                let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
+                let low = inner.clone().matmul(Expression(up).cast(dtype).t());
+                (values(low.0), Some(inner.0), scale)
+            }
+            // A kernel has all its operands; it does not read this one.
+            None => (bias.clone(), None, 0.0),
+        };
+        let count = y.shape().num_elements();
+        if count > 0 {
+            let (cubes, dim) = elementwise(&y, count);
+            let (client, address, adapted) = (y.client.clone(), addresses(&[&y]), inner.is_some());
+            let (low, bias) = (low.into_buffer_arg(), bias.into_buffer_arg());
+            finish::launch(&client, cubes, dim, address, y.clone().into_buffer_arg(), low, bias, scale, adapted);
+        }
+        (y, inner)
+    }
+}
+
+/// `y += bias + scale * low`.
+#[cube(launch, address_type = "dynamic")]
+fn finish(y: &mut [f32], low: &[f32], bias: &[f32], scale: f32, #[comptime] adapted: bool) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    let mut value = y[i] + bias[i % bias.len()];
+    if comptime!(adapted) {
+        value += scale * low[i];
+    }
+    y[i] = value;
+}

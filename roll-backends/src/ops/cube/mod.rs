@@ -1,0 +1,71 @@
+//! CubeCL's devices: NVIDIA GPUs, and what Vulkan, Metal or Direct3D 12 drives.
+//!
+//! What is bound by memory (norms, rotation, activations, sums) is one kernel each, written in CubeCL: every operand
+//! is read once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
+//! and attention are those of the cubek crates. Kernels index contiguous f32; anything else is made so first.
+
+mod activation;
+mod attention;
+mod channel_norm;
+mod gate;
+mod linear;
+mod norm;
+mod product;
+mod rope;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, FloatDType};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::AddressType;
+use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
+
+use super::ConvKernel;
+#[cfg(all(test, feature = "wgpu"))]
+use burn_cubecl::CubeDevice;
+
+impl ConvKernel for Cube {}
+
+/// As the kernels index it: f32, one row after the other.
+fn values(x: CubeTensor) -> CubeTensor {
+    let x = if x.dtype == DType::F32 { x } else { Cube::float_cast(x, FloatDType::F32) };
+    into_contiguous(x)
+}
+
+/// f32 of a shape where `beside` is, not yet written.
+fn unwritten<const D: usize>(beside: &CubeTensor, shape: [usize; D]) -> CubeTensor {
+    empty_device_contiguous_dtype(beside.client.clone(), beside.device.clone(), shape.into(), DType::F32)
+}
+
+/// As [`unwritten`], of the shape of `like`.
+fn unwritten_like(like: &CubeTensor) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.shape(), DType::F32)
+}
+
+/// The values on the host; `None` where the kernels that made them failed.
+fn host(x: CubeTensor) -> Option<Vec<f32>> {
+    cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.to_vec().ok()
+}
+
+/// A device to test kernels on by themselves. The tests of the operators and the parity suite run on it too.
+#[cfg(all(test, feature = "wgpu"))]
+fn test_device() -> Option<CubeDevice> {
+    let device = crate::device("wgpu").ok()?.without_autodiff();
+    match device.as_dispatch() {
+        burn::backend::DispatchDevice::Cube(device) => Some(device.clone()),
+        _ => None,
+    }
+}
+
+/// One unit for each of `count` elements.
+fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(&beside.client, count);
+    (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
+}
+
+/// Wide enough for the indices of all.
+fn addresses(tensors: &[&CubeTensor]) -> AddressType {
+    tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
+}

@@ -1,0 +1,221 @@
+//! Layer norm and RMS norm over the rows of a matrix: one cube of units a row, which reads it from the cache after the
+//! first pass.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use cubecl::{CubeCount, calculate_cube_count_elemwise};
+
+use super::{addresses, unwritten, unwritten_like, values};
+use crate::ops::norm::composed_backward;
+use crate::ops::{NormKernel, SavedNorm};
+
+/// Units of a row: a power of two, since sums are taken as a tree.
+const UNITS: u32 = 128;
+
+impl NormKernel for Cube {
+    fn norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: Option<FloatTensor<Self>>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let layer = shift.is_some();
+        let (x, gain) = (values(x), values(gain));
+        // A kernel has all its operands; that of an RMS norm does not read this one.
+        let shift = shift.map_or_else(|| unwritten(&x, [1]), values);
+        let [rows, width] = x.shape().dims::<2>();
+        let (y, moments) = (unwritten_like(&x), unwritten(&x, [rows, if layer { 2 } else { 1 }]));
+        if rows * width > 0 {
+            let (cubes, dim) = cube_a_row(&x, rows);
+            let (client, address) = (x.client.clone(), addresses(&[&x]));
+            forward::launch(
+                &client,
+                cubes,
+                dim,
+                address,
+                x.into_buffer_arg(),
+                gain.into_buffer_arg(),
+                shift.into_buffer_arg(),
+                y.clone().into_buffer_arg(),
+                moments.clone().into_buffer_arg(),
+                width,
+                eps as f32,
+                layer,
+                UNITS,
+            );
+        }
+        (y, moments)
+    }
+
+    fn norm_backward(
+        saved: SavedNorm<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> [Option<FloatTensor<Self>>; 3] {
+        let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
+        // Sums over rows, and rarely wanted: gains and shifts are frozen, or made from a time of one row.
+        let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, wanted[1], wanted[2]]);
+        [d_x, d_gain, d_shift]
+    }
+}
+
+fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
+    let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
+    let moments = saved.moments.clone();
+    let d_x = unwritten_like(&x);
+    let [rows, width] = x.shape().dims::<2>();
+    if rows * width > 0 {
+        let (cubes, dim) = cube_a_row(&x, rows);
+        let (client, address) = (x.client.clone(), addresses(&[&x]));
+        backward::launch(
+            &client,
+            cubes,
+            dim,
+            address,
+            x.into_buffer_arg(),
+            gain.into_buffer_arg(),
+            moments.into_buffer_arg(),
+            d_y.into_buffer_arg(),
+            d_x.clone().into_buffer_arg(),
+            width,
+            saved.layer.is_some(),
+            UNITS,
+        );
+    }
+    d_x
+}
+
+fn cube_a_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(UNITS);
+    (calculate_cube_count_elemwise(&x.client, rows * UNITS as usize, dim), dim)
+}
+
+/// The sum over the units of a cube, which every unit gets.
+#[cube]
+fn total(partial: &mut Shared<[f32]>, own: f32, #[comptime] units: u32) -> f32 {
+    // Nobody may still read what was there before.
+    sync_cube();
+    partial[UNIT_POS as usize] = own;
+    sync_cube();
+    let mut active = units / 2;
+    while active > 0 {
+        if UNIT_POS < active {
+            let other = partial[(UNIT_POS + active) as usize];
+            partial[UNIT_POS as usize] += other;
+        }
+        sync_cube();
+        active /= 2;
+    }
+    partial[0]
+}
+
+/// Gain and shift have one row, or as many as x: their length says which.
+#[cube(launch, address_type = "dynamic")]
+fn forward(
+    x: &[f32],
+    gain: &[f32],
+    shift: &[f32],
+    y: &mut [f32],
+    moments: &mut [f32],
+    width: usize,
+    eps: f32,
+    #[comptime] layer: bool,
+    #[comptime] units: u32,
+) {
+    let start = CUBE_POS * width;
+    if start >= y.len() {
+        terminate!();
+    }
+    let step = units as usize;
+    let mut partial = Shared::<[f32]>::new_slice(units as usize);
+    let count = f32::cast_from(width);
+    let gain_start = start % gain.len();
+
+    let mut mean = 0.0f32;
+    if comptime!(layer) {
+        let mut sum = 0.0f32;
+        let mut i = UNIT_POS as usize;
+        while i < width {
+            sum += x[start + i];
+            i += step;
+        }
+        mean = total(&mut partial, sum, units) / count;
+    }
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let centred = x[start + i] - mean;
+        sum += centred * centred;
+        i += step;
+    }
+    let inverse = 1.0 / (total(&mut partial, sum, units) / count + eps).sqrt();
+
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let mut value = (x[start + i] - mean) * inverse * gain[gain_start + i];
+        if comptime!(layer) {
+            let shift_start = start % shift.len();
+            value += shift[shift_start + i];
+        }
+        y[start + i] = value;
+        i += step;
+    }
+    if UNIT_POS == 0 {
+        if comptime!(layer) {
+            moments[2 * CUBE_POS] = mean;
+            moments[2 * CUBE_POS + 1] = inverse;
+        } else {
+            moments[CUBE_POS] = inverse;
+        }
+    }
+}
+
+/// With n the normalised row and d that of n: `(d - mean(d) - n mean(n d)) * inverse`, `mean(d)` where a mean was taken out.
+#[cube(launch, address_type = "dynamic")]
+fn backward(
+    x: &[f32],
+    gain: &[f32],
+    moments: &[f32],
+    d_y: &[f32],
+    d_x: &mut [f32],
+    width: usize,
+    #[comptime] layer: bool,
+    #[comptime] units: u32,
+) {
+    let start = CUBE_POS * width;
+    if start >= d_x.len() {
+        terminate!();
+    }
+    let step = units as usize;
+    let mut partial = Shared::<[f32]>::new_slice(units as usize);
+    let count = f32::cast_from(width);
+    let gain_start = start % gain.len();
+    let mut mean = 0.0f32;
+    if comptime!(layer) {
+        mean = moments[2 * CUBE_POS];
+    }
+    let inverse = if comptime!(layer) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
+
+    let mut along = 0.0f32;
+    let mut plain = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let d = d_y[start + i] * gain[gain_start + i];
+        along += d * (x[start + i] - mean) * inverse;
+        plain += d;
+        i += step;
+    }
+    let along = total(&mut partial, along, units) / count;
+    let mut level = 0.0f32;
+    if comptime!(layer) {
+        level = total(&mut partial, plain, units) / count;
+    }
+
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let d = d_y[start + i] * gain[gain_start + i];
+        d_x[start + i] = (d - level - (x[start + i] - mean) * inverse * along) * inverse;
+        i += step;
+    }
+}

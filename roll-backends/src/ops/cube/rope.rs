@@ -1,0 +1,44 @@
+//! The rotation of positions: each unit turns one pair.
+
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use cubecl::prelude::*;
+
+use super::{addresses, elementwise, unwritten_like, values};
+use crate::ops::RopeKernel;
+
+impl RopeKernel for Cube {
+    fn rotate(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+        back: bool,
+    ) -> FloatTensor<Self> {
+        let (x, cos, sin) = (values(x), values(cos), values(sin));
+        let y = unwritten_like(&x);
+        let [rows, channels] = x.shape().dims::<2>();
+        if rows * channels > 0 {
+            let (cubes, dim) = elementwise(&x, rows * channels / 2);
+            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (x, cos, sin, out) =
+                (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
+            let row = channels / 2;
+            turn::launch(&client, cubes, dim, width, x, cos, sin, out, row, row / heads, back);
+        }
+        y
+    }
+}
+
+/// Pairs are neighbours; `cos` and `sin` are `[rows, half]`, `half` the pairs of a head, `row` those of a row.
+#[cube(launch, address_type = "dynamic")]
+fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], row: usize, half: usize, #[comptime] back: bool) {
+    let pair = ABSOLUTE_POS;
+    if 2 * pair >= y.len() {
+        terminate!();
+    }
+    let angle = pair / row * half + pair % half;
+    let (even, odd) = (x[2 * pair], x[2 * pair + 1]);
+    let (c, s) = (cos[angle], if comptime!(back) { -sin[angle] } else { sin[angle] });
+    y[2 * pair] = even * c - odd * s;
+    y[2 * pair + 1] = even * s + odd * c;
+}

@@ -1,0 +1,79 @@
+//! Products of matrices whose sums and results are f32, whatever the operands are.
+//!
+//! `Tensor::matmul` leaves that to the backend: of bf16 it may round the sums, and on NVIDIA's GPUs CubeCL takes f32 in
+//! TF32, which keeps eleven bits of each operand.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor};
+
+use super::expression::Expression;
+use super::{operator, pull};
+
+/// `a b` of `[M, K]` and `[K, N]`, both f32: what `Tensor::matmul` is on backends where f32 means f32.
+pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+    assert_eq!(a.dims()[1], b.dims()[0], "columns and rows of a product of {:?} and {:?}", a.dims(), b.dims());
+    Tensor::from_dispatch(<Dispatch as ProductOps>::matrix_product(a.into_dispatch(), b.into_dispatch()))
+}
+
+/// Products as the run-time dispatch calls them. A backend implements [`ProductKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait ProductOps: Backend {
+    /// See [`product`].
+    fn matrix_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Products of matrices on one backend.
+pub trait ProductKernel: Backend {
+    /// `a b` as f32, batched over the leading axes. Both have one dtype, f32 or bf16.
+    fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [a, b] = [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0);
+        Self::float_matmul(a, b)
+    }
+}
+
+impl<B: ProductKernel> Expression<B> {
+    /// See [`ProductKernel::product`].
+    pub fn matmul(self, other: Self) -> Self {
+        Self(B::product(self.0, other.0))
+    }
+}
+
+impl<B: ProductKernel> ProductOps for B {
+    fn matrix_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::product(a, b)
+    }
+}
+
+impl<B: ProductKernel, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
+    fn matrix_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Product;
+        impl<B: ProductKernel> Backward<B, 2> for Product {
+            type State = [FloatTensor<B>; 2];
+            fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+                pull::<B, _, 2>(ops, gradients, |[a, b], d_y, wanted| {
+                    let (a, b, d_y) = (Expression::<B>(a), Expression::<B>(b), Expression::<B>(d_y));
+                    let d_a = wanted[0].then(|| d_y.clone().matmul(b.t()).0);
+                    let d_b = wanted[1].then(|| a.t().matmul(d_y).0);
+                    [d_a, d_b]
+                });
+            }
+        }
+        let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
+        operator::<_, B, C, 2>(Product, [a_node, b_node], || (B::product(a.clone(), b.clone()), [a, b]))
+    }
+}
+
+#[cfg(feature = "flex")]
+impl ProductKernel for burn::backend::Flex {}
+
+#[cfg(feature = "libtorch")]
+impl ProductKernel for burn::backend::LibTorch {}
