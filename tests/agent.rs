@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod program;
+
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
 fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
-        command.env_remove(name);
-    }
-    command.current_dir(directory).args(arguments).output().unwrap()
+    program::roll().current_dir(directory).args(arguments).output().unwrap()
 }
 
 /// The built-in agent, for two short steps, with `settings` on top.

@@ -2,19 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod program;
+
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
 /// `roll run` in `directory`, without any of the user's own settings.
 fn roll_run(directory: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
-        command.env_remove(name);
-    }
-    command.current_dir(directory).arg("run").args(arguments);
-    command.output().unwrap()
+    program::roll().current_dir(directory).arg("run").args(arguments).output().unwrap()
 }
 
 const SHORT: [&str; 8] = [
@@ -73,12 +70,7 @@ fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
 #[test]
 fn without_its_files_the_error_says_what_to_run() {
     let dir = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_roll"))
-        .current_dir(dir.path())
-        .env("ROLL_DEMO", dir.path())
-        .arg("run")
-        .output()
-        .unwrap();
+    let output = program::roll().current_dir(dir.path()).env("ROLL_DEMO", dir.path()).arg("run").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("demo-world") && said.contains("git checkout assets/demo"), "{said}");

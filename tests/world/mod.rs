@@ -3,6 +3,9 @@
 
 #![allow(dead_code)] // every test uses a part of it
 
+#[path = "../program/mod.rs"]
+mod program;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -51,10 +54,7 @@ impl World {
 
     /// `roll` with these arguments, without settings of whoever runs the test.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_")) {
-            command.env_remove(name);
-        }
+        let mut command = program::roll();
         command.args(arguments).current_dir(self.dir.path());
         command
     }

@@ -65,10 +65,7 @@ fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], #[comptime] silu: bool) {
     // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
     let near = clamp(x[i], -FAR, FAR);
     let s = 1.0 / (1.0 + (-argument(x[i], silu)).exp());
-    let inner = if comptime!(silu) {
-        near
-    } else {
-        near * (near * near * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE)
-    };
+    let inner =
+        if comptime!(silu) { near } else { near * (near * near * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE) };
     d_x[i] = d_y[i] * (s + s * (1.0 - s) * inner);
 }

@@ -93,12 +93,12 @@ fn cube_a_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
 
 /// The sum over the units of a cube, which every unit gets.
 #[cube]
-fn total(partial: &mut Shared<[f32]>, own: f32, #[comptime] units: u32) -> f32 {
+fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     // Nobody may still read what was there before.
     sync_cube();
     partial[UNIT_POS as usize] = own;
     sync_cube();
-    let mut active = units / 2;
+    let mut active = CUBE_DIM / 2;
     while active > 0 {
         if UNIT_POS < active {
             let other = partial[(UNIT_POS + active) as usize];
@@ -140,7 +140,7 @@ fn forward(
             sum += x[start + i];
             i += step;
         }
-        mean = total(&mut partial, sum, units) / count;
+        mean = total(&mut partial, sum) / count;
     }
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -149,7 +149,7 @@ fn forward(
         sum += centred * centred;
         i += step;
     }
-    let inverse = 1.0 / (total(&mut partial, sum, units) / count + eps).sqrt();
+    let inverse = 1.0 / (total(&mut partial, sum) / count + eps).sqrt();
 
     let mut i = UNIT_POS as usize;
     while i < width {
@@ -206,10 +206,10 @@ fn backward(
         plain += d;
         i += step;
     }
-    let along = total(&mut partial, along, units) / count;
+    let along = total(&mut partial, along) / count;
     let mut level = 0.0f32;
     if comptime!(layer) {
-        level = total(&mut partial, plain, units) / count;
+        level = total(&mut partial, plain) / count;
     }
 
     let mut i = UNIT_POS as usize;

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
+use roll_backends::ops::product;
 
 use super::super::attributes::Build;
 use super::super::batch::Carried;
@@ -44,7 +45,7 @@ impl Operator for MatMul {
         let batch_count = elements(&batch)?;
         let flat = if b_count == 1 {
             let a = a.flat().clone().reshape([a_count * m, *k]);
-            a.matmul(b.flat().clone().reshape([*k, *n])).reshape([count])
+            product(a, b.flat().clone().reshape([*k, *n])).reshape([count])
         } else {
             let a = a.flat().clone().reshape([a_count, *m, *k]);
             let b = b.flat().clone().reshape([b_count, *k, *n]);
@@ -100,7 +101,7 @@ impl Operator for Gemm {
             return Err(format!("[{m}, {k}] and [{k_b}, {n}] do not multiply").into());
         }
         elements(&[m, n])?;
-        let mut y = a.matmul(b);
+        let mut y = product(a, b);
         if self.alpha != 1.0 {
             y = y.mul_scalar(self.alpha);
         }
