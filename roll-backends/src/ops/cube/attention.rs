@@ -110,11 +110,9 @@ mod tests {
             return eprintln!("SKIPPED: no device of wgpu");
         };
         let like = Cube::float_zeros([1, 1].into(), &device, FloatDType::F32);
-        for width in [16, 64, 128] {
-            for causal in [false, true] {
-                let strategy = Strategy::Unit(BlueprintStrategy::Inferred(()));
-                assert!(agrees(strategy, &like, width, causal), "width {width}, causal {causal}");
-            }
+        for (width, causal) in [(64, true), (128, false)] {
+            let strategy = Strategy::Unit(BlueprintStrategy::Inferred(()));
+            assert!(agrees(strategy, &like, width, causal), "width {width}, causal {causal}");
         }
     }
 
