@@ -46,7 +46,7 @@ fn unwritten_like(like: &CubeTensor) -> CubeTensor {
 
 /// The values on the host; `None` where the kernels that made them failed.
 fn host(x: CubeTensor) -> Option<Vec<f32>> {
-    cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.to_vec().ok()
+    cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
 /// A device to test kernels on by themselves. The tests of the operators and the parity suite run on it too.
