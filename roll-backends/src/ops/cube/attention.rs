@@ -1,5 +1,8 @@
 //! Attention: forward cubek's flash kernel on tensor cores, where the operands are bf16; blocks of plain products
 //! ([`tiled`]) for f32, and backward, for which cubek has one unit per row and f32 alone.
+//!
+//! The flash kernel's tiles are f16, which is finer than bf16 and ends at 65504: a larger key or value makes the result
+//! infinite, which the algorithms refuse.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
