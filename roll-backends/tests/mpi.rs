@@ -2,6 +2,7 @@
 
 mod flat_model;
 
+use std::io::Write;
 use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,7 +114,9 @@ fn child(mode: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             ranks.fail(&error.chain());
-            eprintln!("rank {}: {}", ranks.rank().0, error.chain());
+            // One write: those of several processes to one stream come between each other.
+            let line = format!("rank {}: {}\n", ranks.rank().0, error.chain());
+            let _ = std::io::stderr().write_all(line.as_bytes());
             ranks.abort(1)
         }
     }
