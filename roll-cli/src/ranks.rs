@@ -90,7 +90,9 @@ impl Job {
             // What was begun ahead and is wanted by nobody any more.
             let done = roll_backends::rounds::Rounds::of(communicator::current()).settle();
             if let Err(error) = done.and_then(|()| mpi.finish()) {
-                eprintln!("{}error: {error}", crate::logging::prefix(self.rank()));
+                // One write: those of several ranks to one stream come between each other.
+                let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
                 mpi.abort(1);
             }
         }

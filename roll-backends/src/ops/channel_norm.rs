@@ -63,51 +63,40 @@ pub trait ChannelNormKernel: Backend {
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
-        let shape @ [channels, ..]: [usize; 4] = Expression::<Self>(x.clone()).dims();
-        let (gain_column, factors) = (column::<Self>(gain), Expression::<Self>(factors));
-        let normed = by_position::<Self>(Expression(x)) * factors.clone();
-        let d_scaled = before_silu(normed.clone(), gain_column.clone(), by_position(Expression(d_y)), silu);
-        let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
-        let d_x = wanted[0].then(|| {
-            let d_normed = d_scaled * gain_column;
-            // Where the norm is not above the least x is zero, and nothing is taken out.
-            let along = (normed.clone() * d_normed.clone()).mean(0);
-            ((d_normed - normed * along) * factors).reshape(shape).0
-        });
-        [d_x, d_gain]
+        composed_backward::<Self>(x, gain, factors, silu, d_y, wanted)
     }
 }
 
-/// The gradient of the gain in the operations of any backend.
-#[cfg(feature = "cube")]
-pub(super) fn composed_gain<B: Backend>([x, gain, factors, d_y]: [FloatTensor<B>; 4], silu: bool) -> FloatTensor<B> {
-    let gain = column::<B>(gain);
-    let [channels, _] = gain.dims::<2>();
-    let normed = by_position::<B>(Expression(x)) * Expression(factors);
-    let d_scaled = before_silu(normed.clone(), gain, by_position(Expression(d_y)), silu);
-    (normed * d_scaled).sum(1).reshape([channels]).0
-}
-
-/// The cotangent of `normed * gain`, given that of the result.
-fn before_silu<B: Backend>(
-    normed: Expression<B>,
-    gain: Expression<B>,
-    d_y: Expression<B>,
+/// [`ChannelNormKernel::channel_norm_backward`] in the operations of any backend.
+pub(super) fn composed_backward<B: Backend>(
+    x: FloatTensor<B>,
+    gain: FloatTensor<B>,
+    factors: FloatTensor<B>,
     silu: bool,
-) -> Expression<B> {
-    if !silu {
-        return d_y;
-    }
-    let y = normed * gain;
-    let s = y.clone().sigmoid();
-    d_y * (s.clone() + y * s.clone() * (s * -1.0 + 1.0))
-}
-
-/// `[C]` as `[C, 1]`.
-fn column<B: Backend>(gain: FloatTensor<B>) -> Expression<B> {
-    let gain = Expression::<B>(gain);
-    let [channels] = gain.dims();
-    gain.reshape([channels, 1])
+    d_y: FloatTensor<B>,
+    wanted: [bool; 2],
+) -> [Option<FloatTensor<B>>; 2] {
+    let (x, gain, factors) = (Expression::<B>(x), Expression(gain), Expression::<B>(factors));
+    let shape @ [channels, ..]: [usize; 4] = x.dims();
+    let (x, d_y) = (by_position(x), by_position(Expression(d_y)));
+    let gain = gain.reshape([channels, 1]);
+    let normed = x * factors.clone();
+    let d_scaled = match silu {
+        true => {
+            let y = normed.clone() * gain.clone();
+            let s = y.clone().sigmoid();
+            d_y * (s.clone() + y * s.clone() * (s * -1.0 + 1.0))
+        }
+        false => d_y,
+    };
+    let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
+    let d_x = wanted[0].then(|| {
+        let d_normed = d_scaled * gain;
+        // Where the norm is not above the least x is zero, and nothing is taken out.
+        let along = (normed.clone() * d_normed.clone()).mean(0);
+        ((d_normed - normed * along) * factors).reshape(shape).0
+    });
+    [d_x, d_gain]
 }
 
 /// Below it a position counts as zero.

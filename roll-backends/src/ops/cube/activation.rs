@@ -3,7 +3,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{addresses, elementwise, unwritten_like, values};
+use super::{elementwise, unwritten_like, values};
 use crate::ops::{Activation, ActivationKernel};
 
 /// sqrt(2 / pi).
@@ -19,7 +19,7 @@ impl ActivationKernel for Cube {
         let count = x.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&x, count);
-            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (client, width) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             forward::launch(&client, cubes, dim, width, x.into_buffer_arg(), y.clone().into_buffer_arg(), silu);
         }
@@ -32,7 +32,7 @@ impl ActivationKernel for Cube {
         let count = x.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&x, count);
-            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (client, width) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
             backward::launch(&client, cubes, dim, width, x, d_y, out, silu);

@@ -4,9 +4,9 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{addresses, elementwise, unwritten, unwritten_like, values};
+use super::{elementwise, unwritten, unwritten_like, values};
 use crate::ops::ChannelNormKernel;
-use crate::ops::channel_norm::{LEAST_NORM, composed_gain};
+use crate::ops::channel_norm::{LEAST_NORM, composed_backward};
 
 impl ChannelNormKernel for Cube {
     fn channel_norm_forward(
@@ -20,7 +20,7 @@ impl ChannelNormKernel for Cube {
         let (y, factors) = (unwritten_like(&x), unwritten(&x, [1, positions]));
         if channels * positions > 0 {
             let (cubes, dim) = elementwise(&x, positions);
-            let (client, address) = (x.client.clone(), addresses(&[&x]));
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
             let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
             forward::launch(&client, cubes, dim, address, x, gain, out, kept, LEAST_NORM as f32, silu);
@@ -37,21 +37,25 @@ impl ChannelNormKernel for Cube {
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
         let (x, gain, d_y) = (values(x), values(gain), values(d_y));
-        let d_gain =
-            wanted[1].then(|| composed_gain::<Self>([x.clone(), gain.clone(), factors.clone(), d_y.clone()], silu));
+        let operands = (x.clone(), gain.clone(), factors.clone(), d_y.clone());
+        let d_gain = wanted[1].then(|| {
+            let (x, gain, factors, d_y) = operands;
+            let [_, d_gain] = composed_backward::<Self>(x, gain, factors, silu, d_y, [false, true]);
+            d_gain
+        });
         let d_x = wanted[0].then(|| {
             let d_x = unwritten_like(&x);
             let [channels, t, h, w] = x.shape().dims::<4>();
             if channels * t * h * w > 0 {
                 let (cubes, dim) = elementwise(&x, t * h * w);
-                let (client, address) = (x.client.clone(), addresses(&[&x]));
+                let (client, address) = (x.client.clone(), x.required_address_type());
                 let (x, gain, factors) = (x.into_buffer_arg(), gain.into_buffer_arg(), factors.into_buffer_arg());
                 let (d_y, out) = (d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
                 backward::launch(&client, cubes, dim, address, x, gain, factors, d_y, out, silu);
             }
             d_x
         });
-        [d_x, d_gain]
+        [d_x, d_gain.flatten()]
     }
 }
 

@@ -3,7 +3,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{addresses, elementwise, unwritten_like, values};
+use super::{elementwise, unwritten_like, values};
 use crate::ops::GateKernel;
 use crate::ops::expression::{Expression, summed_rows};
 
@@ -14,7 +14,7 @@ impl GateKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         if rows * channels > 0 {
             let (cubes, dim) = elementwise(&x, rows * channels);
-            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (client, width) = (x.client.clone(), x.required_address_type());
             let (x, y, gate, out) =
                 (x.into_buffer_arg(), y.into_buffer_arg(), gate.into_buffer_arg(), z.clone().into_buffer_arg());
             forward::launch(&client, cubes, dim, width, x, y, gate, out);

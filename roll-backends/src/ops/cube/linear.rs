@@ -3,7 +3,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{addresses, elementwise, values};
+use super::{elementwise, values};
 use crate::ops::expression::Expression;
 use crate::ops::{LinearKernel, Lora};
 
@@ -31,7 +31,7 @@ impl LinearKernel for Cube {
         let count = y.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&y, count);
-            let (client, address, adapted) = (y.client.clone(), addresses(&[&y]), inner.is_some());
+            let (client, address, adapted) = (y.client.clone(), y.required_address_type(), inner.is_some());
             let (low, bias) = (low.into_buffer_arg(), bias.into_buffer_arg());
             finish::launch(&client, cubes, dim, address, y.clone().into_buffer_arg(), low, bias, scale, adapted);
         }

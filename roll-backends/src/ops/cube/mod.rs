@@ -19,7 +19,6 @@ use burn::tensor::{DType, FloatDType};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::ir::AddressType;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
 use super::ConvKernel;
@@ -49,13 +48,17 @@ fn host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
-/// A device to test kernels on by themselves. The tests of the operators and the parity suite run on it too.
+/// A device to test kernels on by themselves; `None`, said past the capturing of tests, where there is none. The tests of the
+/// operators and the parity suite run on it too.
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
-    let device = crate::device("wgpu").ok()?.without_autodiff();
-    match device.as_dispatch() {
-        burn::backend::DispatchDevice::Cube(device) => Some(device.clone()),
-        _ => None,
+    match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {
+        Ok(burn::backend::DispatchDevice::Cube(device)) => Some(device),
+        found => {
+            let reason = found.err().map_or_else(String::new, |error| error.to_string());
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED: {reason}\n").as_bytes());
+            None
+        }
     }
 }
 
@@ -63,9 +66,4 @@ fn test_device() -> Option<CubeDevice> {
 fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&beside.client, count);
     (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
-}
-
-/// Wide enough for the indices of all.
-fn addresses(tensors: &[&CubeTensor]) -> AddressType {
-    tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
 }

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::{CubeCount, calculate_cube_count_elemwise};
 
-use super::{addresses, unwritten, unwritten_like, values};
+use super::{unwritten, unwritten_like, values};
 use crate::ops::norm::composed_backward;
 use crate::ops::{NormKernel, SavedNorm};
 
@@ -28,7 +28,7 @@ impl NormKernel for Cube {
         let (y, moments) = (unwritten_like(&x), unwritten(&x, [rows, if layer { 2 } else { 1 }]));
         if rows * width > 0 {
             let (cubes, dim) = cube_a_row(&x, rows);
-            let (client, address) = (x.client.clone(), addresses(&[&x]));
+            let (client, address) = (x.client.clone(), x.required_address_type());
             forward::launch(
                 &client,
                 cubes,
@@ -67,7 +67,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
         let (cubes, dim) = cube_a_row(&x, rows);
-        let (client, address) = (x.client.clone(), addresses(&[&x]));
+        let (client, address) = (x.client.clone(), x.required_address_type());
         backward::launch(
             &client,
             cubes,

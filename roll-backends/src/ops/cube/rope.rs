@@ -3,7 +3,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{addresses, elementwise, unwritten_like, values};
+use super::{elementwise, unwritten_like, values};
 use crate::ops::RopeKernel;
 
 impl RopeKernel for Cube {
@@ -19,7 +19,7 @@ impl RopeKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         if rows * channels > 0 {
             let (cubes, dim) = elementwise(&x, rows * channels / 2);
-            let (client, width) = (x.client.clone(), addresses(&[&x]));
+            let (client, width) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let row = channels / 2;
