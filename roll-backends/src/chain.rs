@@ -80,7 +80,7 @@ impl Chain {
                     before.settle()?;
                 }
                 let kept = match memory {
-                    Memory::Offload => Kept::Host(Offloaded::new(state.clone())),
+                    Memory::Offload => Kept::Host(Offloaded::new(state.clone())?),
                     _ => Kept::Input(state.clone()),
                 };
                 steps.push((segment.clone(), kept));

@@ -30,6 +30,15 @@ pub enum BackendError {
         /// The shape that was given.
         found: Vec<usize>,
     },
+    /// A tensor could not be moved between a GPU and pinned host memory.
+    #[error(
+        "a block's input could not be copied between the GPU and the host's memory ({reason}): is there memory for it on \
+         both sides (`roll plan` says how much)?"
+    )]
+    Offload {
+        /// What libtorch says.
+        reason: String,
+    },
 
     // Ranks
     /// The ranks have different models.

@@ -1,5 +1,11 @@
 //! Segment inputs in host memory. Each goes there while its own segment is computed, and comes back while the segment
-//! behind it is pulled, on a thread of its own: the network waits only where copying takes longer than computing.
+//! behind it is pulled: the network waits only where copying takes longer than computing.
+//!
+//! The copies run on threads of their own; on libtorch's GPUs, where a thread's copies would wait for its pageable memory,
+//! in the order of the device's stream.
+
+#[cfg(feature = "libtorch")]
+mod pinned;
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -19,13 +25,21 @@ enum Place {
     Leaving(Receiver<Result<Tensor>>),
     Host(Tensor),
     Returning(Receiver<Result<NdTensor>>),
+    #[cfg(feature = "libtorch")]
+    Pinned(pinned::Pinned),
+    #[cfg(feature = "libtorch")]
+    Back(NdTensor),
 }
 
 impl Offloaded {
     /// Sends it to the host.
-    pub fn new(tensor: NdTensor) -> Self {
+    pub fn new(tensor: NdTensor) -> Result<Self> {
         let device = tensor.device();
-        Self { place: Place::Leaving(meanwhile(move || to_host_nd(&tensor))), device }
+        #[cfg(feature = "libtorch")]
+        if let Some(pinned) = pinned::Pinned::new(&tensor)? {
+            return Ok(Self { place: Place::Pinned(pinned), device });
+        }
+        Ok(Self { place: Place::Leaving(meanwhile(move || to_host_nd(&tensor))), device })
     }
 
     /// Waits until it has left the device.
@@ -39,19 +53,26 @@ impl Offloaded {
     /// Sends it back to the device.
     pub fn begin_return(&mut self) -> Result<()> {
         self.settle()?;
-        if let Place::Host(tensor) = &self.place {
-            let (tensor, device) = (tensor.clone(), self.device.clone());
-            self.place = Place::Returning(meanwhile(move || to_device_nd(&tensor, &device)));
-        }
+        self.place = match &self.place {
+            Place::Host(tensor) => {
+                let (tensor, device) = (tensor.clone(), self.device.clone());
+                Place::Returning(meanwhile(move || to_device_nd(&tensor, &device)))
+            }
+            #[cfg(feature = "libtorch")]
+            Place::Pinned(pinned) => Place::Back(pinned.back()?),
+            _ => return Ok(()),
+        };
         Ok(())
     }
 
     /// It, on the device again.
     pub fn back(mut self) -> Result<NdTensor> {
         self.begin_return()?;
-        match &self.place {
-            Place::Returning(returning) => arrived(returning),
-            Place::Leaving(_) | Place::Host(_) => Err(given_up()),
+        match self.place {
+            Place::Returning(returning) => arrived(&returning),
+            #[cfg(feature = "libtorch")]
+            Place::Back(tensor) => Ok(tensor),
+            _ => Err(given_up()),
         }
     }
 }
