@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-const NVRTC: [&str; 5] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so.11"];
-/// What the kernels include.
-const HEADER: &str = "cuda_fp16.h";
+/// The names that cudarc tries, which has no error for none of them (`.cargo/config.toml` says for which version).
+const NVRTC: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
+/// What the kernels include: the second for tensor cores, and of another part of the toolkit than the first.
+const HEADERS: [&str; 2] = ["cuda_fp16.h", "crt/mma.h"];
 
 /// What is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
 pub fn usable(number: usize) -> Result<(), String> {
@@ -20,16 +21,17 @@ pub fn usable(number: usize) -> Result<(), String> {
         count => return Err(super::too_few(number, count)),
     }
     if find(&NVRTC).is_none() {
-        return Err("CUDA's run-time compiler is not found: install it (libnvrtc.so, in the CUDA toolkit or the PyPI \
-                    package nvidia-cuda-nvrtc-cu12), with its directory in LD_LIBRARY_PATH"
+        return Err("CUDA's run-time compiler is not found (libnvrtc.so or libnvrtc.so.12): `scripts/setup-cuda` fetches it, or \
+                    install the CUDA toolkit, with its libraries in LD_LIBRARY_PATH"
             .into());
     }
-    match cubecl::cuda::install::cuda_path() {
-        Some(path) if path.join("include").join(HEADER).exists() => Ok(()),
-        found => Err(format!(
-            "CUDA's headers are not found ({HEADER} in {}): install the CUDA toolkit and set CUDA_PATH to the directory \
-             that holds `include`",
-            found.map_or("/usr/local/cuda/include".into(), |path| path.join("include").display().to_string())
+    let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
+    match HEADERS.into_iter().find(|header| !path.join(header).exists()) {
+        None => Ok(()),
+        Some(header) => Err(format!(
+            "CUDA's headers are not found ({header} in {}): `scripts/setup-cuda` fetches them, or install the CUDA toolkit \
+             and set CUDA_PATH to the directory that holds `include`",
+            path.display()
         )),
     }
 }

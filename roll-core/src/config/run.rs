@@ -254,7 +254,7 @@ impl Default for TrainingConfig {
         Self {
             learning_rate: 2.5e-6,
             lr_scheduler_type: "constant".into(),
-            warmup_steps: 10,
+            warmup_steps: 0,
             per_device_train_batch_size: 1,
             gradient_accumulation_steps: 1,
             num_train_epochs: 1,
