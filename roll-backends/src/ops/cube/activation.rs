@@ -21,7 +21,7 @@ impl ActivationKernel for Cube {
             let (cubes, dim) = elementwise(&x, count);
             let (client, width) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
-            forward::launch(&client, cubes, dim, width, x.into_buffer_arg(), y.clone().into_buffer_arg(), silu);
+            forward::launch(&client, cubes, dim, width, x.into_buffer_arg(), y.clone().into_buffer_arg(), count, silu);
         }
         y
     }
@@ -35,7 +35,7 @@ impl ActivationKernel for Cube {
             let (client, width) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
-            backward::launch(&client, cubes, dim, width, x, d_y, out, silu);
+            backward::launch(&client, cubes, dim, width, x, d_y, out, count, silu);
         }
         d_x
     }
@@ -48,18 +48,18 @@ fn argument(x: f32, #[comptime] silu: bool) -> f32 {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn forward(x: &[f32], y: &mut [f32], #[comptime] silu: bool) {
+fn forward(x: &[f32], y: &mut [f32], count: usize, #[comptime] silu: bool) {
     let i = ABSOLUTE_POS;
-    if i >= y.len() {
+    if i >= count {
         terminate!();
     }
     y[i] = x[i] / (1.0 + (-argument(x[i], silu)).exp());
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], #[comptime] silu: bool) {
+fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] silu: bool) {
     let i = ABSOLUTE_POS;
-    if i >= d_x.len() {
+    if i >= count {
         terminate!();
     }
     // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.

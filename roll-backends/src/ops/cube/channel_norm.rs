@@ -23,7 +23,8 @@ impl ChannelNormKernel for Cube {
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
             let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
-            forward::launch(&client, cubes, dim, address, x, gain, out, kept, LEAST_NORM as f32, silu);
+            let least = LEAST_NORM as f32;
+            forward::launch(&client, cubes, dim, address, x, gain, out, kept, channels, positions, least, silu);
         }
         (y, factors)
     }
@@ -46,12 +47,13 @@ impl ChannelNormKernel for Cube {
         let d_x = wanted[0].then(|| {
             let d_x = unwritten_like(&x);
             let [channels, t, h, w] = x.shape().dims::<4>();
-            if channels * t * h * w > 0 {
-                let (cubes, dim) = elementwise(&x, t * h * w);
+            let positions = t * h * w;
+            if channels * positions > 0 {
+                let (cubes, dim) = elementwise(&x, positions);
                 let (client, address) = (x.client.clone(), x.required_address_type());
                 let (x, gain, factors) = (x.into_buffer_arg(), gain.into_buffer_arg(), factors.into_buffer_arg());
                 let (d_y, out) = (d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
-                backward::launch(&client, cubes, dim, address, x, gain, factors, d_y, out, silu);
+                backward::launch(&client, cubes, dim, address, x, gain, factors, d_y, out, channels, positions, silu);
             }
             d_x
         });
@@ -60,13 +62,20 @@ impl ChannelNormKernel for Cube {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn forward(x: &[f32], gain: &[f32], y: &mut [f32], factors: &mut [f32], least: f32, #[comptime] silu: bool) {
+fn forward(
+    x: &[f32],
+    gain: &[f32],
+    y: &mut [f32],
+    factors: &mut [f32],
+    channels: usize,
+    positions: usize,
+    least: f32,
+    #[comptime] silu: bool,
+) {
     let position = ABSOLUTE_POS;
-    let positions = factors.len();
     if position >= positions {
         terminate!();
     }
-    let channels = gain.len();
     let mut sum = 0.0f32;
     for channel in 0..channels {
         let value = x[channel * positions + position];
@@ -95,13 +104,20 @@ fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime
 
 /// Where the norm is not above the least x is zero, and nothing is taken out.
 #[cube(launch, address_type = "dynamic")]
-fn backward(x: &[f32], gain: &[f32], factors: &[f32], d_y: &[f32], d_x: &mut [f32], #[comptime] silu: bool) {
+fn backward(
+    x: &[f32],
+    gain: &[f32],
+    factors: &[f32],
+    d_y: &[f32],
+    d_x: &mut [f32],
+    channels: usize,
+    positions: usize,
+    #[comptime] silu: bool,
+) {
     let position = ABSOLUTE_POS;
-    let positions = factors.len();
     if position >= positions {
         terminate!();
     }
-    let channels = gain.len();
     let factor = factors[position];
     let mut along = 0.0f32;
     for channel in 0..channels {

@@ -12,12 +12,13 @@ impl GateKernel for Cube {
         let (x, y, gate) = (values(x), values(y), values(gate));
         let z = unwritten_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
-        if rows * channels > 0 {
-            let (cubes, dim) = elementwise(&x, rows * channels);
+        let (count, gates) = (rows * channels, gate.shape().num_elements());
+        if count > 0 {
+            let (cubes, dim) = elementwise(&x, count);
             let (client, width) = (x.client.clone(), x.required_address_type());
             let (x, y, gate, out) =
                 (x.into_buffer_arg(), y.into_buffer_arg(), gate.into_buffer_arg(), z.clone().into_buffer_arg());
-            forward::launch(&client, cubes, dim, width, x, y, gate, out);
+            forward::launch(&client, cubes, dim, width, x, y, gate, out, count, gates);
         }
         z
     }
@@ -37,12 +38,12 @@ impl GateKernel for Cube {
     }
 }
 
-/// The gate has one row, or as many as x: its length says which.
+/// The gate has one row, or as many as x: `gates` says which.
 #[cube(launch, address_type = "dynamic")]
-fn forward(x: &[f32], y: &[f32], gate: &[f32], z: &mut [f32]) {
+fn forward(x: &[f32], y: &[f32], gate: &[f32], z: &mut [f32], count: usize, gates: usize) {
     let i = ABSOLUTE_POS;
-    if i >= z.len() {
+    if i >= count {
         terminate!();
     }
-    z[i] = x[i] + y[i] * gate[i % gate.len()];
+    z[i] = x[i] + y[i] * gate[i % gates];
 }

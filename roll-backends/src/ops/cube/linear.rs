@@ -28,12 +28,13 @@ impl LinearKernel for Cube {
             // A kernel has all its operands; it does not read this one.
             None => (bias.clone(), None, 0.0),
         };
-        let count = y.shape().num_elements();
+        let [rows, outputs] = y.shape().dims::<2>();
+        let count = rows * outputs;
         if count > 0 {
             let (cubes, dim) = elementwise(&y, count);
             let (client, address, adapted) = (y.client.clone(), y.required_address_type(), inner.is_some());
-            let (low, bias) = (low.into_buffer_arg(), bias.into_buffer_arg());
-            finish::launch(&client, cubes, dim, address, y.clone().into_buffer_arg(), low, bias, scale, adapted);
+            let (out, low, bias) = (y.clone().into_buffer_arg(), low.into_buffer_arg(), bias.into_buffer_arg());
+            finish::launch(&client, cubes, dim, address, out, low, bias, count, outputs, scale, adapted);
         }
         (y, inner)
     }
@@ -41,12 +42,20 @@ impl LinearKernel for Cube {
 
 /// `y += bias + scale * low`.
 #[cube(launch, address_type = "dynamic")]
-fn finish(y: &mut [f32], low: &[f32], bias: &[f32], scale: f32, #[comptime] adapted: bool) {
+fn finish(
+    y: &mut [f32],
+    low: &[f32],
+    bias: &[f32],
+    count: usize,
+    outputs: usize,
+    scale: f32,
+    #[comptime] adapted: bool,
+) {
     let i = ABSOLUTE_POS;
-    if i >= y.len() {
+    if i >= count {
         terminate!();
     }
-    let mut value = y[i] + bias[i % bias.len()];
+    let mut value = y[i] + bias[i % outputs];
     if comptime!(adapted) {
         value += scale * low[i];
     }

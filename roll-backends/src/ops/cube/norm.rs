@@ -29,6 +29,7 @@ impl NormKernel for Cube {
         if rows * width > 0 {
             let (cubes, dim) = cube_a_row(&x, rows);
             let (client, address) = (x.client.clone(), x.required_address_type());
+            let (gains, shifts) = (gain.shape().num_elements(), shift.shape().num_elements());
             forward::launch(
                 &client,
                 cubes,
@@ -39,7 +40,10 @@ impl NormKernel for Cube {
                 shift.into_buffer_arg(),
                 y.clone().into_buffer_arg(),
                 moments.clone().into_buffer_arg(),
+                rows,
                 width,
+                gains,
+                shifts,
                 eps as f32,
                 layer,
                 UNITS,
@@ -68,6 +72,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     if rows * width > 0 {
         let (cubes, dim) = cube_a_row(&x, rows);
         let (client, address) = (x.client.clone(), x.required_address_type());
+        let gains = gain.shape().num_elements();
         backward::launch(
             &client,
             cubes,
@@ -78,7 +83,9 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
             moments.into_buffer_arg(),
             d_y.into_buffer_arg(),
             d_x.clone().into_buffer_arg(),
+            rows,
             width,
+            gains,
             saved.layer.is_some(),
             UNITS,
         );
@@ -110,7 +117,7 @@ fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     partial[0]
 }
 
-/// Gain and shift have one row, or as many as x: their length says which.
+/// Gain and shift have one row, or as many as x: `gains` and `shifts`, their sizes, say which.
 #[cube(launch, address_type = "dynamic")]
 fn forward(
     x: &[f32],
@@ -118,19 +125,22 @@ fn forward(
     shift: &[f32],
     y: &mut [f32],
     moments: &mut [f32],
+    rows: usize,
     width: usize,
+    gains: usize,
+    shifts: usize,
     eps: f32,
     #[comptime] layer: bool,
     #[comptime] units: u32,
 ) {
-    let start = CUBE_POS * width;
-    if start >= y.len() {
+    if CUBE_POS >= rows {
         terminate!();
     }
+    let start = CUBE_POS * width;
     let step = units as usize;
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
     let count = f32::cast_from(width);
-    let gain_start = start % gain.len();
+    let gain_start = start % gains;
 
     let mut mean = 0.0f32;
     if comptime!(layer) {
@@ -155,7 +165,7 @@ fn forward(
     while i < width {
         let mut value = (x[start + i] - mean) * inverse * gain[gain_start + i];
         if comptime!(layer) {
-            let shift_start = start % shift.len();
+            let shift_start = start % shifts;
             value += shift[shift_start + i];
         }
         y[start + i] = value;
@@ -179,18 +189,20 @@ fn backward(
     moments: &[f32],
     d_y: &[f32],
     d_x: &mut [f32],
+    rows: usize,
     width: usize,
+    gains: usize,
     #[comptime] layer: bool,
     #[comptime] units: u32,
 ) {
-    let start = CUBE_POS * width;
-    if start >= d_x.len() {
+    if CUBE_POS >= rows {
         terminate!();
     }
+    let start = CUBE_POS * width;
     let step = units as usize;
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
     let count = f32::cast_from(width);
-    let gain_start = start % gain.len();
+    let gain_start = start % gains;
     let mut mean = 0.0f32;
     if comptime!(layer) {
         mean = moments[2 * CUBE_POS];

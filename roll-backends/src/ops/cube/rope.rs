@@ -17,13 +17,14 @@ impl RopeKernel for Cube {
         let (x, cos, sin) = (values(x), values(cos), values(sin));
         let y = unwritten_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
-        if rows * channels > 0 {
-            let (cubes, dim) = elementwise(&x, rows * channels / 2);
+        let pairs = rows * channels / 2;
+        if pairs > 0 {
+            let (cubes, dim) = elementwise(&x, pairs);
             let (client, width) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let row = channels / 2;
-            turn::launch(&client, cubes, dim, width, x, cos, sin, out, row, row / heads, back);
+            turn::launch(&client, cubes, dim, width, x, cos, sin, out, pairs, row, row / heads, back);
         }
         y
     }
@@ -31,9 +32,18 @@ impl RopeKernel for Cube {
 
 /// Pairs are neighbours; `cos` and `sin` are `[rows, half]`, `half` the pairs of a head, `row` those of a row.
 #[cube(launch, address_type = "dynamic")]
-fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], row: usize, half: usize, #[comptime] back: bool) {
+fn turn(
+    x: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [f32],
+    pairs: usize,
+    row: usize,
+    half: usize,
+    #[comptime] back: bool,
+) {
     let pair = ABSOLUTE_POS;
-    if 2 * pair >= y.len() {
+    if pair >= pairs {
         terminate!();
     }
     let angle = pair / row * half + pair % half;
