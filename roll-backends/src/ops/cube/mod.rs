@@ -68,3 +68,61 @@ fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&beside.client, count);
     (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
 }
+
+#[cfg(all(test, feature = "wgpu"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::ops::{ChannelNormKernel, GateKernel, LinearKernel, NormKernel, SavedNorm};
+
+    const ROWS: usize = 3;
+    const WIDTH: usize = 5;
+
+    fn made<const D: usize>(shape: [usize; D], device: &CubeDevice) -> CubeTensor {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i * 7 % 11) as f32 / 4.0 - 1.0).collect();
+        Cube::float_from_data(TensorData::new(values, shape), device)
+    }
+
+    /// The same in memory of `more` elements more, none of them a number.
+    fn in_longer_memory<const D: usize>(shape: [usize; D], more: usize, device: &CubeDevice) -> CubeTensor {
+        let mut values = host(made(shape, device)).unwrap();
+        values.resize(values.len() + more, f32::NAN);
+        let long = Cube::float_from_data(TensorData::new(values.clone(), [values.len()]), device);
+        CubeTensor::new_contiguous(long.client, long.device, shape.into(), long.handle, long.dtype)
+    }
+
+    /// What each kernel gives, where the operands that it looks up by row lie in longer memory.
+    fn results(more: usize, device: &CubeDevice) -> Vec<Vec<f32>> {
+        let x = || made([ROWS, WIDTH], device);
+        let row = || in_longer_memory([1, WIDTH], more, device);
+        let mut found = Vec::new();
+        for layer in [false, true] {
+            let (y, moments) = Cube::norm_forward(x(), row(), layer.then(row), 1e-6);
+            let layer = layer.then_some(crate::ops::SharedShift(true));
+            let saved = SavedNorm { x: x(), gain: row(), moments, layer, eps: 1e-6 };
+            let [d_x, ..] = Cube::norm_backward(saved, x(), [true, false, false]);
+            found.extend([y, d_x.unwrap()]);
+        }
+        found.push(Cube::gated_add_forward(x(), x(), row()));
+        found.push(
+            Cube::linear_forward(x(), made([WIDTH, WIDTH], device), in_longer_memory([WIDTH], more, device), None).0,
+        );
+        let (volume, gain) = (|| made([WIDTH, 2, 2, 3], device), || in_longer_memory([WIDTH], more, device));
+        let (y, factors) = Cube::channel_norm_forward(volume(), gain(), true);
+        let [d_x, _] = Cube::channel_norm_backward(volume(), gain(), factors, true, volume(), [true, false]);
+        found.extend([y, d_x.unwrap()]);
+        found.into_iter().map(|x| host(x).unwrap()).collect()
+    }
+
+    #[test]
+    fn memory_that_is_longer_than_its_tensor_is_not_looked_at() {
+        let Some(device) = test_device() else { return };
+        let expected = results(0, &device);
+        assert!(expected.iter().flatten().all(|x| x.is_finite()));
+        for more in [1, 3, 8, 27] {
+            assert_eq!(results(more, &device), expected, "{more} elements more");
+        }
+    }
+}
