@@ -1,8 +1,8 @@
 //! Segment inputs in host memory. Each goes there while its own segment is computed, and comes back while the segment
 //! behind it is pulled: the network waits only where copying takes longer than computing.
 //!
-//! The copies run on threads of their own; on libtorch's GPUs, where a thread's copies would wait for its pageable memory,
-//! in the order of the device's stream.
+//! The copies run on threads of their own. On libtorch's GPUs they are queued on the device's stream instead, to and from
+//! pinned memory: all threads share that stream, and a copy of pageable memory would hold it up for longer.
 
 #[cfg(feature = "libtorch")]
 mod pinned;
