@@ -31,7 +31,11 @@ fn a_saved_adapter_gives_the_same_velocities() {
                 lora_alpha: alpha,
                 ..WanOptions::default()
             };
-            loading::open(&options, &BuildContext { backend: "flex".into(), seed, base_dir: ".".into() }).unwrap()
+            loading::open(
+                &options,
+                &BuildContext { backend: "flex".into(), seed, base_dir: ".".into(), placement: None },
+            )
+            .unwrap()
         };
         let mut trained = open(1);
         let values = Noise::new(5).normal(Purpose::Synthetic, 0, 0, &[trained.parameter_count()]).unwrap();

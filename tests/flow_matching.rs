@@ -25,7 +25,8 @@ fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
         lora_rank,
         ..WanOptions::default()
     };
-    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into() }).unwrap()
+    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None })
+        .unwrap()
 }
 
 fn values(key: u64, n: usize) -> Vec<f32> {

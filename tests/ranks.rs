@@ -25,7 +25,8 @@ fn open(directory: &Path, weight_store: Placement, lora_rank: usize) -> Wan {
         weight_store,
         ..WanOptions::default()
     };
-    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into() }).unwrap()
+    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None })
+        .unwrap()
 }
 
 /// Adds the gradient of one sample to the model; gives velocity and cotangent of the latents.

@@ -10,38 +10,46 @@ pub mod config;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
+pub mod evaluation;
 pub mod fingerprint;
+pub mod headline;
+pub mod kind;
 pub mod language;
 pub mod metrics;
 pub mod model;
 pub mod noise;
+pub mod plan;
 pub mod plugin;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
 pub mod run_dir;
 pub mod schedule;
+pub mod step;
 pub mod strategy;
 pub mod tensor;
 pub mod video;
 
-pub use algorithm::{
-    Algorithm, DataSource, Evaluated, EvaluationContext, Progress, Silent, StepContext, StepReport, Validation,
-};
+pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
+pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use fingerprint::Fingerprint;
+pub use headline::{Headline, HeadlineFormat, HeldOut};
+pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
+pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
-pub use reward::{OnMissing, RewardScorer, Score, Target};
+pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 pub use schedule::FlowSchedule;
+pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Sample, Video};

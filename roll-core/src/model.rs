@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DiffusionModel, LanguageModel, Result, Tensor};
+use crate::{DiffusionModel, LanguageModel, Result, Tensor, WeightPlacement};
 
 /// Named tensors, sorted by name.
 pub type StateDict = BTreeMap<String, Tensor>;
@@ -68,10 +68,14 @@ pub trait Model: Send {
 
     /// From now on pulls hand the gradients of parameters to `sink`, each as soon as it is whole; `None` ends that.
     /// Gives false when the model cannot: its gradients then stay where [`Model::take_gradients`] finds them.
-    ///
-    /// Not offered by models from plugins: the boundary carries no sink.
     fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
         false
+    }
+
+    /// Where it keeps its frozen weights. `None`: it knows one place only, and takes no notice of
+    /// [`crate::BuildContext::placement`].
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        None
     }
 
     /// The diffusion interface, if this is a diffusion model.

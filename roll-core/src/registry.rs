@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::plugin::{LoadedComponent, Plugin};
-use crate::{Algorithm, Environment, Error, Model, Result, RewardScorer, Strategy};
+use crate::{Algorithm, Environment, Error, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement};
 
 /// Options of an implementation, as parsed from the configuration.
 pub type Options = serde_json::Map<String, serde_json::Value>;
@@ -17,6 +18,8 @@ pub struct BuildContext {
     pub seed: u64,
     /// Directory that relative paths of the options start from.
     pub base_dir: PathBuf,
+    /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
+    pub placement: Option<WeightPlacement>,
 }
 
 impl BuildContext {
@@ -40,16 +43,20 @@ pub enum Factory {
 }
 
 impl Factory {
-    /// The word for what it makes.
-    pub fn kind(&self) -> &'static str {
+    /// The kind of what it makes.
+    pub fn kind(&self) -> Kind {
         match self {
-            Self::Model(_) => "model",
-            Self::Reward(_) => "reward",
-            Self::Algorithm(_) => "algorithm",
-            Self::Strategy(_) => "strategy",
-            Self::Environment(_) => "environment",
+            Self::Model(_) => Kind::Model,
+            Self::Reward(_) => Kind::Reward,
+            Self::Algorithm(_) => Kind::Algorithm,
+            Self::Strategy(_) => Kind::Strategy,
+            Self::Environment(_) => Kind::Environment,
             Self::Loaded(component) => component.kind(),
         }
+    }
+
+    fn is_not(&self, kind: Kind) -> Error {
+        Error::Misuse(format!("a component of the kind {} was asked to make one of the kind {kind}", self.kind()))
     }
 }
 
@@ -67,6 +74,8 @@ pub struct Registration {
     pub defaults: fn() -> Options,
     /// How to make it.
     pub factory: Factory,
+    /// How to plan for it; `None` where `roll plan` cannot know.
+    pub planner: Option<Planner>,
 }
 
 inventory::collect!(Registration);
@@ -78,6 +87,14 @@ impl Registration {
             Factory::Loaded(component) => component.defaults(),
             _ => (self.defaults)(),
         }
+    }
+
+    fn cannot_plan(&self) -> Error {
+        let kind = self.factory.kind();
+        Error::Unsupported(format!(
+            "the {kind} `{}` ({} {}) does not say what it needs",
+            self.name, self.origin, self.version
+        ))
     }
 }
 
@@ -146,11 +163,11 @@ impl Registry {
     }
 
     /// The one of `kind` called `name`.
-    pub fn find(&self, kind: &'static str, name: &str) -> Result<&'static Registration> {
+    pub fn find(&self, kind: Kind, name: &str) -> Result<&'static Registration> {
         let known = || self.entries.iter().filter(|r| r.factory.kind() == kind).map(|r| r.name);
         self.entries.iter().find(|r| r.factory.kind() == kind && r.name == name).copied().ok_or_else(|| {
             Error::UnknownName {
-                kind,
+                kind: kind.word(),
                 name: name.into(),
                 nearest: crate::error::nearest(name, known()).map(Into::into),
                 known: known().collect::<Vec<_>>().join(", "),
@@ -160,46 +177,76 @@ impl Registry {
 
     /// Makes a model.
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-        match self.find("model", name)?.factory {
+        match &self.find(Kind::Model, name)?.factory {
             Factory::Model(make) => make(options, context),
             Factory::Loaded(component) => component.model(options, context),
-            _ => unreachable!("found by kind"),
+            other => Err(other.is_not(Kind::Model)),
         }
     }
 
     /// Makes a reward.
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
-        match self.find("reward", name)?.factory {
+        match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
             Factory::Loaded(component) => component.reward(options, context),
-            _ => unreachable!("found by kind"),
+            other => Err(other.is_not(Kind::Reward)),
         }
     }
 
     /// Makes an algorithm.
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
-        match self.find("algorithm", name)?.factory {
+        match &self.find(Kind::Algorithm, name)?.factory {
             Factory::Algorithm(make) => make(options, context),
             Factory::Loaded(component) => component.algorithm(options, context),
-            _ => unreachable!("found by kind"),
+            other => Err(other.is_not(Kind::Algorithm)),
         }
     }
 
     /// Makes a strategy.
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
-        match self.find("strategy", name)?.factory {
+        match &self.find(Kind::Strategy, name)?.factory {
             Factory::Strategy(make) => make(options, context),
             Factory::Loaded(component) => component.strategy(options, context),
-            _ => unreachable!("found by kind"),
+            other => Err(other.is_not(Kind::Strategy)),
         }
     }
 
     /// Makes an environment.
     pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        match self.find("environment", name)?.factory {
+        match &self.find(Kind::Environment, name)?.factory {
             Factory::Environment(make) => make(options, context),
             Factory::Loaded(component) => component.environment(options, context),
-            _ => unreachable!("found by kind"),
+            other => Err(other.is_not(Kind::Environment)),
+        }
+    }
+
+    /// What the algorithm `name` does with a sample. Fails when it does not say.
+    pub fn passes(&self, name: &str, options: &Options) -> Result<Passes> {
+        let registration = self.find(Kind::Algorithm, name)?;
+        match (registration.planner, registration.factory) {
+            (Some(Planner::Algorithm(plan)), _) => plan(options),
+            (_, Factory::Loaded(component)) => component.plan(options, None),
+            _ => Err(registration.cannot_plan()),
+        }
+    }
+
+    /// How the strategy `name` divides the work. Fails when it does not say.
+    pub fn division(&self, name: &str, options: &Options) -> Result<Division> {
+        let registration = self.find(Kind::Strategy, name)?;
+        match (registration.planner, registration.factory) {
+            (Some(Planner::Strategy(plan)), _) => plan(options),
+            (_, Factory::Loaded(component)) => component.plan(options, None),
+            _ => Err(registration.cannot_plan()),
+        }
+    }
+
+    /// What the model `name` needs. Fails when it does not say.
+    pub fn needs(&self, name: &str, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        let registration = self.find(Kind::Model, name)?;
+        match (registration.planner, registration.factory) {
+            (Some(Planner::Model(plan)), _) => plan(options, input, context),
+            (_, Factory::Loaded(component)) => component.plan(options, Some((input, context))),
+            _ => Err(registration.cannot_plan()),
         }
     }
 }

@@ -48,10 +48,40 @@ pub enum OnMissing {
     Value(f64),
 }
 
+/// What a reward measures, for labels, file names and metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// A noun in lower case: `identity`, `sharpness`.
+    pub label: String,
+    /// A second name under which the score is logged beside `actor/score`: `actor/face_score`, as the reference calls it.
+    pub alias: Option<String>,
+}
+
+impl Measure {
+    /// The label of rewards that say nothing more specific.
+    pub const SCORE: &str = "score";
+
+    /// A measure without a second name.
+    pub fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), alias: None }
+    }
+}
+
+impl Default for Measure {
+    fn default() -> Self {
+        Self::new(Self::SCORE)
+    }
+}
+
 /// Scores videos against a reference.
 pub trait RewardScorer: Send {
     /// Name for logs and messages.
     fn name(&self) -> &str;
+
+    /// What it measures.
+    fn measures(&self) -> Measure {
+        Measure::default()
+    }
 
     /// Whether [`RewardScorer::score`] can return a pullback.
     fn differentiable(&self) -> bool;

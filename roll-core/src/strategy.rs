@@ -1,6 +1,6 @@
 //! How gradients become updates: one process, or ZeRO over many.
 
-use crate::{Communicator, Model, Result, StateDict};
+use crate::{Communicator, Model, Result, StateDict, WeightPlacement};
 
 /// AdamW and clipping.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -35,13 +35,18 @@ pub struct StrategyReport {
 
 /// Owns optimizer state and the gradient accumulator.
 pub trait Strategy: Send {
+    /// Where it wants the model to keep its frozen weights; known before a model is made
+    /// ([`crate::BuildContext::placement`]). `None`: the model decides.
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        None
+    }
+
     /// Takes over the optimization of `model`; reads its parameters.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
-    /// Says that only one pull is left before [`Strategy::accumulate`], so that gradients that come out of it are
-    /// final: a strategy may take them while the pull goes on ([`Model::deliver_gradients`]). To say it is never needed,
-    /// and must be left out where somebody looks at the gradient in the model before it is accumulated. Strategies from
-    /// plugins are not told.
+    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a strategy
+    /// may reduce them while the pull goes on ([`Model::deliver_gradients`]). The call is an optional hint; leave it out
+    /// if you read the model's gradients before `accumulate`.
     fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
         Ok(())
     }

@@ -95,6 +95,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
         factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
+        planner: None,
     }
 }
 

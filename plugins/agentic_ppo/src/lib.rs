@@ -3,8 +3,8 @@
 use roll_algos as _; // or what it registers is not linked
 
 roll_core::export_linked!(
-    "algorithm" "agentic_ppo",
-    "environment" "frozen_lake",
-    "environment" "sokoban",
-    "environment" "process",
+    Algorithm "agentic_ppo",
+    Environment "frozen_lake",
+    Environment "sokoban",
+    Environment "process",
 );

@@ -519,5 +519,6 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(AgenticPpo::new(parse_options("algo", options)?)?))),
+        planner: None,
     }
 }

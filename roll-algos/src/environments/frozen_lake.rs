@@ -218,6 +218,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<FrozenLakeOptions>,
         factory: Factory::Environment(|options, _| Ok(Box::new(FrozenLake::new(parse_options("env", options)?)?))),
+        planner: None,
     }
 }
 

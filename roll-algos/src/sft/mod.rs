@@ -258,5 +258,6 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
         factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
+        planner: None,
     }
 }

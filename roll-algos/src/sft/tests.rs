@@ -59,7 +59,7 @@ fn a_template_that_rewrites_history_is_refused() {
 fn options_that_make_no_training_are_refused() {
     let zero = Config { batch_size: 0, ..Config::default() };
     assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
     let told = Sft::open(&Options::new(), &context).err().unwrap().to_string();
     assert!(told.contains("algo.data"), "{told}");
 }

@@ -130,6 +130,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SingleOptions>,
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
+        planner: None,
     }
 }
 

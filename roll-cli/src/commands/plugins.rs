@@ -61,7 +61,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     }
     let options = options(&args.set)?;
     let registry = Registry::linked()?.with_plugin(&plugin, Replaces::LinkedIn)?;
-    let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into() };
+    let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into(), placement: None };
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());

@@ -146,6 +146,7 @@ mod tests {
                 Registration {
                     name: $name, summary: "", origin: "tests", version: "0", defaults: options,
                     factory: Factory::$kind(|_, _| Err(Error::Interrupted)),
+                    planner: None,
                 }
             }
         };

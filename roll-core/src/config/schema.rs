@@ -6,11 +6,7 @@ use super::RunConfig;
 use super::loaded::Provenance;
 use crate::error::nearest;
 use crate::registry::Registry;
-use crate::{Error, Result};
-
-/// Sections that name a component, with the word of the registry for its kind.
-const COMPONENTS: [(&str, &str); 5] =
-    [("algo", "algorithm"), ("model", "model"), ("reward", "reward"), ("env", "environment"), ("strategy", "strategy")];
+use crate::{Error, Kind, Result};
 
 fn defaults() -> Json {
     serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null)
@@ -63,7 +59,7 @@ fn paths() -> Vec<String> {
 }
 
 fn is_component(name: &str) -> bool {
-    COMPONENTS.iter().any(|(section, _)| *section == name)
+    Kind::ALL.iter().any(|kind| kind.section() == name)
 }
 
 /// Fails on the first unknown key outside the options of components.
@@ -88,7 +84,8 @@ pub(super) fn check_keys(tree: &Json, provenance: &Provenance) -> Result<()> {
 
 /// Checks names and options of components, and fills in the defaults of options.
 pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<()> {
-    for (section, kind) in COMPONENTS {
+    for kind in Kind::ALL {
+        let section = kind.section();
         match tree.get_mut(section) {
             Some(Json::Array(items)) => {
                 for (i, item) in items.iter_mut().enumerate() {
@@ -102,14 +99,14 @@ pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance:
     }
     let checks = tree.get_mut("evaluation").and_then(|section| section.get_mut("check")).and_then(Json::as_array_mut);
     for (i, item) in checks.into_iter().flatten().enumerate() {
-        check_component(&format!("evaluation.check.{i}"), "reward", item, registry, provenance)?;
+        check_component(&format!("evaluation.check.{i}"), Kind::Reward, item, registry, provenance)?;
     }
     Ok(())
 }
 
 fn check_component(
     key: &str,
-    kind: &'static str,
+    kind: Kind,
     component: &mut Json,
     registry: &Registry,
     provenance: &Provenance,
@@ -134,7 +131,7 @@ fn check_component(
         Error::config(name_key, format!("{e}{place}"))
     })?;
     let defaults = registration.options();
-    let weighted = kind == "reward";
+    let weighted = kind == Kind::Reward;
     let own = |k: &str| k == "name" || (weighted && k == "weight");
     let mut known = defaults.clone();
     known.insert("name".into(), Json::Null);

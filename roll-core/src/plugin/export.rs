@@ -6,7 +6,7 @@ use super::abi::{RollComponent, RollContext, RollError, RollHost, RollObject, Ro
 use super::call::{answer, remember_panics};
 use super::options::OptionSpec;
 use super::{algorithm, environment, log, model, reward, strategy};
-use crate::{BuildContext, Error, Factory, Options, Registration, Registry, Result};
+use crate::{BuildContext, Error, Factory, Kind, Options, Registration, Registry, Result};
 
 /// What a plugin says of itself, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +17,6 @@ pub struct Metadata {
     pub authors: &'static str,
     pub about: &'static str,
 }
-
-/// Kinds by number.
-pub(super) const KINDS: [(u32, &str); 5] =
-    [(1, "reward"), (2, "model"), (3, "strategy"), (4, "algorithm"), (5, "environment")];
 
 /// The body of `roll_plugin_init`.
 ///
@@ -61,9 +57,8 @@ fn describe(registration: &'static Registration) -> RollComponent {
         about: leak(spec.about),
     });
     let options = Vec::leak(options.collect());
-    let kind = registration.factory.kind();
     RollComponent {
-        kind: KINDS.iter().find(|(_, word)| *word == kind).map_or(0, |(number, _)| *number),
+        kind: registration.factory.kind().id(),
         name: RollStr::lend(registration.name),
         summary: RollStr::lend(registration.summary),
         options: options.as_ptr(),
@@ -90,7 +85,7 @@ unsafe extern "C" fn make(
             let context = &*context;
             let backend = context.backend.get()?.to_string();
             let base_dir = context.base_dir.get()?.into();
-            let context = BuildContext { backend, seed: context.seed, base_dir };
+            let context = BuildContext { backend, seed: context.seed, base_dir, placement: None };
             (&*data.cast::<Registration>(), options.get()?, context)
         };
         let options: Options = serde_json::from_str(options)
@@ -116,9 +111,9 @@ fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> 
 }
 
 /// The linked-in components of these kinds and names.
-pub fn linked(names: &[(&'static str, &str)]) -> Result<Vec<&'static Registration>> {
+pub fn linked(names: &[(Kind, &str)]) -> Result<Vec<&'static Registration>> {
     let registry = Registry::linked()?;
-    names.iter().map(|(kind, name)| registry.find(kind, name)).collect()
+    names.iter().map(|(kind, name)| registry.find(*kind, name)).collect()
 }
 
 /// Makes a crate of type `cdylib` a plugin that offers the given [`Registration`](crate::Registration)s.
@@ -138,12 +133,12 @@ macro_rules! export_plugin {
 ///
 /// ```ignore
 /// use roll_models as _; // or its registrations are not linked
-/// roll_core::export_linked!("model" "wan2_2");
+/// roll_core::export_linked!(Model "wan2_2");
 /// ```
 #[macro_export]
 macro_rules! export_linked {
-    ($($kind:literal $name:literal),+ $(,)?) => {
-        $crate::__export!(|| $crate::plugin::interface::linked(&[$(($kind, $name)),+]));
+    ($($kind:ident $name:literal),+ $(,)?) => {
+        $crate::__export!(|| $crate::plugin::interface::linked(&[$(($crate::Kind::$kind, $name)),+]));
     };
 }
 
@@ -203,7 +198,7 @@ macro_rules! export_reward {
         });
     };
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
-        $crate::__export_one!(Reward, RewardScorer, "reward", $name, $summary, $options, $make);
+        $crate::__export_one!(Reward, RewardScorer, $name, $summary, $options, $make);
     };
 }
 
@@ -211,7 +206,7 @@ macro_rules! export_reward {
 #[macro_export]
 macro_rules! export_model {
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
-        $crate::__export_one!(Model, Model, "model", $name, $summary, $options, $make);
+        $crate::__export_one!(Model, Model, $name, $summary, $options, $make);
     };
 }
 
@@ -219,7 +214,7 @@ macro_rules! export_model {
 #[macro_export]
 macro_rules! export_strategy {
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
-        $crate::__export_one!(Strategy, Strategy, "strategy", $name, $summary, $options, $make);
+        $crate::__export_one!(Strategy, Strategy, $name, $summary, $options, $make);
     };
 }
 
@@ -227,7 +222,7 @@ macro_rules! export_strategy {
 #[macro_export]
 macro_rules! export_algorithm {
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
-        $crate::__export_one!(Algorithm, Algorithm, "algo", $name, $summary, $options, $make);
+        $crate::__export_one!(Algorithm, Algorithm, $name, $summary, $options, $make);
     };
 }
 
@@ -235,7 +230,7 @@ macro_rules! export_algorithm {
 #[macro_export]
 macro_rules! export_environment {
     ($name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
-        $crate::__export_one!(Environment, Environment, "environment", $name, $summary, $options, $make);
+        $crate::__export_one!(Environment, Environment, $name, $summary, $options, $make);
     };
 }
 
@@ -253,7 +248,7 @@ macro_rules! __export_one {
 /// of the options and the [`BuildContext`](crate::BuildContext).
 #[macro_export]
 macro_rules! component {
-    ($kind:ident, $trait:ident, $prefix:literal, $name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
+    ($kind:ident, $trait:ident, $name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
         $crate::Registration {
             name: $name,
             summary: $summary,
@@ -261,10 +256,11 @@ macro_rules! component {
             version: env!("CARGO_PKG_VERSION"),
             defaults: $crate::registry::default_options::<$options>,
             factory: $crate::Factory::$kind(|options, context| {
-                let options: $options = $crate::registry::parse_options($prefix, options)?;
+                let options: $options = $crate::registry::parse_options($crate::Kind::$kind.section(), options)?;
                 let made = $crate::plugin::interface::made(options, context, $make)?;
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)
             }),
+            planner: None,
         }
     };
 }

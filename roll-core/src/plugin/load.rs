@@ -11,15 +11,16 @@ use super::algorithm::ForeignAlgorithm;
 use super::call::{Origin, Source};
 use super::environment::ForeignEnvironment;
 use super::error::PluginError;
-use super::export::KINDS;
 use super::layout::LayoutTag;
 use super::model::ForeignModel;
 use super::options::{OptionKind, OptionSpec, complete};
 use super::reward::ForeignReward;
 use super::strategy::ForeignStrategy;
 use super::{data, log, object_file};
+use crate::plan::PlanInput;
 use crate::{
-    Algorithm, BuildContext, Environment, Error, Factory, Model, Options, Registration, Result, RewardScorer, Strategy,
+    Algorithm, BuildContext, Environment, Error, Factory, Kind, Model, Options, Registration, Result, RewardScorer,
+    Strategy,
 };
 
 /// Most components of one plugin, and most options of one component: beyond it the numbers are garbage.
@@ -48,7 +49,7 @@ pub struct Plugin {
 
 /// A component of a loaded plugin.
 pub struct LoadedComponent {
-    kind: &'static str,
+    kind: Kind,
     registration_name: &'static str,
     options: Vec<OptionSpec>,
     raw: RawComponent,
@@ -192,8 +193,8 @@ unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>)
         }
         (raw.name.get()?, raw.summary.get()?, data::slice(raw.options, raw.option_count)?)
     };
-    let kind = KINDS.iter().find(|(number, _)| *number == raw.kind).map(|(_, word)| *word);
-    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
+    let kind = Kind::from_id(raw.kind)
+        .ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || !name.chars().all(plain) {
         return Err(Error::Misuse(format!("{name:?} is no name for a {kind}: use letters, digits and `_`")));
@@ -223,13 +224,14 @@ unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>)
         version: String::leak(version.into()),
         defaults: Options::new,
         factory: Factory::Loaded(component),
+        planner: None,
     });
     Ok(component)
 }
 
 impl LoadedComponent {
-    /// The word for its kind.
-    pub fn kind(&self) -> &'static str {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
         self.kind
     }
 
@@ -254,8 +256,9 @@ impl LoadedComponent {
         self.registration.get_or_init(|| unreachable!("a component is registered when it is loaded"))
     }
 
-    fn make(&self, prefix: &str, options: &Options, context: &BuildContext) -> Result<RollObject> {
-        let options = complete(prefix, &self.options, options).map_err(|e| self.source.blame("make", e))?;
+    fn make(&self, options: &Options, context: &BuildContext) -> Result<RollObject> {
+        let options =
+            complete(self.kind.section(), &self.options, options).map_err(|e| self.source.blame("make", e))?;
         let options = serde_json::Value::Object(options).to_string();
         let base_dir = context.base_dir.to_string_lossy();
         let context = RollContext {
@@ -270,32 +273,38 @@ impl LoadedComponent {
         self.source.outcome("make", status, out, error)
     }
 
+    /// Asks the plugin what a run will need; the answer's type is that of its kind's [`crate::Planner`].
+    pub(crate) fn plan<T>(&self, _options: &Options, _model: Option<(&PlanInput, &BuildContext)>) -> Result<T> {
+        let problem = format!("the {} `{}` comes from a plugin and does not say what it needs", self.kind, self.name());
+        Err(Error::Unsupported(problem))
+    }
+
     pub(crate) fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
-        let object = self.make("reward", options, context)?;
+        let object = self.make(options, context)?;
         // SAFETY: the plugin made it for us, of this component's kind.
         Ok(Box::new(unsafe { ForeignReward::new(object, self.source.clone()) }?))
     }
 
     pub(crate) fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-        let object = self.make("model", options, context)?;
+        let object = self.make(options, context)?;
         // SAFETY: as above.
         Ok(Box::new(unsafe { ForeignModel::new(object, self.source.clone()) }?))
     }
 
     pub(crate) fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
-        let object = self.make("strategy", options, context)?;
+        let object = self.make(options, context)?;
         // SAFETY: as above.
         Ok(Box::new(unsafe { ForeignStrategy::new(object, self.source.clone()) }?))
     }
 
     pub(crate) fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
-        let object = self.make("algo", options, context)?;
+        let object = self.make(options, context)?;
         // SAFETY: as above.
         Ok(Box::new(unsafe { ForeignAlgorithm::new(object, self.source.clone()) }?))
     }
 
     pub(crate) fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        let object = self.make("environment", options, context)?;
+        let object = self.make(options, context)?;
         // SAFETY: as above.
         Ok(Box::new(unsafe { ForeignEnvironment::new(object, self.source.clone()) }?))
     }

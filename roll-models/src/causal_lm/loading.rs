@@ -93,6 +93,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<CausalLmOptions>,
         factory: Factory::Model(make),
+        planner: None,
     }
 }
 

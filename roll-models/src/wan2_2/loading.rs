@@ -33,6 +33,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<WanOptions>,
         factory: Factory::Model(make),
+        planner: None,
     }
 }
 

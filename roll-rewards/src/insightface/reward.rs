@@ -236,5 +236,6 @@ roll_core::inventory::submit! {
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(build(parse_options("reward", options)?, context)?))
         }),
+        planner: None,
     }
 }

@@ -141,6 +141,7 @@ roll_core::inventory::submit! {
             let program = Program::new(config, context.base_dir.clone())?;
             Ok(Box::new(RemoteReward::new("command", program, on_missing)?))
         }),
+        planner: None,
     }
 }
 

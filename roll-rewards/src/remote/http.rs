@@ -178,6 +178,7 @@ roll_core::inventory::submit! {
             let on_missing = config.on_missing;
             Ok(Box::new(RemoteReward::new("http", Service::new(config)?, on_missing)?))
         }),
+        planner: None,
     }
 }
 

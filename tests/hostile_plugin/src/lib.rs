@@ -155,15 +155,14 @@ roll_core::export_plugin!(
     roll_core::component!(
         Reward,
         RewardScorer,
-        "reward",
         "hostile",
         "Misbehaves where and how it is told",
         Misbehaviour,
         |options: Misbehaviour, _: &roll_core::BuildContext| make(options)
     ),
-    roll_core::component!(Reward, RewardScorer, "reward", "toy", "Toy", toy::Options, toy::reward),
-    roll_core::component!(Model, Model, "model", "toy", "Toy", toy::Options, toy::model),
-    roll_core::component!(Strategy, Strategy, "strategy", "toy", "Toy", toy::Options, toy::strategy),
-    roll_core::component!(Algorithm, Algorithm, "algo", "toy", "Toy", toy::Options, toy::algorithm),
-    roll_core::component!(Environment, Environment, "environment", "toy", "Toy", toy::Options, toy::environment),
+    roll_core::component!(Reward, RewardScorer, "toy", "Toy", toy::Options, toy::reward),
+    roll_core::component!(Model, Model, "toy", "Toy", toy::Options, toy::model),
+    roll_core::component!(Strategy, Strategy, "toy", "Toy", toy::Options, toy::strategy),
+    roll_core::component!(Algorithm, Algorithm, "toy", "Toy", toy::Options, toy::algorithm),
+    roll_core::component!(Environment, Environment, "toy", "Toy", toy::Options, toy::environment),
 );

@@ -170,7 +170,7 @@ fn a_reward_in_c_is_a_reward() {
     assert!(!plugin.layout_checked && plugin.authors == "The authors of roll");
     assert_eq!(plugin.components[0].options()[0].about, "Factor of the score, above 0");
     let registry = Registry::linked().unwrap().with_plugin(&plugin, Replaces::Nothing).unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
     let make =
         |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context);
     let findings = roll_core::plugin::check::check_reward(make(3.0).unwrap().as_mut(), 0);

@@ -21,7 +21,7 @@ fn registry() -> Registry {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into() }
+    BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None }
 }
 
 fn failing(at: &str) -> (toy::Options, Options) {

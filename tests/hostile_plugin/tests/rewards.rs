@@ -21,7 +21,7 @@ fn plugin(name: &str) -> Plugin {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() }
+    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
 }
 
 fn registry(name: &str) -> Registry {
@@ -180,7 +180,7 @@ fn options_are_checked_before_the_plugin_sees_them() {
     assert!(error.contains("`reward.scael`") && error.contains("did you mean `scale`"), "{error}");
     let error = told(&make("scale", "wide".into()));
     assert!(error.contains("`reward.scale`: expected a number, found \"wide\""), "{error}");
-    let defaults = registry("color_reward").find("reward", "colors").unwrap().options();
+    let defaults = registry("color_reward").find(roll_core::Kind::Reward, "colors").unwrap().options();
     assert_eq!(defaults["bins"], 8);
 }
 

@@ -179,5 +179,6 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<ProcessOptions>,
         factory: Factory::Environment(Process::open),
+        planner: None,
     }
 }

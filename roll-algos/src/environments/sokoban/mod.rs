@@ -190,6 +190,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SokobanOptions>,
         factory: Factory::Environment(|options, _| Ok(Box::new(Sokoban::new(parse_options("env", options)?)?))),
+        planner: None,
     }
 }
 

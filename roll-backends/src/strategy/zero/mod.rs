@@ -246,5 +246,6 @@ roll_core::inventory::submit! {
         factory: Factory::Strategy(|options, _| {
             Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
         }),
+        planner: None,
     }
 }

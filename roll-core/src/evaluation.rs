@@ -1,0 +1,41 @@
+//! What is measured between steps, without training.
+
+use std::collections::BTreeMap;
+
+use crate::{Model, Noise, Progress, RewardScorer, Sample, Video};
+
+/// What an evaluation works with: nothing is trained.
+pub struct EvaluationContext<'a> {
+    /// What is generated for; each sample gets the same noise at every evaluation of a run.
+    pub samples: &'a [Sample],
+    /// The model.
+    pub model: &'a mut dyn Model,
+    /// What each result is scored with, in order: the reward of the run first, then those that are only measured.
+    pub rewards: Vec<&'a mut dyn RewardScorer>,
+    /// Source of every random draw.
+    pub noise: &'a Noise,
+    /// Told what goes on.
+    pub progress: &'a dyn Progress,
+}
+
+/// What the model made of one sample.
+#[derive(Clone, Debug)]
+pub struct Evaluated {
+    /// The sample's [`Sample::origin`].
+    pub origin: String,
+    /// One per reward of the context; `None` where it found nothing to score.
+    pub scores: Vec<Option<f64>>,
+    /// Divergence from the model without its adapter.
+    pub kl: f64,
+    /// What was generated.
+    pub video: Option<Video>,
+}
+
+/// How well the model does what it is trained for, on tasks that training never sees.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Validation {
+    /// Metrics by name: `val/env/success`.
+    pub metrics: BTreeMap<String, f64>,
+    /// As [`StepReport::records`].
+    pub records: Vec<serde_json::Value>,
+}

@@ -1,0 +1,84 @@
+//! Metrics that tell a person how training goes.
+
+use serde::{Deserialize, Serialize};
+
+/// A metric that progress lines, summaries and plots show first. See [`crate::Algorithm::headlines`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Headline {
+    /// Its name in [`crate::StepReport::metrics`]: `actor/score`.
+    pub metric: String,
+    /// A word for progress lines and summaries: `score`.
+    pub label: String,
+    /// Title of its panel in plots: `Score`.
+    pub title: String,
+    /// How a value is written in a line.
+    pub format: HeadlineFormat,
+    /// The same quantity on data that is not trained on, if the algorithm validates.
+    pub held_out: Option<HeldOut>,
+    /// Whether it is the reward's score: evaluations of the reward are plotted beside it.
+    pub is_score: bool,
+}
+
+/// How a number is written for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadlineFormat {
+    /// With four decimals.
+    #[default]
+    Decimal,
+    /// As a power of ten with two decimals: values that vary by orders of magnitude.
+    Scientific,
+    /// A fraction as a percentage.
+    Percent,
+}
+
+/// A metric of [`crate::Validation`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldOut {
+    /// Its name: `val/env/success`.
+    pub metric: String,
+    /// Its name in summaries: `success`.
+    pub label: String,
+    /// The data, in words: "starts that were not trained on".
+    pub data: String,
+}
+
+impl Headline {
+    /// A metric with a word for lines and a title for plots, written with four decimals.
+    pub fn new(metric: &str, label: &str, title: &str) -> Self {
+        Self {
+            metric: metric.into(),
+            label: label.into(),
+            title: title.into(),
+            format: HeadlineFormat::Decimal,
+            held_out: None,
+            is_score: false,
+        }
+    }
+
+    /// Written as `format` says.
+    pub fn written(self, format: HeadlineFormat) -> Self {
+        Self { format, ..self }
+    }
+
+    /// With the same quantity on data that is not trained on: metric, name in summaries, and the data in words.
+    pub fn validated_by(self, metric: &str, label: &str, data: &str) -> Self {
+        Self { held_out: Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into() }), ..self }
+    }
+
+    /// The score of the reward.
+    pub fn score(self) -> Self {
+        Self { is_score: true, ..self }
+    }
+}
+
+impl HeadlineFormat {
+    /// `value` in this format.
+    pub fn write(self, value: f64) -> String {
+        match self {
+            Self::Decimal => format!("{value:.4}"),
+            Self::Scientific => format!("{value:.2e}"),
+            Self::Percent => format!("{:.1} %", 100.0 * value),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a run will need, told by its components before anything is opened.
+//!
+//! The strategy says how it divides the work, the algorithm how often it passes through the model, and the model what
+//! follows from both: bytes and seconds. All of it follows from options, so that a plan costs no memory; a model may
+//! read the headers of its files.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BuildContext, Options, Result};
+
+/// How a component takes part in a plan. See [`crate::Registration::planner`].
+#[derive(Clone, Copy)]
+#[allow(missing_docs)] // each variant plans for the kind that it is called after
+pub enum Planner {
+    Algorithm(fn(&Options) -> Result<Passes>),
+    Strategy(fn(&Options) -> Result<Division>),
+    Model(fn(&Options, &PlanInput, &BuildContext) -> Result<Needs>),
+}
+
+/// How often one sample of one step passes through the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passes {
+    /// Forward passes.
+    pub forward: usize,
+    /// Those among them that are pulled back: the last ones.
+    pub pulled: usize,
+}
+
+/// How a strategy divides parameters and their states among the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Division {
+    /// Whether it trains on all ranks of a job, or on one.
+    pub all_ranks: bool,
+    /// Stage in the sense of ZeRO (Rajbhandari et al. 2020): 0 divides nothing, 1 optimizer states, 2 gradients too,
+    /// 3 frozen weights too.
+    pub stage: u8,
+    /// Where it wants the frozen weights; as [`crate::Strategy::weight_placement`].
+    pub placement: Option<WeightPlacement>,
+    /// Bytes of optimizer state of one trained parameter.
+    pub state_bytes: usize,
+    /// Communication overlaps computation.
+    pub overlap_comm: bool,
+}
+
+impl Default for Division {
+    /// One rank that holds everything, with AdamW's two moments in f32.
+    fn default() -> Self {
+        Self { all_ranks: false, stage: 0, placement: None, state_bytes: 8, overlap_comm: false }
+    }
+}
+
+/// Where a model keeps its frozen weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightPlacement {
+    /// Whole, on the device of each rank.
+    Resident,
+    /// In files or host memory, brought to the device block by block.
+    Streamed,
+    /// Divided among the ranks and gathered block by block.
+    Sharded,
+}
+
+/// Speeds that times follow from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Floating-point operations a second that a rank sustains.
+    pub flops: f64,
+    /// Bytes a second between ranks.
+    pub link: f64,
+    /// Bytes a second from where streamed weights are.
+    pub read: f64,
+}
+
+/// What a model plans for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanInput {
+    /// A published network, by the model's own name for it, in place of the files of its options.
+    pub network: Option<String>,
+    /// Frames of a video.
+    pub frames: usize,
+    /// Height and width in pixels, where the configuration says them.
+    pub size: Option<[usize; 2]>,
+    /// Samples that a rank trains on in a step.
+    pub samples: usize,
+    /// Ranks of the job.
+    pub ranks: usize,
+    /// What the algorithm does with a sample.
+    pub passes: Passes,
+    /// What the strategy divides.
+    pub division: Division,
+    /// How fast a rank is.
+    pub speed: Speed,
+}
+
+/// What one rank needs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Needs {
+    /// The work in words, such as "81 frames of 832x480, 32760 tokens".
+    pub work: String,
+    /// Numbers worth reading out, by name: `tokens`.
+    pub facts: std::collections::BTreeMap<String, f64>,
+    /// Memory by item.
+    pub memory: Vec<MemoryItem>,
+    /// A step by phase.
+    pub time: Vec<PhaseCost>,
+    /// What would make the run smaller, as settings with their effect.
+    pub hints: Vec<String>,
+}
+
+/// Memory of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryItem {
+    /// What it holds.
+    pub name: String,
+    /// Bytes on the device.
+    pub device: usize,
+    /// Bytes in host memory.
+    pub host: usize,
+    /// How it was computed, for people.
+    pub formula: String,
+}
+
+/// Work of one phase of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseCost {
+    /// What is done.
+    pub name: String,
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes moved between ranks or from the weights' files.
+    pub moved: f64,
+    /// How long it takes.
+    pub seconds: f64,
+}

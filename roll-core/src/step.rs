@@ -1,0 +1,59 @@
+//! One step of training: its inputs, its progress and its report.
+
+use std::collections::BTreeMap;
+
+use crate::{Model, Noise, RewardScorer, Sample, Strategy, Video};
+
+/// Everything one step works with. The algorithm owns none of it.
+pub struct StepContext<'a> {
+    /// From 0.
+    pub step: u64,
+    /// The samples of this rank for this step: all micro-batches of one optimizer update.
+    pub samples: &'a [Sample],
+    /// The model under training.
+    pub model: &'a mut dyn Model,
+    /// The reward; several are one weighted sum.
+    pub reward: Option<&'a mut dyn RewardScorer>,
+    /// Optimizer and ranks.
+    pub strategy: &'a mut dyn Strategy,
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Source of every random draw.
+    pub noise: &'a Noise,
+    /// Told what goes on inside a long step.
+    pub progress: &'a dyn Progress,
+    /// Whether the caller wants [`StepReport::videos`].
+    pub want_videos: bool,
+}
+
+/// Told what goes on inside a long step.
+pub trait Progress: Sync {
+    /// `phase` has begun: "denoising step 3 of 8".
+    fn phase(&self, phase: &str);
+    /// Whether the user asked to stop; a step may then return [`crate::Error::Interrupted`] before it changes anything.
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// Says nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+impl Progress for Silent {
+    fn phase(&self, _phase: &str) {}
+}
+
+/// What one step did.
+#[derive(Clone, Debug, Default)]
+pub struct StepReport {
+    /// Metrics by name, in the names of the reference: `actor/loss`, `time/decode` (seconds).
+    pub metrics: BTreeMap<String, f64>,
+    /// Samples left out, with the reason.
+    pub skipped: Vec<(String, String)>,
+    /// Generated videos by name.
+    pub videos: Vec<(String, Video)>,
+    /// Lines for `trajectories.jsonl`: what an agent saw and did, as JSON objects that a person can read.
+    pub records: Vec<serde_json::Value>,
+    /// False when a non-finite value left the parameters as they were.
+    pub applied: bool,
+}
