@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::config::ConfigLayers;
+use roll_train::config::ConfigLayers;
 use roll_core::{BuildContext, StateDict};
 use roll_models::causal_lm::{self, CausalLmOptions};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};

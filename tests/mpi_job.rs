@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use roll_core::checkpoint;
+use roll_train::checkpoint;
 use world::{SETTINGS, World};
 
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use roll_core::checkpoint;
+use roll_train::checkpoint;
 use world::{SHORT, World, checkpoint_file, fails, said};
 
 const REWARD_FL: [&str; 6] =

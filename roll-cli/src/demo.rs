@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::config::ConfigLayers;
 use roll_core::{Error, Result};
+use roll_train::config::ConfigLayers;
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");

@@ -6,23 +6,11 @@ mod output;
 
 mod args;
 mod commands;
-mod comparison;
-mod curves;
 mod demo;
-mod evaluation;
 mod interrupt;
-mod kept;
 mod logging;
-mod outcome;
-mod placement;
-mod plot;
 mod progress;
 mod ranks;
-mod record;
-mod report;
-mod statistics;
-mod trainer;
-mod trajectories;
 
 use std::process::ExitCode;
 

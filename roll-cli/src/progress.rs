@@ -1,56 +1,51 @@
-//! The progress bar of long work: steps, what is going on, time left. Nothing where there is no terminal.
+//! Progress bars of long work: steps, what is going on, time left. Nothing where there is no terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use roll_train::progress::{Bar, Display};
 
-use crate::interrupt::Interrupt;
+/// Bars in the terminal; indicatif hides them by itself when standard error is none.
+pub struct Terminal;
 
-/// A bar over optimizer or denoising steps.
-pub struct Bar {
-    bar: ProgressBar,
-    interrupt: Option<Interrupt>,
+impl Display for Terminal {
+    fn begin(&self, total: u64, unit: &str) -> Box<dyn Bar> {
+        Box::new(TerminalBar::new(total, unit))
+    }
 }
 
-impl Bar {
-    /// A bar of `steps`; indicatif hides it by itself when standard error is no terminal. One rank shows it.
-    pub fn new(steps: u64, unit: &str, shown: bool) -> Self {
-        let bar = if shown { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+/// A bar over optimizer or denoising steps.
+pub struct TerminalBar(ProgressBar);
+
+impl TerminalBar {
+    /// A bar of `total` units.
+    pub fn new(total: u64, unit: &str) -> Self {
+        let bar = ProgressBar::new(total);
         let template = format!("{{bar:30}} {{pos}}/{{len}} {unit}, {{eta}} left  {{msg}}");
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar, interrupt: None }
-    }
-
-    /// What is under way may stop in its middle when the user asks.
-    pub fn stopping(self, interrupt: Option<&Interrupt>) -> Self {
-        Self { interrupt: interrupt.cloned(), ..self }
-    }
-
-    /// So many were done before.
-    pub fn skip(&self, steps: u64) {
-        self.bar.set_position(steps);
-    }
-
-    /// One more is done.
-    pub fn advance(&self) {
-        self.bar.inc(1);
-    }
-
-    /// Takes the bar away.
-    pub fn finish(&self) {
-        self.bar.finish_and_clear();
+        Self(bar)
     }
 }
 
-impl roll_core::Progress for Bar {
-    fn phase(&self, phase: &str) {
-        self.bar.set_message(phase.to_string());
+impl Bar for TerminalBar {
+    fn set(&self, done: u64) {
+        self.0.set_position(done);
     }
 
-    fn interrupted(&self) -> bool {
-        self.interrupt.as_ref().is_some_and(Interrupt::is_asked)
+    fn phase(&self, phase: &str) {
+        self.0.set_message(phase.to_string());
+    }
+
+    fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl roll_core::Progress for TerminalBar {
+    fn phase(&self, phase: &str) {
+        Bar::phase(self, phase);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "mpi")]
 use roll_core::Communicator;
-use roll_core::{Error, Fault, Result, Strategy, communicator};
+use roll_core::{Error, Fault, Result, communicator};
 
 use crate::args::Collectives;
 
@@ -119,18 +119,6 @@ fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Commun
 fn launched() -> usize {
     const SAID: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
     SAID.iter().filter_map(|v| std::env::var(v).ok()?.parse().ok()).max().unwrap_or(1)
-}
-
-/// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
-pub fn check_strategy(name: &str, strategy: &dyn Strategy) -> Result<()> {
-    let (all, known) = (communicator::current().world_size(), strategy.communicator().world_size());
-    match all == known {
-        true => Ok(()),
-        false => Err(Error::config(
-            "strategy.name",
-            format!("the job has {all} processes, and the strategy `{name}` trains on {known}; `zero` trains on all"),
-        )),
-    }
 }
 
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct Headline {
     /// Its name in [`crate::StepReport::metrics`]: `actor/score`.
     pub metric: String,
-    /// A word for progress lines and summaries: `score`.
+    /// A word for progress lines and summaries: `score`. Empty: the metric is plotted only.
     pub label: String,
     /// Title of its panel in plots: `Score`.
     pub title: String,

@@ -4,18 +4,17 @@
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`].
 
 pub mod algorithm;
-pub mod checkpoint;
 pub mod communicator;
-pub mod config;
+pub mod component;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
 pub mod evaluation;
+pub mod files;
 pub mod fingerprint;
 pub mod headline;
 pub mod kind;
 pub mod language;
-pub mod metrics;
 pub mod model;
 pub mod noise;
 pub mod plan;
@@ -23,7 +22,6 @@ pub mod plugin;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
-pub mod run_dir;
 pub mod schedule;
 pub mod step;
 pub mod strategy;
@@ -32,6 +30,7 @@ pub mod video;
 
 pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
+pub use component::{Component, RewardComponent};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };

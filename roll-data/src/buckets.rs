@@ -1,9 +1,9 @@
 //! A few shapes that all clips are brought to, so that several can be computed together.
 
 use rayon::prelude::*;
-use roll_core::config::{DataConfig, OnBadSample};
 use roll_core::{Result, ResultExt};
 
+use crate::config::{DataConfig, OnBadSample};
 use crate::metadata::Metadata;
 use crate::probe::{Probed, probe};
 use crate::read::usable_frames;

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use roll_core::config::{DataConfig, OnBadSample};
 use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video};
 
 use crate::buckets::{self, Bucket};
+use crate::config::{DataConfig, OnBadSample};
 use crate::metadata::{Metadata, Row};
 use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
 

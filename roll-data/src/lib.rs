@@ -10,6 +10,7 @@
 mod batches;
 mod buckets;
 mod color;
+mod config;
 mod dataset;
 mod metadata;
 mod mp4;
@@ -22,6 +23,7 @@ mod write;
 
 pub use batches::{Batch, Batches};
 pub use buckets::Bucket;
+pub use config::{DataConfig, OnBadSample};
 pub use dataset::Dataset;
 pub use metadata::{Metadata, Row};
 pub use picture::Picture;

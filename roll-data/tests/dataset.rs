@@ -4,9 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_core::config::{DataConfig, OnBadSample};
 use roll_core::{Error, Noise, Rank, Tensor, Video};
-use roll_data::{Batches, Dataset, Picture};
+use roll_data::{Batches, DataConfig, Dataset, OnBadSample, Picture};
 
 fn video(frames: usize, shade: f32, [height, width]: [usize; 2]) -> Video {
     let values = (0..frames * 3 * height * width).map(|i| shade + (i % width) as f32 * 1e-3).collect();

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::config::RewardComponent;
 use roll_core::{
-    BuildContext, Error, Fingerprint, Grad, OnMissing, Pullback, Registry, Result, ResultExt, RewardScorer, Score,
-    Target, Tensor, Video,
+    BuildContext, Error, Fingerprint, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
+    RewardScorer, Score, Target, Tensor, Video,
 };
 
 use crate::RewardError;
@@ -74,6 +73,16 @@ impl WeightedSum {
 impl RewardScorer for WeightedSum {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// That of its parts where all that count measure the same.
+    fn measures(&self) -> Measure {
+        let mut counting = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
+        let first = counting.next().unwrap_or_default();
+        match counting.all(|other| other.label == first.label) {
+            true => first,
+            false => Measure::default(),
+        }
     }
 
     fn differentiable(&self) -> bool {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Communicator, DataSource, Environment, Error, Factory, Grad, LanguageModel, Model, Noise,
-    Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Validation, communicator,
+    Adapter, Algorithm, Communicator, DataSource, Environment, Error, Factory, Grad, Headline, HeadlineFormat,
+    LanguageModel, Model, Noise, Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport,
+    Tensor, Validation, communicator,
 };
 
 use super::advantages::{Estimator, estimate};
@@ -88,6 +89,25 @@ impl Algorithm for AgenticPpo {
         let needed = self.config.num_env_groups * self.config.group_size;
         self.environments = (0..needed).map(|_| make()).collect::<Result<_>>()?;
         Ok(())
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new("env/success", "success", "Success, fraction of episodes")
+                .written(HeadlineFormat::Percent)
+                .validated_by("val/env/success", "success", "starts that were not trained on"),
+            Headline::new("score/mean", "score", "Mean score of episodes").validated_by(
+                "val/score/mean",
+                "score",
+                "starts that were not trained on",
+            ),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/entropy", "", "Entropy of tokens"),
+            Headline::new("env/num_actions", "", "Turns of an episode"),
+            Headline::new("env/action_is_valid", "", "Valid actions").written(HeadlineFormat::Percent),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {

@@ -17,8 +17,9 @@ use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Model, Noise, Purpose, Registration, Result,
-    ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, VelocityInput, Video,
+    Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model, Noise, Purpose,
+    Registration, Result, ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, VelocityInput,
+    Video,
 };
 
 pub use config::{Config, LossWeighting, TimestepSampling};
@@ -68,6 +69,13 @@ impl Algorithm for FlowMatching {
             );
         }
         self.config.levels(facts).map(drop)
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {

@@ -21,10 +21,12 @@ mod watch;
 
 use std::sync::Arc;
 
+use roll_core::plan::Passes;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Model, OnMissing, Pullback, Registration,
-    Result, ResultExt, RewardScorer, Sample, Score, StepContext, StepReport, Tensor, Video,
+    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
+    OnMissing, Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext,
+    StepReport, Tensor, Video,
 };
 
 pub use crate::update::OnNonfinite;
@@ -35,7 +37,7 @@ pub use trajectory::{Observer, Phase, Plan, Trajectory, Unobserved, rollout};
 use crate::remembered::Remembered;
 use crate::{AlgorithmError, update};
 use prepared::{Prepared, REMEMBERED_BYTES};
-use report::{Outcome, Scored, Tally};
+use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
 use watch::Watch;
 
@@ -65,6 +67,15 @@ impl Algorithm for RewardFl {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
         self.config.plan(facts).map(drop)
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new(SCORE, "score", "Score").score(),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
@@ -109,7 +120,8 @@ impl RewardFl {
         (tally.nonfinite, tally.split) = (nonfinite, norms);
         let ranks = ctx.strategy.communicator();
         let seconds = update::slowest(ranks, watch.seconds())?;
-        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
+        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
+        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
     }
 
     /// Adds the gradient of one sample's loss to the strategy.
@@ -219,6 +231,12 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
-        planner: None,
+        planner: Some(Planner::Algorithm(passes)),
     }
+}
+
+fn passes(options: &Options) -> Result<Passes> {
+    let config: Config = parse_options(Kind::Algorithm.section(), options)?;
+    let forward = config.final_timestep + 1;
+    Ok(Passes { forward, pulled: forward.saturating_sub(config.mid_timestep) })
 }

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use roll_core::{Communicator, Result, Sample, StepReport, StrategyReport, Video, communicator};
 use serde::{Deserialize, Serialize};
 
+/// The metric of the mean score.
+pub(super) const SCORE: &str = "actor/score";
+
 /// What became of a sample.
 pub(super) enum Outcome {
     Scored(Scored),
@@ -82,11 +85,12 @@ impl Tally {
         self.scored.len()
     }
 
-    /// Means over the samples that had a score.
+    /// Means over the samples that had a score; the mean score once more under its second name, if it has one.
     pub(super) fn report(
         self,
         update: Option<StrategyReport>,
         learning_rate: f64,
+        alias: Option<String>,
         seconds: BTreeMap<&'static str, f64>,
     ) -> StepReport {
         let n = self.scored.len() as f64;
@@ -98,10 +102,13 @@ impl Tally {
             metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.pixels as f64);
         }
         for scored in &self.scored {
-            let main = [("actor/loss", scored.loss), ("actor/face_score", scored.score), ("actor/kl_loss", scored.kl)];
+            let main = [("actor/loss", scored.loss), (SCORE, scored.score), ("actor/kl_loss", scored.kl)];
             for (name, value) in main {
                 *metrics.entry(name.into()).or_default() += value / n;
             }
+        }
+        if let (Some(alias), Some(score)) = (alias, metrics.get(SCORE).copied()) {
+            metrics.insert(alias, score);
         }
         // A detail may be there for some samples only: its mean is over those.
         let mut details: BTreeMap<&str, Vec<f64>> = BTreeMap::new();

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, LanguageModel, Model, Options, Registration,
-    Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, LanguageModel, Model,
+    Options, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
 };
 
 use crate::AlgorithmError;
@@ -117,6 +117,14 @@ impl Algorithm for Sft {
     fn data_source(&self) -> DataSource {
         let steps = self.conversations.len().div_ceil(self.config.batch_size);
         DataSource::Own { steps_per_epoch: Some(steps as u64) }
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/entropy", "", "Entropy of tokens"),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {

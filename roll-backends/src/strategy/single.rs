@@ -1,8 +1,9 @@
 //! One process: optimizer state and gradient accumulator in host memory.
 
+use roll_core::plan::Division;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, SingleRank, StateDict,
+    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, SingleRank, StateDict,
     Strategy, StrategyReport,
 };
 
@@ -130,7 +131,10 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SingleOptions>,
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
-        planner: None,
+        planner: Some(Planner::Strategy(|options| {
+            let options: SingleOptions = parse_options("strategy", options)?;
+            Ok(Division { state_bytes: if options.bf16_optimizer_states { 4 } else { 8 }, ..Division::default() })
+        })),
     }
 }
 

@@ -68,9 +68,9 @@ pub struct Plot {
     /// Metric of the horizontal axis.
     #[arg(long, default_value = "step", value_name = "METRIC")]
     pub x: String,
-    /// Metric of the vertical axis.
-    #[arg(long, default_value = "actor/face_score", value_name = "METRIC")]
-    pub y: String,
+    /// Metric of the vertical axis; the run's most important one unless given.
+    #[arg(long, value_name = "METRIC")]
+    pub y: Option<String>,
     /// PNG to write.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,

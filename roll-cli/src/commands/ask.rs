@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use roll_core::config::ConfigLayers;
 use roll_core::{Error, Message, Result, Sampling};
+use roll_train::config::ConfigLayers;
 
 use crate::args::Ask;
 

@@ -6,9 +6,10 @@ use std::path::Path;
 use roll_algos::sampling;
 use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
+use roll_train::progress::Bar;
 
 use crate::args::Generate;
-use crate::progress::Bar;
+use crate::progress::TerminalBar;
 
 /// Generates and writes it.
 pub fn generate(args: Generate) -> Result<()> {
@@ -31,7 +32,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift)?;
     let noise = loaded.config.noise().latents(0, args.noise, &conditioning.latent_shape)?;
     let adapter = if args.adapter.is_some() { Adapter::On } else { Adapter::Off };
-    let bar = Bar::new(args.steps as u64, "steps", true);
+    let bar = TerminalBar::new(args.steps as u64, "steps");
     let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
     bar.finish();
     let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;

@@ -19,8 +19,8 @@ mod run;
 mod score;
 mod shards;
 
-use roll_core::config::{ConfigLayers, Loaded};
 use roll_core::{BuildContext, Registry, Replaces, Result, plugin};
+use roll_train::config::{ConfigLayers, Loaded};
 
 use crate::args::{Command, ConfigArgs};
 
@@ -136,5 +136,6 @@ fn build_context(loaded: &Loaded) -> BuildContext {
         backend: crate::ranks::device(&loaded.config.backend),
         seed: loaded.config.seed,
         base_dir: ".".into(),
+        placement: None,
     }
 }

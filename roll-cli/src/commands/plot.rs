@@ -1,26 +1,42 @@
 //! `roll plot`: metrics of one or several runs in one picture.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use roll_core::metrics::read_jsonl;
 use roll_core::{Error, Result};
+use roll_train::metrics::read_jsonl;
+use roll_train::results::headlines;
+use roll_train::results::plot::{Panel, Series, write};
+use roll_train::run_dir::RunDir;
 
 use crate::args::Plot;
-use crate::plot::{Panel, Series, write};
 
 /// One line per run, of one metric against another.
 pub fn plot(args: Plot) -> Result<()> {
+    let y = match args.y {
+        Some(y) => y,
+        None => first_headline(&args.runs)?,
+    };
     let mut series = Vec::new();
     for run in &args.runs {
-        let points = points(run, &args.x, &args.y)?;
+        let points = points(run, &args.x, &y)?;
         let name = run.file_name().unwrap_or(run.as_os_str()).to_string_lossy().into_owned();
         series.push(Series { name, points, line: true, colour: series.len() });
     }
-    let title = format!("{} against {}", args.y, args.x);
-    let panel = Panel { title, axes: [args.x, args.y], series };
+    let title = format!("{y} against {}", args.x);
+    let panel = Panel { title, axes: [args.x, y], series };
     write(&args.output, &[panel])?;
     println!("{}", args.output.display());
     Ok(())
+}
+
+/// The metric that the runs' algorithm calls its most important one.
+fn first_headline(runs: &[PathBuf]) -> Result<String> {
+    for run in runs {
+        if let Some(headline) = headlines::read(&RunDir::open(run)?)?.into_iter().next() {
+            return Ok(headline.metric);
+        }
+    }
+    Err(Error::Unsupported("these runs do not say which metric matters most: name one with `--y METRIC`".into()))
 }
 
 /// The lines of a run's `metrics.jsonl` that hold both.

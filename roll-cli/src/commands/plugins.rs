@@ -4,7 +4,7 @@ use std::path::Path;
 
 use roll_core::plugin::check::{Finding, Verdict, check_reward};
 use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
-use roll_core::{BuildContext, Error, Options, Registry, Replaces, Result};
+use roll_core::{BuildContext, Error, Kind, Options, Registry, Replaces, Result};
 
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 
@@ -66,7 +66,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     for component in components {
         println!("{} {}", component.kind(), component.name());
         let findings = match component.kind() {
-            "reward" => match registry.reward(component.name(), &options, &context) {
+            Kind::Reward => match registry.reward(component.name(), &options, &context) {
                 Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
                 Err(error) => vec![Finding {
                     promise: "it is made with these options".into(),

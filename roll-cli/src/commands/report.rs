@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use roll_core::Result;
+use roll_train::results::report;
 
 use crate::args::Report;
-use crate::report;
 
 /// Writes the page and prints its path.
 pub fn write(args: Report) -> Result<()> {

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::run_dir::{Existing, RunDir};
-use roll_core::{Error, Result, ResultExt, checkpoint, communicator};
+use roll_core::{Error, Result, ResultExt, communicator};
+use roll_train::run_dir::{Existing, RunDir};
+use roll_train::{Session, Summary, Trainer, checkpoint};
 
 use crate::args::Run;
-use crate::trainer::Trainer;
+use crate::{interrupt, progress};
 
 /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
 pub fn run(args: Run) -> Result<()> {
@@ -40,18 +41,25 @@ pub fn run(args: Run) -> Result<()> {
     };
     let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
     dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
-    let summary = trainer.run(dir.as_ref()).inspect_err(|_| {
+    let session = Session { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
+    let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
         dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
     })?;
     let Some(dir) = dir else { return Ok(()) };
 
+    print(&summary, &dir);
+    Ok(())
+}
+
+/// What a person wants to know of a run that is over.
+fn print(summary: &Summary, dir: &RunDir) {
     println!("{} steps in {:.0} s", summary.steps, summary.seconds);
-    for (name, what) in
-        [("env/success", "success"), ("actor/face_score", "score"), ("actor/kl_loss", "kl"), ("actor/loss", "loss")]
-    {
-        if let (Some(first), Some(last)) = (summary.first.get(name), summary.last.get(name)) {
-            println!("  {what:<6} {first:>10.4} at the first step, {last:.4} at the last");
+    for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {
+        let (first, last) = (summary.first.get(&headline.metric), summary.last.get(&headline.metric));
+        if let (Some(first), Some(last)) = (first, last) {
+            let [first, last] = [first, last].map(|value| headline.format.write(*value));
+            println!("  {:<9} {first:>10} at the first step, {last} at the last", headline.label);
         }
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
@@ -68,7 +76,6 @@ pub fn run(args: Run) -> Result<()> {
     for (name, path) in &summary.written {
         println!("  {name:<15} {}", path.display());
     }
-    Ok(())
 }
 
 /// The first of `NAME`, `NAME-2`, `NAME-3`, ... that is not there yet.

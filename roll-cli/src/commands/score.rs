@@ -2,9 +2,9 @@
 
 use roll_core::{Error, Grad, Result, Score, Tensor, Video};
 use roll_data::{ReadOptions, read_video};
+use roll_train::trainer::reward;
 
 use crate::args;
-use crate::trainer::reward;
 
 /// Scores `video` against the reference, or against itself.
 pub fn score(args: args::Score) -> Result<()> {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use roll_core::Result;
 use roll_models::weights::{Checkpoint, Outputs, WeightsError, rewrite};
+use roll_train::progress::Bar;
 
 use crate::args::{MergeShards, SplitShards};
-use crate::progress::Bar;
+use crate::progress::TerminalBar;
 
 /// Joins and says where.
 pub fn merge_shards(args: MergeShards) -> Result<()> {
@@ -34,11 +35,11 @@ fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>)
 /// Runs `work` under a bar over the bytes of `source`.
 pub fn megabytes<T>(source: &Checkpoint, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
     let total: u64 = source.paths().filter_map(|path| std::fs::metadata(path).ok()).map(|about| about.len()).sum();
-    let bar = Bar::new(total >> 20, "MB", true);
+    let bar = TerminalBar::new(total >> 20, "MB");
     let mut done = 0;
     let result = work(&mut |bytes| {
         done += bytes;
-        bar.skip(done >> 20);
+        bar.set(done >> 20);
     });
     bar.finish();
     result

@@ -8,7 +8,8 @@ use burn::tensor::{DType, Device};
 use roll_backends::{Memory, Sharded};
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt, StateDict, communicator,
+    BuildContext, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt, StateDict,
+    communicator,
 };
 
 use crate::lora;
@@ -33,7 +34,7 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<WanOptions>,
         factory: Factory::Model(make),
-        planner: None,
+        planner: Some(Planner::Model(super::plan::needs)),
     }
 }
 
@@ -43,6 +44,8 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 
 /// Opens the model that `options` describe.
 pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
+    let placed = WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
+    let options = &placed;
     let device = roll_backends::device(&context.backend)?;
     let model_paths = options.model_paths.as_ref().map(|p| context.resolve(p));
     let ids = options.model_id_with_origin_paths.as_deref();
@@ -97,7 +100,9 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
             settings.chunking.tiling,
         ),
     };
-    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings).with_sources(sources);
+    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings)
+        .with_sources(sources)
+        .placed(options.weight_store.chosen());
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);
         let name = model.adapter_files().into_iter().next().unwrap_or_default();

@@ -9,7 +9,7 @@ use roll_backends::Parameters;
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
     ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep,
-    VelocityInput, model::flat,
+    VelocityInput, WeightPlacement, model::flat,
 };
 
 use crate::lora;
@@ -87,6 +87,7 @@ pub struct Wan {
     chunking: Chunking,
     specs: Vec<ParameterSpec>,
     sources: Option<Sources>,
+    placement: Option<WeightPlacement>,
 }
 
 /// What encodings are made with.
@@ -133,7 +134,13 @@ impl Wan {
             chunking: settings.chunking,
             specs,
             sources: None,
+            placement: None,
         }
+    }
+
+    /// Says where the frozen weights of the experts are.
+    pub fn placed(self, placement: WeightPlacement) -> Self {
+        Self { placement: Some(placement), ..self }
     }
 
     /// Tells what encodings are made with, so that they can be kept.
@@ -261,6 +268,10 @@ impl Expert {
 }
 
 impl Model for Wan {
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        self.placement
+    }
+
     fn parameters(&self) -> &[ParameterSpec] {
         &self.specs
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, WeightPlacement};
 use serde::{Deserialize, Serialize};
 
 use crate::precision::{ComputeDType, WeightsDType};
@@ -72,6 +72,27 @@ pub enum Placement {
     Streamed,
     /// Divided among the ranks; gathered block by block.
     Sharded,
+}
+
+impl Placement {
+    /// This one, or where it is left open that which the strategy wants.
+    pub fn or(self, wanted: Option<WeightPlacement>) -> Self {
+        match (self, wanted) {
+            (Self::Auto, Some(WeightPlacement::Resident)) => Self::Resident,
+            (Self::Auto, Some(WeightPlacement::Streamed)) => Self::Streamed,
+            (Self::Auto, Some(WeightPlacement::Sharded)) => Self::Sharded,
+            (given, _) => given,
+        }
+    }
+
+    /// Where the weights are once a model is open.
+    pub(super) fn chosen(self) -> WeightPlacement {
+        match self {
+            Self::Auto | Self::Resident => WeightPlacement::Resident,
+            Self::Streamed => WeightPlacement::Streamed,
+            Self::Sharded => WeightPlacement::Sharded,
+        }
+    }
 }
 
 impl Default for WanOptions {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Fingerprint, Grad, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video,
+    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer,
+    Score, Target, Tensor, Video,
 };
 
 use super::align::Crop;
@@ -79,6 +79,10 @@ impl IdentityReward {
 impl RewardScorer for IdentityReward {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn measures(&self) -> Measure {
+        Measure { alias: Some("actor/face_score".into()), ..Measure::new("identity") }
     }
 
     fn differentiable(&self) -> bool {

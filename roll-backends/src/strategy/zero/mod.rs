@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Registration, Result, StateDict, Strategy,
-    StrategyReport, communicator,
+    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
+    StrategyReport, WeightPlacement, communicator,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};
@@ -77,6 +77,10 @@ impl Zero {
 }
 
 impl Strategy for Zero {
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        self.options.weight_placement()
+    }
+
     /// Fails when the ranks train different parameters, or start from different values.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
@@ -246,6 +250,10 @@ roll_core::inventory::submit! {
         factory: Factory::Strategy(|options, _| {
             Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
         }),
-        planner: None,
+        planner: Some(Planner::Strategy(|options| {
+            let options: ZeroOptions = parse_options("strategy", options)?;
+            options.check()?;
+            Ok(options.division())
+        })),
     }
 }

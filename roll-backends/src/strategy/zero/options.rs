@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use roll_core::{Error, Result};
+use roll_core::plan::Division;
+use roll_core::{Error, Result, WeightPlacement};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::optimizer::AdamRule;
@@ -113,6 +114,26 @@ impl ZeroOptions {
             tracing::warn!("strategy.contiguous_gradients: false has no effect: buckets are always contiguous");
         }
         Ok(())
+    }
+
+    /// Where frozen weights shall be: streaming needs no memory for them at all, and so comes before dividing them.
+    pub(super) fn weight_placement(&self) -> Option<WeightPlacement> {
+        match (self.offload_param.device, self.stage) {
+            (OffloadDevice::Cpu | OffloadDevice::Nvme, _) => Some(WeightPlacement::Streamed),
+            (OffloadDevice::None, 3) => Some(WeightPlacement::Sharded),
+            (OffloadDevice::None, _) => None,
+        }
+    }
+
+    /// What is divided, for a plan.
+    pub(super) fn division(&self) -> Division {
+        Division {
+            all_ranks: true,
+            stage: self.stage,
+            placement: self.weight_placement(),
+            state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
+            overlap_comm: self.overlap_comm,
+        }
     }
 
     /// Elements of a bucket, at most.

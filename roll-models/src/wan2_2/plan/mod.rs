@@ -4,6 +4,7 @@
 //! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.
 
 mod memory;
+mod needs;
 mod presets;
 #[cfg(test)]
 mod tests;
@@ -12,8 +13,10 @@ mod time;
 use roll_core::{Noise, Result};
 
 pub use memory::Item;
-pub use presets::{Cluster, Network};
-pub use time::Phase;
+pub use needs::needs;
+pub use presets::Network;
+pub use roll_core::plan::Speed;
+pub use time::{Phase, sustained_flops};
 
 use super::dit::{DitConfig, Trainable, lora_parameters};
 use super::options::Placement;
@@ -70,17 +73,6 @@ pub struct Division {
     pub bf16_optimizer_states: bool,
     /// Communication and computation overlap.
     pub overlap_comm: bool,
-}
-
-/// Speeds that times follow from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Speed {
-    /// Floating-point operations a second that a rank sustains.
-    pub flops: f64,
-    /// Bytes a second between ranks.
-    pub link: f64,
-    /// Bytes a second from where streamed weights are.
-    pub read: f64,
 }
 
 /// What was asked for, in full.

@@ -1,8 +1,8 @@
-//! Published models and common machines by name.
+//! Published models by name.
 
 use super::super::dit::DitConfig;
 use super::super::vae::VaeConfig;
-use super::{Networks, Speed};
+use super::Networks;
 
 /// A published model.
 #[derive(Clone, Copy, Debug)]
@@ -52,32 +52,4 @@ fn networks(
         image_dim: None,
     };
     Networks { dit, experts, weight_bytes: 2, vae }
-}
-
-/// Devices of a machine or cluster.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cluster {
-    /// Name on the command line.
-    pub name: &'static str,
-    /// Devices.
-    pub devices: usize,
-    /// Memory of each, bytes.
-    pub memory: f64,
-    /// What they are taken to sustain.
-    pub speed: Speed,
-}
-
-impl Cluster {
-    /// All of them. Sustained speed is taken as 40 % of the published dense bf16 peak of a typical device of that
-    /// memory (165, 990 and 990 TFLOP/s); links are PCIe 4 and NVLink.
-    pub const ALL: [Self; 4] = [
-        Self::new("1x24", 1, 24e9, 66e12, 25e9),
-        Self::new("1x80", 1, 80e9, 396e12, 50e9),
-        Self::new("1x141", 1, 141e9, 396e12, 50e9),
-        Self::new("8x80", 8, 80e9, 396e12, 300e9),
-    ];
-
-    const fn new(name: &'static str, devices: usize, memory: f64, flops: f64, link: f64) -> Self {
-        Self { name, devices, memory, speed: Speed { flops, link, read: 3e9 } }
-    }
 }

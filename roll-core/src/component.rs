@@ -1,0 +1,40 @@
+//! Components as a configuration names them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Options;
+
+/// A named implementation and its options; what options there are is the implementation's to say
+/// ([`crate::Registration::defaults`]).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Component {
+    /// Name in the registry.
+    pub name: String,
+    /// The rest of the map. A loaded configuration has the defaults filled in.
+    #[serde(flatten)]
+    pub options: Options,
+}
+
+impl Component {
+    /// `name` without options.
+    pub fn named(name: &str) -> Self {
+        Self { name: name.into(), options: Options::new() }
+    }
+}
+
+/// A reward and its weight in the sum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RewardComponent {
+    /// Name in the registry.
+    pub name: String,
+    /// Factor of its score in the sum.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// The rest of the map, as [`Component::options`].
+    #[serde(flatten)]
+    pub options: Options,
+}
+
+fn one() -> f64 {
+    1.0
+}

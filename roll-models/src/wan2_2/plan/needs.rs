@@ -1,0 +1,108 @@
+//! From the options of a run to its plan, for `roll plan`.
+
+use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
+use roll_core::registry::parse_options;
+use roll_core::{BuildContext, DType, Error, Kind, Options, Result, error};
+
+use super::super::components;
+use super::super::dit::{DitConfig, Trainable};
+use super::super::hub::Hub;
+use super::super::model::trainable;
+use super::super::options::{Placement, WanOptions};
+use super::super::paths::ComponentFiles;
+use super::super::vae::VaeConfig;
+use super::{Division, Network, Networks, Plan, Work};
+
+/// Height and width of the reference's frames, where the configuration leaves the size to each clip.
+const SIZE: [usize; 2] = [480, 832];
+/// Tokens of a prompt, padding included.
+const TEXT_TOKENS: usize = 512;
+
+/// Bytes and seconds of a run with these options. Of the model's files only the headers are read.
+pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+    let options: WanOptions = parse_options(Kind::Model.section(), options)?;
+    let networks = networks(&options, input.network.as_deref(), context)?;
+    let plan = Plan { work: work(&options, input), division: division(&options, &networks, input)?, networks };
+    let [height, width] = plan.work.size;
+    let item = |i: super::Item| MemoryItem { name: i.name.into(), device: i.device, host: i.host, formula: i.formula };
+    let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
+    Ok(Needs {
+        work: format!("{} frames of {width}x{height}, {} tokens", plan.work.frames, plan.tokens()),
+        facts: [("tokens".to_string(), plan.tokens() as f64)].into(),
+        memory: plan.memory()?.into_iter().map(item).collect(),
+        time: plan.time(input.speed).into_iter().map(phase).collect(),
+        hints: hints(&plan),
+    })
+}
+
+fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext) -> Result<Networks> {
+    let known = || Network::ALL.iter().map(|n| n.name);
+    if let Some(name) = network {
+        let found = Network::ALL.iter().find(|n| n.name == name);
+        return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
+            kind: "network",
+            name: name.into(),
+            nearest: error::nearest(name, known()).map(Into::into),
+            known: known().collect::<Vec<_>>().join(", "),
+        });
+    }
+    let paths = options.model_paths.as_ref().map(|path| context.resolve(path));
+    let ids = options.model_id_with_origin_paths.as_deref();
+    if paths.is_none() && ids.is_none() {
+        let known = known().collect::<Vec<_>>().join(", ");
+        return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
+    }
+    let files = ComponentFiles::resolve(paths.as_deref(), ids, &Hub::from_env())?;
+    let dtype = files.dit.info("head.head.weight").and_then(|info| info.dtype).unwrap_or(DType::F32);
+    let heads = options.num_heads.or_else(|| components::heads(&files.dit));
+    Ok(Networks {
+        dit: DitConfig::from_shapes(&files.dit.shapes(), heads)?,
+        experts: 1 + usize::from(files.dit2.is_some()),
+        weight_bytes: dtype.size(),
+        vae: VaeConfig::from_shapes(&files.vae.shapes())?,
+    })
+}
+
+fn work(options: &WanOptions, input: &PlanInput) -> Work {
+    Work {
+        frames: input.frames,
+        size: input.size.unwrap_or(SIZE),
+        steps: input.passes.forward,
+        trained_steps: input.passes.pulled,
+        tile: options.vae_tile_size,
+        offload_inputs: options.use_gradient_checkpointing_offload,
+        text_len: TEXT_TOKENS,
+        samples: input.samples,
+    }
+}
+
+fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Result<Division> {
+    let present: &[&str] = if networks.experts > 1 { &["dit", "dit2"] } else { &["dit"] };
+    let trained = options.trained_experts(present)?;
+    Ok(Division {
+        stage: input.division.stage,
+        placement: options.weight_store.or(input.division.placement),
+        ranks: if input.division.all_ranks { input.ranks } else { 1 },
+        trainable: trained.first().map_or(trainable(options, &[], ""), |name| trainable(options, &trained, name)),
+        trained_experts: trained.len(),
+        bf16_optimizer_states: input.division.state_bytes < 8,
+        overlap_comm: input.division.overlap_comm,
+    })
+}
+
+/// What would make the run smaller, of what is not done yet.
+fn hints(plan: &Plan) -> Vec<String> {
+    let mut hints = Vec::new();
+    let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
+    let resident = plan.placement() == Placement::Resident;
+    hint(resident && plan.division.ranks > 1, "strategy.stage=3 divides the frozen weights among the ranks");
+    hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
+    hint(
+        plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,
+        "strategy.bf16_optimizer_states=true halves the optimizer's state",
+    );
+    hint(plan.work.tile.is_none(), "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles");
+    hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
+    hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
+    hints
+}

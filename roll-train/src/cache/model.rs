@@ -1,0 +1,171 @@
+//! A diffusion model whose encodings are kept.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, LanguageModel,
+    Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    WeightPlacement,
+};
+
+use super::CacheStore;
+
+/// Wraps a model. Everything but the encoders is passed on.
+pub struct CachedModel {
+    inner: Box<dyn Model>,
+    /// They do not change while the model lives.
+    facts: ScheduleFacts,
+    key: String,
+    store: CacheStore,
+}
+
+impl CachedModel {
+    /// A model that is no diffusion model, or cannot tell what its encodings depend on, is given back as it is.
+    pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
+        let told = match inner.as_diffusion() {
+            Some(model) => model.encoding_key()?.map(|key| (key, model.schedule())),
+            None => None,
+        };
+        match told {
+            Some((key, facts)) => Ok(Box::new(Self { inner, facts, key, store: store.clone() })),
+            None => {
+                tracing::warn!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
+                Ok(inner)
+            }
+        }
+    }
+
+    fn key(&self, kind: &str) -> Fingerprint {
+        Fingerprint::new(kind).text("version", env!("CARGO_PKG_VERSION")).text("model", &self.key)
+    }
+}
+
+fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
+    model.as_diffusion().ok_or_else(|| Error::Misuse("a diffusion model is none any more".into()))
+}
+
+impl Model for CachedModel {
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.inner.parameters()
+    }
+    fn parameter_count(&self) -> usize {
+        self.inner.parameter_count()
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.inner.read_parameters(out)
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.inner.write_parameters(values)
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.inner.take_gradients(add_into)
+    }
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        self.inner.parts()
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.inner.deliver_gradients(sink)
+    }
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        self.inner.weight_placement()
+    }
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        Some(self)
+    }
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        self.inner.as_language()
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.inner.export_adapter()
+    }
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.inner.import_adapter(files)
+    }
+}
+
+impl DiffusionModel for CachedModel {
+    fn schedule(&self) -> ScheduleFacts {
+        self.facts
+    }
+
+    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
+        let mut key = self.key("conditioning").text("prompt", &input.prompt).text("frames", input.frames);
+        key = key.text("size", format_args!("{:?}", input.size));
+        for (name, image) in [("image", &input.image), ("end image", &input.end_image)] {
+            key = match image {
+                Some(image) => key.tensor(name, image),
+                None => key.text(name, "none"),
+            };
+        }
+        let inner = &mut self.inner;
+        let state =
+            self.store.get("encodings", &key.finish(), || to_state(diffusion(inner.as_mut())?.encode(input)?))?;
+        from_state(state)
+    }
+
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.velocity(latents, timestep, conditioning, adapter, grad)
+    }
+
+    fn velocities(
+        &mut self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.velocities(inputs, adapter, grad)
+    }
+
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.decode(latents, grad)
+    }
+
+    fn encoding_key(&self) -> Result<Option<String>> {
+        Ok(Some(self.key.clone()))
+    }
+
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        let key = self.key("latents").tensor("frames", frames);
+        let inner = &mut self.inner;
+        let mut state = self.store.get("latents", &key.finish(), || {
+            Ok([(LATENTS.to_string(), diffusion(inner.as_mut())?.encode_video(frames)?)].into())
+        })?;
+        state.remove(LATENTS).ok_or_else(|| absent(LATENTS))
+    }
+}
+
+const LATENTS: &str = "latents";
+const SHAPE: &str = "latent_shape";
+
+fn absent(name: &str) -> Error {
+    Error::Misuse(format!("a kept encoding has no tensor `{name}`: empty `data.cache_dir`"))
+}
+
+fn to_state(conditioning: Conditioning) -> Result<StateDict> {
+    let Conditioning { context, channels, image_tokens, first_frame, latent_shape } = conditioning;
+    let shape = Tensor::new(latent_shape.map(|n| n as i64).to_vec(), [4])?;
+    let mut state = StateDict::from([("context".to_string(), context), (SHAPE.to_string(), shape)]);
+    let optional = [("channels", channels), ("image_tokens", image_tokens), ("first_frame", first_frame)];
+    state.extend(optional.into_iter().filter_map(|(name, tensor)| Some((name.to_string(), tensor?))));
+    Ok(state)
+}
+
+fn from_state(mut state: StateDict) -> Result<Conditioning> {
+    let shape = state.remove(SHAPE).ok_or_else(|| absent(SHAPE))?;
+    let shape: Vec<usize> = shape.as_slice::<i64>()?.iter().map(|n| *n as usize).collect();
+    Ok(Conditioning {
+        context: state.remove("context").ok_or_else(|| absent("context"))?,
+        channels: state.remove("channels"),
+        image_tokens: state.remove("image_tokens"),
+        first_frame: state.remove("first_frame"),
+        latent_shape: shape.try_into().map_err(|_| absent(SHAPE))?,
+    })
+}

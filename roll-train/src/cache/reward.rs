@@ -1,0 +1,58 @@
+//! A reward whose targets are kept.
+
+use roll_core::{Fingerprint, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
+
+use super::CacheStore;
+
+/// Wraps a reward.
+pub struct CachedReward {
+    inner: Box<dyn RewardScorer>,
+    key: String,
+    store: CacheStore,
+}
+
+impl CachedReward {
+    /// A reward that cannot tell what its targets depend on is given back as it is.
+    pub fn wrap(inner: Box<dyn RewardScorer>, store: &CacheStore) -> Result<Box<dyn RewardScorer>> {
+        match inner.target_key()? {
+            Some(key) => Ok(Box::new(Self { inner, key, store: store.clone() })),
+            None => Ok(inner),
+        }
+    }
+}
+
+impl RewardScorer for CachedReward {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn measures(&self) -> Measure {
+        self.inner.measures()
+    }
+
+    fn differentiable(&self) -> bool {
+        self.inner.differentiable()
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let key = Fingerprint::new("target")
+            .text("version", env!("CARGO_PKG_VERSION"))
+            .text("reward", &self.key)
+            .text("fps", reference.fps())
+            .tensor("reference", reference.frames());
+        let tensors = self.store.get("targets", &key.finish(), || Ok(self.inner.prepare(reference)?.tensors))?;
+        Ok(Target { tensors })
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        self.inner.score(video, prompt, target, grad)
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        Ok(Some(self.key.clone()))
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.inner.on_missing()
+    }
+}

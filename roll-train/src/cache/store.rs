@@ -1,0 +1,150 @@
+//! Tensors in files that are called after what they were computed from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use roll_core::{Error, Fingerprint, Result, StateDict};
+use roll_models::weights::{Checkpoint, save_safetensors};
+
+/// What the values hashed to when they were written.
+const SUM: &str = "sha256";
+
+/// A directory of kept tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
+/// that compute the same thing write the same bytes. It may be emptied at any time.
+#[derive(Clone, Debug)]
+pub struct CacheStore {
+    directory: PathBuf,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    found: AtomicU64,
+    computed: AtomicU64,
+    unwritten: AtomicU64,
+}
+
+impl CacheStore {
+    /// Makes the directory when it is not there. Fails when it cannot be written.
+    pub fn open(directory: &Path) -> Result<Self> {
+        std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
+        Ok(Self { directory: directory.into(), counts: Arc::default() })
+    }
+
+    /// What is kept under `key`, or else what `compute` gives, which is then kept. A file that is damaged is as good as
+    /// none; one that cannot be written costs a warning.
+    pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
+        let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
+        let path = folder.join(format!("{key}.safetensors"));
+        if path.exists() {
+            match read(&path) {
+                Ok(state) => {
+                    self.counts.found.fetch_add(1, Ordering::Relaxed);
+                    return Ok(state);
+                }
+                Err(error) => tracing::warn!("computed again, and replaced: {}", error.chain()),
+            }
+        }
+        let state = compute()?;
+        self.counts.computed.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = write(&folder, &path, &state)
+            && self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            tracing::warn!("encodings are not kept: {}", error.chain());
+        }
+        Ok(state)
+    }
+
+    /// How many were found, and how many computed.
+    pub fn counts(&self) -> [u64; 2] {
+        [&self.counts.found, &self.counts.computed].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+fn read(path: &Path) -> Result<StateDict> {
+    let file = Checkpoint::open(path)?;
+    let state = file.all()?;
+    match file.metadata().get(SUM) {
+        Some(sum) if *sum == checksum(&state) => Ok(state),
+        _ => Err(Error::bad_file(path, "its values are not those that were written")),
+    }
+}
+
+/// Under a name of its own first: processes on several machines may have one number.
+fn write(folder: &Path, path: &Path, state: &StateDict) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
+    let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));
+    let metadata = BTreeMap::from([(SUM.to_string(), checksum(state))]);
+    let written = save_safetensors(&temporary, state, &metadata).map_err(Error::from);
+    let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("write", path)));
+    placed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+}
+
+fn checksum(state: &StateDict) -> String {
+    state.iter().fold(Fingerprint::new("tensors"), |sum, (name, tensor)| sum.tensor(name, tensor)).finish()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::Tensor;
+
+    use super::*;
+
+    fn state(value: f32) -> StateDict {
+        [("a".to_string(), Tensor::full([2, 3], value)), ("b".to_string(), Tensor::new(vec![7i64], [1]).unwrap())]
+            .into()
+    }
+
+    fn bytes(state: &StateDict) -> Vec<Vec<u8>> {
+        state.values().map(|t| t.as_bytes().to_vec()).collect()
+    }
+
+    fn files(directory: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).unwrap().flatten().map(|e| e.path());
+        entries.flat_map(|p| if p.is_dir() { files(&p) } else { vec![p] }).collect()
+    }
+
+    #[test]
+    fn what_was_computed_is_found_and_what_is_damaged_is_computed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CacheStore::open(dir.path()).unwrap();
+        let key = Fingerprint::new("x").finish();
+        let first = store.get("targets", &key, || Ok(state(1.0))).unwrap();
+        let found = store.get("targets", &key, || panic!("it is kept")).unwrap();
+        assert_eq!(bytes(&found), bytes(&first));
+        let file = files(dir.path()).remove(0);
+        for spoil in [|b: &mut Vec<u8>| b.truncate(b.len() - 1), |b: &mut Vec<u8>| *b.last_mut().unwrap() ^= 1] {
+            let mut bytes = std::fs::read(&file).unwrap();
+            spoil(&mut bytes);
+            std::fs::remove_file(&file).unwrap(); // it may be mapped
+            std::fs::write(&file, bytes).unwrap();
+            let again = store.get("targets", &key, || Ok(state(1.0))).unwrap();
+            assert_eq!(again["a"].to_f32_vec(), [1.0; 6]);
+        }
+        assert_eq!(store.counts(), [1, 3]);
+        assert!(store.get("targets", &Fingerprint::new("y").finish(), || Err(Error::Misuse("no".into()))).is_err());
+        assert_eq!(files(dir.path()), [file]);
+    }
+
+    #[test]
+    fn many_may_write_the_same_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CacheStore::open(dir.path()).unwrap();
+        let keys: Vec<String> = (0..20).map(|i| Fingerprint::new("k").text("i", i).finish()).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for (i, key) in keys.iter().enumerate() {
+                        let got = store.get("encodings", key, || Ok(state(i as f32))).unwrap();
+                        assert_eq!(got["a"].to_f32_vec(), [i as f32; 6]);
+                    }
+                });
+            }
+        });
+        assert_eq!(files(dir.path()).len(), 20);
+        assert!(files(dir.path()).iter().all(|f| f.extension().is_some_and(|e| e == "safetensors")));
+    }
+}

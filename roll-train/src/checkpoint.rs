@@ -1,0 +1,403 @@
+//! Checkpoints that are whole or not there.
+//!
+//! A checkpoint is a directory `step-000025` with files and a `manifest.json` that holds the size and SHA-256 of each.
+//! It is written under another name, synced, and renamed into place; the manifest comes last. So a run killed at any
+//! instant leaves directories that are whole, or that are no checkpoints.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use roll_core::files::{sync_directory, temporary_beside};
+use roll_core::{Error, Result};
+
+const MANIFEST: &str = "manifest.json";
+const FORMAT: u32 = 1;
+/// A manifest is small; a larger file is not one.
+const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+
+/// Size and hash of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Bytes.
+    pub size: u64,
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// What a checkpoint holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this layout.
+    pub format: u32,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Version of roll that wrote it.
+    pub version: String,
+    /// Files by name relative to the directory, `/`-separated.
+    pub files: BTreeMap<String, FileRecord>,
+    /// What the writer wants to find again without reading files.
+    #[serde(default)]
+    pub info: serde_json::Value,
+}
+
+/// Writes one checkpoint. Dropped before [`CheckpointWriter::finish`], it leaves nothing.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    temporary: PathBuf,
+    target: PathBuf,
+    step: u64,
+    files: BTreeMap<String, FileRecord>,
+}
+
+impl CheckpointWriter {
+    /// Begins the checkpoint of `step` in the directory `checkpoints`, which is made when it is not there.
+    pub fn begin(checkpoints: &Path, step: u64) -> Result<Self> {
+        let target = checkpoints.join(step_name(step));
+        let temporary = temporary_beside(&target);
+        fs::create_dir_all(&temporary).map_err(Error::file("create the directory", &temporary))?;
+        Ok(Self { temporary, target, step, files: BTreeMap::new() })
+    }
+
+    /// Adds a file that holds `bytes`. `name` may have directories: `trainer/optimizer.safetensors`.
+    pub fn bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.with(name, |path| fs::write(path, bytes).map_err(Error::file("write", path)))
+    }
+
+    /// Adds the file that `write` makes at the path it is given.
+    pub fn with(&mut self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        if !is_inside(name) || name == MANIFEST || self.files.contains_key(name) {
+            return Err(Error::Misuse(format!("`{name}` cannot be the name of a file in a checkpoint")));
+        }
+        let path = self.temporary.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(Error::file("create the directory", parent))?;
+        }
+        write(&path)?;
+        let file = File::open(&path).map_err(Error::file("read", &path))?;
+        file.sync_all().map_err(Error::file("sync", &path))?;
+        let record = hash(&path)?;
+        self.files.insert(name.into(), record);
+        Ok(())
+    }
+
+    /// Writes the manifest and moves the checkpoint into place; one of the same step is replaced.
+    pub fn finish(mut self, info: serde_json::Value) -> Result<Checkpoint> {
+        let manifest = Manifest {
+            format: FORMAT,
+            step: self.step,
+            version: env!("CARGO_PKG_VERSION").into(),
+            files: std::mem::take(&mut self.files),
+            info,
+        };
+        for directory in directories(&self.temporary, &manifest) {
+            sync_directory(&directory)?;
+        }
+        let text = serde_json::to_string_pretty(&manifest)
+            .map_err(|e| Error::Misuse(format!("the manifest cannot be written as JSON: {e}")))?;
+        let path = self.temporary.join(MANIFEST);
+        File::create(&path)
+            .and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.sync_all()
+            })
+            .map_err(Error::file("write", &path))?;
+        sync_directory(&self.temporary)?;
+
+        if self.target.exists() {
+            let old = temporary_beside(&self.target);
+            fs::rename(&self.target, &old).map_err(Error::file("replace the checkpoint", &self.target))?;
+            fs::rename(&self.temporary, &self.target).map_err(Error::file("write the checkpoint", &self.target))?;
+            fs::remove_dir_all(&old).map_err(Error::file("delete the old checkpoint", &old))?;
+        } else {
+            fs::rename(&self.temporary, &self.target).map_err(Error::file("write the checkpoint", &self.target))?;
+        }
+        sync_directory(self.target.parent().unwrap_or(Path::new(".")))?;
+        Ok(Checkpoint { path: self.target.clone(), manifest })
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.temporary); // gone already when it was finished
+    }
+}
+
+/// A checkpoint on disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+impl Checkpoint {
+    /// Reads the manifest of the checkpoint at `path` and checks that every file is there in its size; the hashes are
+    /// for [`Checkpoint::verify`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let at = path.join(MANIFEST);
+        let size = fs::metadata(&at).map_err(Error::file("read the checkpoint's manifest", &at))?.len();
+        if size > MAX_MANIFEST_BYTES {
+            return Err(Error::bad_file(at, format!("{size} bytes are too many for a manifest")));
+        }
+        let text = fs::read(&at).map_err(Error::file("read", &at))?;
+        let manifest: Manifest =
+            serde_json::from_slice(&text).map_err(|e| Error::bad_file(&at, format!("no manifest: {e}")))?;
+        if manifest.format != FORMAT {
+            let problem = format!("layout {} of a checkpoint, this version reads {FORMAT}", manifest.format);
+            return Err(Error::bad_file(at, problem));
+        }
+        if let Some(name) = manifest.files.keys().find(|n| !is_inside(n)) {
+            return Err(Error::bad_file(at, format!("the file name `{name}` leaves the checkpoint")));
+        }
+        for (name, record) in &manifest.files {
+            let file = path.join(name);
+            let found = fs::metadata(&file).map_err(Error::file("read the checkpoint's file", &file))?.len();
+            if found != record.size {
+                return Err(Error::bad_file(file, format!("expected {} bytes, found {found}", record.size)));
+            }
+        }
+        Ok(Self { path, manifest })
+    }
+
+    /// Checks the hash of every file.
+    pub fn verify(&self) -> Result<()> {
+        for (name, record) in &self.manifest.files {
+            let path = self.path.join(name);
+            let found = hash(&path)?;
+            if &found != record {
+                let problem = "its contents are not those that were written (SHA-256 differs): use another checkpoint";
+                return Err(Error::bad_file(path, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Optimizer steps done.
+    pub fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// The path of a file of it. Fails when the manifest has no such file.
+    pub fn file(&self, name: &str) -> Result<PathBuf> {
+        match self.manifest.files.contains_key(name) {
+            true => Ok(self.path.join(name)),
+            false => Err(Error::bad_file(&self.path, format!("the checkpoint has no file `{name}`"))),
+        }
+    }
+
+    /// The bytes of a file of it.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.file(name)?;
+        fs::read(&path).map_err(Error::file("read", path))
+    }
+}
+
+/// Steps and directories of the checkpoints in `checkpoints`, oldest first; none when it is not there.
+pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(checkpoints) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(Error::file("list the checkpoints in", checkpoints))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(Error::file("list the checkpoints in", checkpoints))?;
+        if let Some(step) = entry.file_name().to_str().and_then(parse_step_name) {
+            found.push((step, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The newest checkpoint that verifies. Those that do not are passed over with a warning.
+pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
+    for (_, path) in list(checkpoints)?.into_iter().rev() {
+        match Checkpoint::open(&path).and_then(|c| c.verify().map(|()| c)) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(e) => tracing::warn!("checkpoint {} is not whole and is passed over: {e}", path.display()),
+        }
+    }
+    Ok(None)
+}
+
+/// Deletes all but the newest `keep` checkpoints, and what killed writers left. At least one is kept.
+pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
+    let all = list(checkpoints)?;
+    let surplus = all.len().saturating_sub(keep.max(1));
+    for (_, path) in &all[..surplus] {
+        // Renamed first: a half-deleted directory must not look like a checkpoint.
+        let doomed = temporary_beside(path);
+        fs::rename(path, &doomed).map_err(Error::file("delete the checkpoint", path))?;
+        fs::remove_dir_all(&doomed).map_err(Error::file("delete the checkpoint", path))?;
+    }
+    Ok(())
+}
+
+/// Deletes what writers that were killed left in `checkpoints`. Only when no other process writes there.
+pub fn remove_leftovers(checkpoints: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(checkpoints) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(".step-") && name.ends_with(".tmp") {
+            let path = entry.path();
+            fs::remove_dir_all(&path).map_err(Error::file("delete", path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether `name` is a relative path that stays inside: no `..`, no root.
+fn is_inside(name: &str) -> bool {
+    !name.is_empty()
+        && !name.contains('\\')
+        && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
+    let mut directories: Vec<PathBuf> = manifest
+        .files
+        .keys()
+        .flat_map(|name| Path::new(name).ancestors().skip(1).map(|parent| root.join(parent)).collect::<Vec<_>>())
+        .collect();
+    directories.sort();
+    directories.dedup();
+    directories
+}
+
+fn hash(path: &Path) -> Result<FileRecord> {
+    let mut file = File::open(path).map_err(Error::file("read", path))?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size = 0;
+    loop {
+        let n = file.read(&mut buffer).map_err(Error::file("read", path))?;
+        if n == 0 {
+            break;
+        }
+        digest.update(&buffer[..n]);
+        size += n as u64;
+    }
+    let sha256 = digest.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    Ok(FileRecord { size, sha256 })
+}
+
+/// `step-000025`: sorts by step up to a million steps.
+pub fn step_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+/// The step of a name that [`step_name`] made.
+pub fn parse_step_name(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    let step = digits.parse().ok()?;
+    (step_name(step) == name).then_some(step)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, step: u64) -> Checkpoint {
+        let mut writer = CheckpointWriter::begin(dir, step).unwrap();
+        writer.bytes("adapter.safetensors", format!("weights {step}").as_bytes()).unwrap();
+        writer.with("trainer/state.json", |path| fs::write(path, "{}").map_err(Error::file("write", path))).unwrap();
+        writer.finish(serde_json::json!({"world_size": 1})).unwrap()
+    }
+
+    #[test]
+    fn a_checkpoint_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = write(dir.path(), 25);
+        let read = Checkpoint::open(dir.path().join("step-000025")).unwrap();
+        assert_eq!(read, written);
+        read.verify().unwrap();
+        assert_eq!(read.read("adapter.safetensors").unwrap(), b"weights 25");
+        assert_eq!(read.manifest().info["world_size"], 1);
+        assert!(read.file("other").is_err());
+        let hash = &read.manifest().files["trainer/state.json"].sha256;
+        assert_eq!(hash, "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a");
+    }
+
+    #[test]
+    fn an_unfinished_checkpoint_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), 25);
+        let mut writer = CheckpointWriter::begin(dir.path(), 50).unwrap();
+        writer.bytes("adapter.safetensors", b"half").unwrap();
+        assert_eq!(list(dir.path()).unwrap().len(), 1);
+        std::mem::forget(writer); // as if killed
+        assert_eq!(newest_whole(dir.path()).unwrap().unwrap().step(), 25);
+        remove_leftovers(dir.path()).unwrap();
+        drop(CheckpointWriter::begin(dir.path(), 75).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        for step in [25, 50, 75, 100] {
+            write(dir.path(), step);
+        }
+        fs::write(dir.path().join("step-000100/adapter.safetensors"), "Weights 100").unwrap();
+        fs::write(dir.path().join("step-000075/adapter.safetensors"), "weights").unwrap();
+        fs::write(dir.path().join("step-000050/manifest.json"), "{\"format\":1").unwrap();
+        assert_eq!(newest_whole(dir.path()).unwrap().unwrap().step(), 25);
+        fs::remove_file(dir.path().join("step-000025/trainer/state.json")).unwrap();
+        assert!(newest_whole(dir.path()).unwrap().is_none());
+        assert!(newest_whole(&dir.path().join("none")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_manifest_cannot_name_files_outside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(dir.path(), 1).path().to_path_buf();
+        for name in ["../../secret", "/etc/passwd", "a/../../b"] {
+            let text =
+                serde_json::json!({"format": 1, "step": 1, "version": "", "files": {name: {"size": 1, "sha256": ""}}});
+            fs::write(path.join(MANIFEST), text.to_string()).unwrap();
+            assert!(Checkpoint::open(&path).unwrap_err().to_string().contains("leaves the checkpoint"));
+            assert!(CheckpointWriter::begin(dir.path(), 2).unwrap().bytes(name, b"").is_err());
+        }
+    }
+
+    #[test]
+    fn pruning_keeps_the_newest_and_a_step_can_be_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        for step in [5, 10, 100, 15, 100] {
+            write(dir.path(), step);
+        }
+        prune(dir.path(), 2).unwrap();
+        let steps: Vec<u64> = list(dir.path()).unwrap().into_iter().map(|(s, _)| s).collect();
+        assert_eq!(steps, [15, 100]);
+        prune(dir.path(), 0).unwrap();
+        assert_eq!(newest_whole(dir.path()).unwrap().unwrap().step(), 100);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn step_names_parse_back() {
+        for step in [0, 25, 999_999, 12_345_678] {
+            assert_eq!(parse_step_name(&step_name(step)), Some(step));
+        }
+        for name in ["step-25", "step--00025", "step-000025.old", ".step-000025.tmp", "step-99999999999999999999"] {
+            assert_eq!(parse_step_name(name), None, "{name}");
+        }
+    }
+}

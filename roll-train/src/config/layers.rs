@@ -1,0 +1,333 @@
+//! The layers of a configuration and how they merge.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use config::{Config, ConfigError, Format, Map, Source, Value, ValueKind};
+use serde_json::Value as Json;
+
+use super::RunConfig;
+use super::loaded::{Loaded, Provenance};
+use super::schema;
+use super::yaml::{YamlFormat, parse_value};
+use super::{hydra, reference};
+use roll_core::{Error, Registry, Result};
+
+/// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
+pub const RESERVED_VARIABLES: [&str; 7] = [
+    "ROLL_FIXTURES",
+    "ROLL_TEST_DATA",
+    "ROLL_TEST_GGUF",
+    "ROLL_LOG",
+    "ROLL_TARGET_DIR",
+    "ROLL_DEMO",
+    roll_core::plugin::PATH_VARIABLE,
+];
+
+/// A list has no more entries than this when a key like `reward[3]` makes it.
+const MAX_INDEX: usize = 63;
+
+/// Text whose default is `null`, so that the default does not tell its type.
+const OPTIONAL_TEXT: [&str; 5] =
+    ["exp_name", "data.metadata", "data.base_path", "evaluation.metadata", "evaluation.base_path"];
+
+/// Collects layers, lowest first; [`ConfigLayers::load`] merges and checks them.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigLayers {
+    layers: Vec<Layer>,
+    notes: Vec<String>,
+}
+
+/// One source: top-level keys (or paths such as `reward[0].weight`) and values that know their origin.
+#[derive(Clone, Debug)]
+struct Layer(Vec<(String, Value)>);
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+    fn collect(&self) -> std::result::Result<HashMap<String, Value>, ConfigError> {
+        Ok(self.0.iter().cloned().collect())
+    }
+    // In order: of two `--set` of one key the later wins.
+    fn collect_to(&self, cache: &mut Value) -> std::result::Result<(), ConfigError> {
+        for (key, value) in &self.0 {
+            let one = Single(key.clone(), value.clone());
+            one.collect_to(cache)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Single(String, Value);
+
+impl Source for Single {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+    fn collect(&self) -> std::result::Result<HashMap<String, Value>, ConfigError> {
+        Ok(HashMap::from([(self.0.clone(), self.1.clone())]))
+    }
+}
+
+impl ConfigLayers {
+    /// The defaults alone.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
+    /// read or is no mapping.
+    pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut map = hydra::read(path)?;
+        if reference::is_reference(&map) {
+            let (translated, notes) = reference::translate(path, map)?;
+            map = translated;
+            self.notes.extend(notes);
+        }
+        self.add(path, map)
+    }
+
+    /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
+    pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
+        let path = Path::new(name);
+        let map = YamlFormat.parse(Some(&name.to_string()), yaml);
+        self.add(path, map.map_err(|e| Error::bad_file(path, e.to_string()))?)
+    }
+
+    fn add(mut self, path: &Path, mut map: Map<String, Value>) -> Result<Self> {
+        if let Some(key) = map.keys().find(|k| !is_plain(k)) {
+            let problem = format!("`{key}` is no configuration key; write nested keys as nested maps");
+            return Err(Error::bad_file(path, problem));
+        }
+        // A section with nothing under it (all of it commented out) says nothing.
+        map.retain(|key, value| {
+            !(value.kind == ValueKind::Nil && matches!(schema::find(key), Some(Json::Object(_) | Json::Array(_))))
+        });
+        if let Some(reward) = map.get_mut("reward")
+            && let ValueKind::Table(_) = reward.kind
+        {
+            let origin = reward.origin().map(String::from);
+            *reward = Value::new(origin.as_ref(), ValueKind::Array(vec![reward.clone()]));
+        }
+        let mut layer: Vec<_> = map.into_iter().collect();
+        layer.sort_by(|a, b| a.0.cmp(&b.0));
+        self.layers.push(Layer(layer));
+        Ok(self)
+    }
+
+    /// Adds `variables` whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` is `training.learning_rate`.
+    /// Values are YAML. Names in [`RESERVED_VARIABLES`] are left alone.
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
+        let mut variables: Vec<_> = variables
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("ROLL_") && !RESERVED_VARIABLES.contains(&name.as_str()))
+            .collect();
+        variables.sort();
+        let mut layer = Vec::new();
+        for (name, text) in variables {
+            let key = name["ROLL_".len()..].to_lowercase().replace("__", ".");
+            if !key.contains('.') && schema::find(&key).is_none() && schema::suggest(&key).is_none() {
+                // Other programs may use the prefix; a misspelt key is near a known one.
+                self.notes.push(format!("the environment variable {name} is no configuration key and has no effect"));
+                continue;
+            }
+            let origin = format!("environment variable {name}");
+            layer.push((expression(&key, &origin)?, value_for(&key, &text, &origin)?));
+        }
+        self.layers.push(Layer(layer));
+        Ok(self)
+    }
+
+    /// Adds one `--set` argument, `a.b=value`; the value is YAML.
+    pub fn set(self, assignment: &str) -> Result<Self> {
+        let Some((key, text)) = assignment.split_once('=') else {
+            return Err(Error::config(assignment, "expected key=value after --set"));
+        };
+        self.set_text(key.trim(), text, "--set")
+    }
+
+    /// Sets `key` to `text`, as `origin` ("--model") will be told in messages and listings.
+    pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
+        let layer = vec![(expression(key, origin)?, value_for(key, text, origin)?)];
+        self.layers.push(Layer(layer));
+        Ok(self)
+    }
+
+    /// The values of `plugins` and `plugins_replace` alone: what must be loaded before names and options of components
+    /// can be checked.
+    pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
+        let (mut tree, provenance) = merge(self.layers.clone())?;
+        let mut take = |key: &str| tree.as_object_mut().and_then(|map| map.remove(key)).unwrap_or_default();
+        let wrong = |key: &str, wanted: &str, found: Json| {
+            Error::config(key, format!("expected {wanted}, found {found}{}", provenance.place(key)))
+        };
+        let (paths, replace) = (take("plugins"), take("plugins_replace"));
+        let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
+        let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
+        Ok((paths, replace))
+    }
+
+    /// What the layers say of `key` so far, the default included and nothing checked; `None` for nothing, or `null`.
+    pub fn peek(&self, key: &str) -> Result<Option<Json>> {
+        let (tree, _) = merge(self.layers.clone())?;
+        let found = key.split('.').try_fold(&tree, |tree, part| tree.get(part));
+        Ok(found.filter(|value| !value.is_null()).cloned())
+    }
+
+    /// Merges the layers and checks every key and value. With a registry, component names and the options of
+    /// components are checked too, and their defaults filled in.
+    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
+        let (mut tree, provenance) = merge(self.layers)?;
+        schema::check_keys(&tree, &provenance)?;
+        if let Some(registry) = registry {
+            schema::check_components(&mut tree, registry, &provenance)?;
+        }
+        let config: RunConfig = serde_path_to_error::deserialize(tree).map_err(|e| {
+            let key = e.path().to_string().replace('[', ".").replace(']', "");
+            let problem = e.inner().to_string();
+            Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
+        })?;
+        config.check().map_err(|e| match e {
+            Error::Config { key, problem } => {
+                let place = provenance.place(&key);
+                Error::Config { problem: format!("{problem}{place}"), key }
+            }
+            other => other,
+        })?;
+        Ok(Loaded { config, provenance, notes: self.notes })
+    }
+}
+
+fn merge(layers: Vec<Layer>) -> Result<(Json, Provenance)> {
+    let mut builder = Config::builder().add_source(defaults());
+    for layer in layers {
+        builder = builder.add_source(layer);
+    }
+    let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
+    let mut provenance = Provenance::default();
+    let tree = to_json(merged.cache, "", &mut provenance);
+    Ok((tree, provenance))
+}
+
+fn defaults() -> Layer {
+    let json = serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null);
+    match from_json(json).kind {
+        ValueKind::Table(map) => Layer(map.into_iter().collect()),
+        _ => Layer(Vec::new()),
+    }
+}
+
+fn is_plain(key: &str) -> bool {
+    !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+}
+
+/// The path in the syntax of the `config` crate: `reward.0.weight` and `reward.weight` are `reward[0].weight`.
+fn expression(key: &str, origin: &str) -> Result<String> {
+    let dotted = key.replace('[', ".").replace(']', "");
+    let mut parts = dotted.split('.').peekable();
+    let mut path = String::new();
+    let mut first = true;
+    while let Some(part) = parts.next() {
+        if !is_plain(part) {
+            let problem = format!("not a key ({origin}); write it as training.learning_rate or reward.0.weight");
+            return Err(Error::config(key, problem));
+        }
+        match part.parse::<usize>() {
+            Ok(index) if !first => {
+                if index > MAX_INDEX {
+                    let problem = format!("index {index} is beyond {MAX_INDEX} ({origin})");
+                    return Err(Error::config(key, problem));
+                }
+                path += &format!("[{index}]");
+            }
+            _ => {
+                if !first {
+                    path.push('.');
+                }
+                path += part;
+            }
+        }
+        let single_reward = first && part == "reward";
+        if single_reward && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
+            path += "[0]";
+        }
+        first = false;
+    }
+    Ok(path)
+}
+
+fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
+    let origin_name = origin.to_string();
+    let value = parse_value(text, origin)
+        .map_err(|problem| Error::config(key, format!("`{text}` is not a value ({origin}): {problem}")))?;
+    // `exp_name=2026` means the text.
+    let wants_text = matches!(schema::find(key), Some(Json::String(_)));
+    let optional_text = OPTIONAL_TEXT.contains(&key) && value.kind != ValueKind::Nil;
+    let wants_text = wants_text || optional_text;
+    let value = match value.kind {
+        ValueKind::Table(_) | ValueKind::Array(_) if optional_text => Value::new(Some(&origin_name), text.trim()),
+        ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
+        ValueKind::Nil if text.trim().is_empty() && wants_text => Value::new(Some(&origin_name), ""),
+        ValueKind::Boolean(_) | ValueKind::I64(_) | ValueKind::U64(_) | ValueKind::Float(_) if wants_text => {
+            Value::new(Some(&origin_name), text.trim())
+        }
+        _ => value,
+    };
+    Ok(value)
+}
+
+fn from_json(json: Json) -> Value {
+    let kind = match json {
+        Json::Null => ValueKind::Nil,
+        Json::Bool(b) => b.into(),
+        Json::Number(n) => match (n.as_u64(), n.as_i64()) {
+            (Some(u), _) => u.into(),
+            (None, Some(i)) => i.into(),
+            (None, None) => n.as_f64().unwrap_or(f64::NAN).into(),
+        },
+        Json::String(s) => s.into(),
+        Json::Array(items) => ValueKind::Array(items.into_iter().map(from_json).collect()),
+        Json::Object(map) => ValueKind::Table(map.into_iter().map(|(k, v)| (k, from_json(v))).collect()),
+    };
+    Value::new(None, kind)
+}
+
+/// The tree as JSON, keys in the order of the types and then of the alphabet; notes the origin of each leaf.
+fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
+    let origin = value.origin().map(String::from);
+    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
+    if let Some(origin) = origin {
+        provenance.note(key, origin);
+    }
+    match value.kind {
+        ValueKind::Nil => Json::Null,
+        ValueKind::Boolean(b) => b.into(),
+        ValueKind::I64(i) => i.into(),
+        ValueKind::U64(u) => u.into(),
+        ValueKind::I128(i) => (i as f64).into(),
+        ValueKind::U128(u) => (u as f64).into(),
+        ValueKind::Float(f) => f.into(),
+        ValueKind::String(s) => s.into(),
+        ValueKind::Array(items) => {
+            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(&i.to_string()), provenance)).collect()
+        }
+        ValueKind::Table(map) => {
+            let order = schema::order(key);
+            let rank = |name: &String| order.iter().position(|o| o == name).unwrap_or(usize::MAX);
+            let mut items: Vec<_> = map.into_iter().collect();
+            items.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
+            Json::Object(
+                items
+                    .into_iter()
+                    .map(|(name, item)| {
+                        let json = to_json(item, &child(&name), provenance);
+                        (name, json)
+                    })
+                    .collect(),
+            )
+        }
+    }
+}

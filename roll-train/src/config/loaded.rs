@@ -1,0 +1,285 @@
+//! A merged configuration that can say where its values came from.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use super::RunConfig;
+use roll_core::{Error, Result};
+
+/// Where each value came from, by dotted key; what is not there is a default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Provenance(BTreeMap<String, String>);
+
+impl Provenance {
+    pub(super) fn note(&mut self, key: &str, origin: String) {
+        if !key.is_empty() {
+            self.0.insert(key.into(), origin);
+        }
+    }
+
+    /// The origin of `key`: `default`, `train.yaml:12`, `environment variable ROLL_SEED`, `--set`.
+    pub fn of(&self, key: &str) -> &str {
+        self.explicit(key).unwrap_or("default")
+    }
+
+    /// Whether any layer above the defaults set `key` or something below it.
+    pub fn is_set(&self, key: &str) -> bool {
+        self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    fn explicit(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// " (origin)" for the end of a message: of the key, of what it holds, or of what holds it.
+    pub(super) fn place(&self, key: &str) -> String {
+        let mut key = key;
+        let within = format!("{key}.");
+        if let Some((_, origin)) = self.0.range(within.clone()..).next().filter(|(k, _)| k.starts_with(&within)) {
+            return format!(" ({})", self.explicit(key).unwrap_or(origin));
+        }
+        loop {
+            if let Some(origin) = self.explicit(key) {
+                return format!(" ({origin})");
+            }
+            match key.rsplit_once('.') {
+                Some((parent, _)) => key = parent,
+                None => return String::new(),
+            }
+        }
+    }
+}
+
+/// One value of a configuration, for listings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Dotted key: `training.learning_rate`, `reward.0.weight`.
+    pub key: String,
+    /// The value, as one line of YAML (and JSON).
+    pub value: String,
+    /// As [`Provenance::of`].
+    pub origin: String,
+}
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The values.
+    pub config: RunConfig,
+    /// Where they came from.
+    pub provenance: Provenance,
+    /// Things worth telling the user that are no errors.
+    pub notes: Vec<String>,
+}
+
+impl Loaded {
+    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration.
+    pub fn resolved_yaml(&self) -> Result<String> {
+        serde_saphyr::to_string(&self.tree()?)
+            .map_err(|e| Error::Misuse(format!("the configuration cannot be written as YAML: {e}")))
+    }
+
+    /// Every value with its origin, in the order of the types: what `roll config` prints. Lists of plain values are
+    /// one entry.
+    pub fn listing(&self) -> Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        self.list("", &self.tree()?, &mut entries);
+        Ok(entries)
+    }
+
+    fn tree(&self) -> Result<Json> {
+        serde_json::to_value(&self.config)
+            .map_err(|e| Error::Misuse(format!("the configuration cannot be serialised: {e}")))
+    }
+
+    fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
+        let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
+        match value {
+            Json::Object(map) if !map.is_empty() => {
+                for (name, value) in map {
+                    self.list(&child(name), value, entries);
+                }
+            }
+            Json::Array(items) if items.iter().any(Json::is_object) => {
+                for (i, value) in items.iter().enumerate() {
+                    self.list(&child(&i.to_string()), value, entries);
+                }
+            }
+            leaf => {
+                let origin = match leaf {
+                    Json::Array(items) => (0..items.len())
+                        .find_map(|i| self.provenance.explicit(&child(&i.to_string())))
+                        .or(self.provenance.explicit(key))
+                        .unwrap_or("default"),
+                    _ => self.provenance.of(key),
+                };
+                entries.push(Entry { key: key.into(), value: leaf.to_string(), origin: origin.into() });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::ConfigLayers;
+    use super::*;
+    use roll_core::{Factory, OnMissing, Options, Registration, Registry};
+
+    #[derive(Default, serde::Serialize, serde::Deserialize)]
+    #[serde(default)]
+    struct TestOptions {
+        mid_timestep: usize,
+        trainable_models: Option<String>,
+        on_missing: OnMissing,
+    }
+    fn options() -> Options {
+        let TestOptions { .. } = TestOptions::default();
+        roll_core::registry::default_options::<TestOptions>()
+    }
+    macro_rules! register {
+        ($kind:ident, $name:literal) => {
+            roll_core::inventory::submit! {
+                Registration {
+                    name: $name, summary: "", origin: "tests", version: "0", defaults: options,
+                    factory: Factory::$kind(|_, _| Err(Error::Interrupted)),
+                    planner: None,
+                }
+            }
+        };
+    }
+    register!(Algorithm, "reward_fl");
+    register!(Model, "wan2_2");
+    register!(Model, "wan2_1");
+    register!(Reward, "face_identity");
+    register!(Strategy, "single");
+
+    fn load(layers: Result<ConfigLayers>) -> Result<Loaded> {
+        layers?.load(Some(&Registry::linked()?))
+    }
+    fn from_file(dir: &Path, text: &str) -> Result<ConfigLayers> {
+        let path = dir.join("train.yaml");
+        std::fs::write(&path, text).unwrap();
+        ConfigLayers::new().file(path)
+    }
+    fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_load_and_equal_themselves() {
+        let loaded = load(Ok(ConfigLayers::new())).unwrap();
+        let mut config = loaded.config.clone();
+        config.algo.options.clear();
+        config.model.options.clear();
+        config.strategy.options.clear();
+        assert_eq!(config, RunConfig::default());
+        assert_eq!(loaded.config.algo.options["mid_timestep"], 0);
+        assert!(loaded.listing().unwrap().iter().all(|e| e.origin == "default"));
+    }
+
+    #[test]
+    fn later_layers_win_and_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = from_file(dir.path(), "seed: 1\nsteps: 5\ntraining:\n  learning_rate: 1e-3\n  warmup_steps: 3\n");
+        let env = [("ROLL_SEED", "2"), ("ROLL_TRAINING__LEARNING_RATE", "1e-4"), ("ROLL_FIXTURES", "x"), ("HOME", "y")];
+        let env = env.map(|(k, v)| (k.to_string(), v.to_string()));
+        let layers = layers.unwrap().environment(env).unwrap().set("seed=3").unwrap().set("data.fps = 8").unwrap();
+        let loaded = load(layers.set("seed=4")).unwrap();
+        assert_eq!(loaded.config.seed, 4);
+        assert_eq!(loaded.config.steps, Some(5));
+        assert_eq!(loaded.config.training.learning_rate, 1e-4);
+        assert_eq!(loaded.config.training.warmup_steps, 3);
+        assert_eq!(loaded.config.data.fps, Some(8.0));
+        assert_eq!(loaded.provenance.of("seed"), "--set");
+        assert_eq!(loaded.provenance.of("training.learning_rate"), "environment variable ROLL_TRAINING__LEARNING_RATE");
+        assert!(loaded.provenance.of("training.warmup_steps").ends_with("train.yaml:5"));
+        assert_eq!(loaded.provenance.of("training.eps"), "default");
+        assert!(loaded.provenance.is_set("training") && !loaded.provenance.is_set("strategy"));
+    }
+
+    #[test]
+    fn an_unknown_key_names_its_place_and_the_nearest_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = message(load(from_file(dir.path(), "seed: 1\ntraining:\n  learnin_rate: 1\n")));
+        assert!(told.contains("training.learning_rate") && told.contains("train.yaml:3"), "{told}");
+        let told = message(load(from_file(dir.path(), "learning_rate: 1\n")));
+        assert!(told.contains("`training.learning_rate`"), "{told}");
+        let told = message(load(from_file(dir.path(), "algo:\n  name: reward_fl\n  mid_timestp: 1\n")));
+        assert!(told.contains("`algo.mid_timestep`") && told.contains("train.yaml:3"), "{told}");
+        let told = message(load(ConfigLayers::new().set("sed=1")));
+        assert!(told.contains("`seed`") && told.contains("--set"), "{told}");
+        let told = message(load(ConfigLayers::new().set("model.name=wan22")));
+        assert!(told.contains("`model.name`") && told.contains("wan2_2"), "{told}");
+        let env = |name: &str| ConfigLayers::new().environment([(name.to_string(), "1".to_string())]);
+        assert!(message(load(env("ROLL_SEEED"))).contains("`seed`"));
+        assert!(message(load(env("ROLL_TRAINING__LR"))).contains("training.lr"));
+        assert_eq!(load(env("ROLL_SOMETHING_ELSE_ENTIRELY")).unwrap().notes.len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_type_names_key_and_place() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, key) in [
+            ("training:\n  learning_rate: fast\n", "training.learning_rate"),
+            ("seed: -1\n", "seed"),
+            ("training: 3\n", "training"),
+            ("data:\n  on_bad_sample: ignore\n", "data.on_bad_sample"),
+            ("reward:\n  - weight: 2\n", "reward.0.name"),
+            ("reward: 7\n", "reward"),
+            ("data:\n  height: 100\n  width: 64\n", "data.height"),
+            ("data:\n  height: 64\n", "data.height"),
+            ("data:\n  metadata: {a: b}\n", "data.metadata"),
+            ("training:\n  betas: [0.9]\n", "training.betas"),
+            ("training:\n  per_device_train_batch_size: 0\n", "training.per_device_train_batch_size"),
+            ("algo: 3\n", "algo"),
+        ] {
+            let told = message(load(from_file(dir.path(), text)));
+            assert!(told.contains(&format!("`{key}`")) && told.contains("train.yaml:"), "{text}: {told}");
+        }
+    }
+
+    #[test]
+    fn one_reward_is_a_list_of_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = from_file(dir.path(), "reward:\n  name: face_identity\n  mid_timestep: 3\n").unwrap();
+        let layers = layers.set("reward.weight=0.5").unwrap().set("reward.0.trainable_models=dit").unwrap();
+        let loaded = load(layers.set("reward[0].mid_timestep=4")).unwrap();
+        let [reward] = &loaded.config.reward[..] else { panic!("{:?}", loaded.config.reward) };
+        assert_eq!((reward.name.as_str(), reward.weight), ("face_identity", 0.5));
+        assert_eq!(reward.options["mid_timestep"], 4);
+        assert_eq!(reward.options["trainable_models"], "dit");
+        assert_eq!(reward.options["on_missing"], "skip");
+        assert!(loaded.provenance.of("reward.0.name").ends_with("train.yaml:2"));
+        assert!(message(ConfigLayers::new().set("reward[4000000000].weight=1")).contains("4000000000"));
+    }
+
+    #[test]
+    fn the_resolved_yaml_loads_to_the_same_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = ConfigLayers::new().set("reward={name: face_identity, weight: 2}").unwrap();
+        let layers = layers.set("exp_name=2026").unwrap().set("training.learning_rate=2.5e-6").unwrap();
+        let layers = layers.set("algo.trainable_models=yes").unwrap();
+        let loaded = load(layers.set("data.metadata=a b/c: d.csv")).unwrap();
+        let again = load(from_file(dir.path(), &loaded.resolved_yaml().unwrap())).unwrap();
+        assert_eq!(again.config, loaded.config);
+        let listing = loaded.listing().unwrap();
+        assert_eq!(listing[0].key, "seed");
+        assert!(listing.iter().any(|e| e.key == "training.betas" && e.value == "[0.9,0.999]"));
+    }
+
+    #[test]
+    fn text_stays_text_where_text_is_wanted() {
+        let loaded = load(ConfigLayers::new().set("exp_name=2026")).unwrap();
+        assert_eq!(loaded.config.exp_name.as_deref(), Some("2026"));
+        let loaded = load(ConfigLayers::new().set_text("model.name", "wan2_1", "--model")).unwrap();
+        assert_eq!((loaded.config.model.name.as_str(), loaded.provenance.of("model.name")), ("wan2_1", "--model"));
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load(from_file(dir.path(), "training:\n  # learning_rate: 1\nalgo:\n")).unwrap().config.seed, 42);
+        assert!(message(ConfigLayers::new().set("seed")).contains("key=value"));
+        assert!(message(ConfigLayers::new().set("a..b=1")).contains("not a key"));
+    }
+}

@@ -1,0 +1,22 @@
+//! Configuration of a run: typed, layered, and explained.
+//!
+//! Four layers, the later over the earlier: the defaults, YAML files in the order given, environment variables
+//! (`ROLL_TRAINING__LEARNING_RATE=1e-5`), and `--set training.learning_rate=1e-5`. Maps merge; everything else, lists
+//! too, is replaced. Unknown keys are errors that name the nearest known one, in every layer and inside the options of
+//! components as well. A file may be composed as Hydra does (`defaults`, `${a.b}`), and ROLL's own `reward_fl_config.yaml`
+//! is read as it is. [`Loaded`] remembers which layer each value came from.
+
+mod hydra;
+mod layers;
+mod loaded;
+mod reference;
+mod run;
+mod schema;
+mod yaml;
+
+pub use layers::{ConfigLayers, RESERVED_VARIABLES};
+pub use loaded::{Entry, Loaded, Provenance};
+pub use roll_core::{Component, RewardComponent};
+pub use roll_data::{DataConfig, OnBadSample};
+pub use run::{EvaluationConfig, RunConfig, TrainingConfig};
+pub use yaml::{MAX_FILE_BYTES, YamlFormat};

@@ -1,0 +1,514 @@
+//! ROLL's own configuration of Reward-FL (`reward_fl_config.yaml`), in this project's keys.
+//!
+//! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
+//! here are listed once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+
+use config::{Value, ValueKind};
+
+use super::hydra::merge;
+use roll_core::{Error, Result, communicator};
+
+type Map = HashMap<String, Value>;
+
+/// Keys that go over as they are, or say why they do not: (ROLL's, ours).
+const SAME: &[(&str, &str)] = &[
+    ("exp_name", "exp_name"),
+    ("seed", "seed"),
+    ("output_dir", "output_dir"),
+    ("save_steps", "save_steps"),
+    ("logging_steps", "logging_steps"),
+    ("max_grad_norm", "training.max_grad_norm"),
+    ("actor_train.data_args.file_name", "data.metadata"),
+    ("actor_train.training_args.learning_rate", "training.learning_rate"),
+    ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
+    ("actor_train.training_args.warmup_steps", "training.warmup_steps"),
+    ("actor_train.training_args.weight_decay", "training.weight_decay"),
+    ("actor_train.training_args.adam_epsilon", "training.eps"),
+    ("actor_train.training_args.per_device_train_batch_size", "training.per_device_train_batch_size"),
+];
+
+/// Options below `actor_train.model_args.model_config_kwargs`: (ROLL's, ours).
+const NETWORK: &[(&str, &str)] = &[
+    ("model_name", "model.name"),
+    ("model_paths", "model.model_paths"),
+    ("tokenizer_path", "model.tokenizer_path"),
+    ("model_id_with_origin_paths", "model.model_id_with_origin_paths"),
+    ("trainable_models", "model.trainable_models"),
+    ("lora_base_model", "model.lora_base_model"),
+    ("lora_target_modules", "model.lora_target_modules"),
+    ("lora_rank", "model.lora_rank"),
+    ("lora_checkpoint", "model.lora_checkpoint"),
+    ("use_gradient_checkpointing", "model.use_gradient_checkpointing"),
+    ("use_gradient_checkpointing_offload", "model.use_gradient_checkpointing_offload"),
+    ("extra_inputs", "model.extra_inputs"),
+    ("num_inference_steps", "algo.num_inference_steps"),
+    ("mid_timestep", "algo.mid_timestep"),
+    ("final_timestep", "algo.final_timestep"),
+];
+
+/// Names that DeepSpeed's `zero_optimization` and the strategy `zero` share.
+const ZERO: &[&str] = &[
+    "stage",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "sub_group_size",
+    "overlap_comm",
+    "contiguous_gradients",
+    "offload_optimizer.device",
+    "offload_optimizer.pin_memory",
+    "offload_param.device",
+    "offload_param.pin_memory",
+];
+
+/// Defaults of ROLL that are not ours.
+const DEFAULTS: &[(&str, Default)] = &[
+    ("training.learning_rate", Default::Number(5e-5)),
+    ("training.lr_scheduler_type", Default::Text("linear")),
+    ("training.warmup_steps", Default::Whole(0)),
+    ("training.weight_decay", Default::Number(0.0)),
+    ("training.per_device_train_batch_size", Default::Whole(8)),
+    ("save_steps", Default::Whole(50)),
+    // `set_max_steps` of ROLL's pipelines: a run ends there, however long the data are.
+    ("max_steps", Default::Whole(500)),
+    // `UnifiedDataset(repeat=100)`
+    ("data.repeat", Default::Whole(100)),
+];
+
+#[derive(Clone, Copy)]
+enum Default {
+    Number(f64),
+    Whole(u64),
+    Text(&'static str),
+}
+
+const CONFIG_KWARGS: &str = "actor_train.model_args.model_config_kwargs";
+const ZERO_BLOCK: &str = "actor_train.strategy_args.strategy_config.zero_optimization";
+
+/// Whether a mapping is one of ROLL's.
+pub(super) fn is_reference(map: &Map) -> bool {
+    ["actor_train", "actor_infer", "pretrain"].iter().any(|key| map.contains_key(*key))
+}
+
+/// The mapping of `path` in this project's keys, and what the user should know.
+pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
+    let mut from = Source { root: Value::new(None, ValueKind::Table(map)), taken: BTreeSet::new() };
+    if from.get(CONFIG_KWARGS).is_none() {
+        return Err(Error::bad_file(
+            path,
+            format!(
+                "a configuration of ROLL, but not of Reward-FL: there is no `{CONFIG_KWARGS}`; others are not read"
+            ),
+        ));
+    }
+    let mut to = Target(Value::new(None, ValueKind::Table(Map::new())));
+    let mut notes = Vec::new();
+    for (theirs, ours) in SAME {
+        if let Some(value) = from.take(theirs) {
+            to.put(ours, value);
+        }
+    }
+    for (theirs, ours) in NETWORK {
+        if let Some(value) = from.take(&format!("{CONFIG_KWARGS}.{theirs}")) {
+            to.put(ours, value);
+        }
+    }
+    limits(path, &mut from, &mut to)?;
+    optimizer(&mut from, &mut to);
+    precision(&mut from, &mut to);
+    reward(&mut from, &mut to);
+    strategy(&mut from, &mut to);
+    for (key, default) in DEFAULTS {
+        if !to.has(key) {
+            to.put(key, said_by_default(*default));
+        }
+    }
+    batch(path, &mut from, &mut to, &mut notes)?;
+    to.put("algo.name", constant("reward_fl"));
+    let unused = from.unused(path);
+    if !unused.is_empty() {
+        notes.push(format!(
+            "{}: a configuration of ROLL's Reward-FL; without effect here: {}",
+            path.display(),
+            unused.join(", ")
+        ));
+    }
+    match to.0.kind {
+        ValueKind::Table(map) => Ok((map, notes)),
+        _ => Ok((Map::new(), notes)),
+    }
+}
+
+/// How long a run is and what it leaves.
+fn limits(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+    if let Some(value) = from.take("max_steps") {
+        to.put("max_steps", value);
+    }
+    // 0 keeps all there.
+    if let Some(value) = from.take("max_ckpt_to_keep")
+        && !matches!(value.kind, ValueKind::I64(0) | ValueKind::U64(0))
+    {
+        to.put("max_ckpt_to_keep", value);
+    }
+    if let Some(value) = from.take("actor_train.training_args.num_train_epochs") {
+        let epochs = match value.kind {
+            ValueKind::Float(epochs) if epochs.fract() == 0.0 && (0.0..1e9).contains(&epochs) => {
+                Value::new(value.origin().map(String::from).as_ref(), epochs as u64)
+            }
+            _ => value,
+        };
+        to.put("training.num_train_epochs", epochs);
+    }
+    if let Some(resume) = from.get("resume_from_checkpoint")
+        && !matches!(resume.kind, ValueKind::Boolean(false) | ValueKind::Nil)
+    {
+        return Err(Error::bad_file(
+            path,
+            format!(
+                "`resume_from_checkpoint: {resume}`: go on with `roll run --resume RUN`, whose directory is named there"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn optimizer(from: &mut Source, to: &mut Target) {
+    let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
+        .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
+    if betas.iter().any(|(beta, _)| beta.is_some()) {
+        let origin = betas.iter().find_map(|(beta, _)| beta.as_ref()?.origin().map(String::from));
+        let list = betas.map(|(beta, default)| beta.unwrap_or_else(|| constant(default)));
+        to.put("training.betas", Value::new(origin.as_ref(), ValueKind::Array(list.into())));
+    }
+    // DeepSpeed clips by this, where it is a number.
+    if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
+        && !is_auto(&value)
+    {
+        to.put("training.max_grad_norm", value);
+    }
+}
+
+/// The dtype of the frozen weights.
+fn precision(from: &mut Source, to: &mut Target) {
+    let key = "actor_train.model_args.dtype";
+    let text = from.get(key).and_then(|value| value.clone().into_string().ok()).unwrap_or_default();
+    let ours = match text.as_str() {
+        "bf16" | "bfloat16" => "bf16",
+        "fp32" | "float32" => "f32",
+        _ => return,
+    };
+    if let Some(value) = from.take(key) {
+        to.put("model.weights_dtype", Value::new(value.origin().map(String::from).as_ref(), ours));
+    }
+}
+
+/// ROLL has one reward, whose embedder it gives BGR.
+fn reward(from: &mut Source, to: &mut Target) {
+    let Some(path) = from.take(&format!("{CONFIG_KWARGS}.reward_model_path")) else { return };
+    let options = [("name", constant("insightface")), ("reward_model_path", path), ("channel_order", constant("bgr"))];
+    let options: Map = options.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
+    let one = Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(options));
+    to.put("reward", Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(vec![one])));
+}
+
+fn strategy(from: &mut Source, to: &mut Target) {
+    from.take("actor_train.strategy_args.strategy_name");
+    to.put("strategy.name", constant("zero"));
+    for key in ZERO {
+        let theirs = format!("{ZERO_BLOCK}.{key}");
+        if from.get(&theirs).is_some_and(|value| !is_auto(value))
+            && let Some(value) = from.take(&theirs)
+        {
+            to.put(&format!("strategy.{key}"), value);
+        }
+    }
+}
+
+/// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each device of
+/// `device_mapping`; the same number is taken here, on as many ranks as there are.
+fn batch(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
+    let whole = |value: &Value| value.clone().into_uint().ok().filter(|n| *n > 0);
+    let steps_key = "actor_train.training_args.gradient_accumulation_steps";
+    let steps = from.take(steps_key).unwrap_or_else(|| said_by_default(Default::Whole(1)));
+    let mapping = from.take("actor_train.device_mapping");
+    let devices = match &mapping {
+        None | Some(Value { kind: ValueKind::Nil, .. }) => 1,
+        Some(value) => devices(value).ok_or_else(|| {
+            let problem = format!(
+                "`actor_train.device_mapping`: expected a list of devices such as list(range(0,8)), found {value}{}",
+                value.origin().map(|o| format!(" ({o})")).unwrap_or_default()
+            );
+            Error::bad_file(path, problem)
+        })?,
+    };
+    let per_device = to.get("training.per_device_train_batch_size").and_then(whole);
+    let (Some(accumulated), Some(per_device)) = (whole(&steps), per_device) else {
+        // Not a number above 0: the check of our own key says so, with its place.
+        to.put("training.gradient_accumulation_steps", steps);
+        return Ok(());
+    };
+    let ranks = communicator::current().world_size() as u64;
+    let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
+    let here = match (accumulated.saturating_mul(devices)).checked_rem(ranks) {
+        Some(0) => accumulated * devices / ranks,
+        _ => {
+            notes.push(format!(
+                "{}: an update of {update} samples cannot be divided among {ranks} ranks; each takes {}",
+                path.display(),
+                accumulated * per_device
+            ));
+            accumulated
+        }
+    };
+    let origin = match mapping.as_ref().and_then(|m| m.origin()) {
+        Some(at) if here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
+        _ => steps.origin().unwrap_or(ORIGIN).to_string(),
+    };
+    to.put("training.gradient_accumulation_steps", Value::new(Some(&origin), here));
+    // A step of ROLL goes over `train_batch_size` samples, in as many updates as that takes.
+    if let Some(global) = from.take("train_batch_size").as_ref().and_then(whole)
+        && global > update
+        && let Some(limit) = to.get("max_steps").and_then(whole)
+    {
+        let origin = to.get("max_steps").and_then(|v| v.origin()).unwrap_or(ORIGIN).to_string();
+        to.put("max_steps", Value::new(Some(&origin), limit.saturating_mul(global.div_ceil(update))));
+    }
+    Ok(())
+}
+
+/// The number of devices in `list(range(0,8))`, `[0,1]`, or sums of them.
+fn devices(value: &Value) -> Option<u64> {
+    if let ValueKind::Array(items) = &value.kind {
+        return u64::try_from(items.len()).ok().filter(|n| *n > 0);
+    }
+    let text: String = value.clone().into_string().ok()?.chars().filter(|c| !c.is_whitespace()).collect();
+    let mut count = 0u64;
+    for part in text.split('+') {
+        count = count.checked_add(match part.strip_prefix("list(").and_then(|p| p.strip_suffix(')')) {
+            Some(range) => {
+                let numbers = range.strip_prefix("range(")?.strip_suffix(')')?.split(',');
+                let numbers = numbers.map(|n| n.parse::<u32>().ok().map(u64::from)).collect::<Option<Vec<u64>>>()?;
+                match numbers[..] {
+                    [end] => end,
+                    [start, end] => end.saturating_sub(start),
+                    [start, end, step] if step > 0 => end.saturating_sub(start).div_ceil(step),
+                    _ => return None,
+                }
+            }
+            None => {
+                let items = part.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|i| !i.is_empty());
+                items.map(|item| item.parse::<u32>().ok()).collect::<Option<Vec<_>>>()?.len() as u64
+            }
+        })?;
+    }
+    (count > 0).then_some(count)
+}
+
+/// Origin of what ROLL says without writing it.
+const ORIGIN: &str = "as in ROLL";
+
+fn constant(value: impl Into<ValueKind>) -> Value {
+    Value::new(Some(&ORIGIN.to_string()), value)
+}
+
+fn said_by_default(default: Default) -> Value {
+    let origin = "ROLL's default".to_string();
+    match default {
+        Default::Number(number) => Value::new(Some(&origin), number),
+        Default::Whole(number) => Value::new(Some(&origin), number),
+        Default::Text(text) => Value::new(Some(&origin), text),
+    }
+}
+
+fn is_auto(value: &Value) -> bool {
+    matches!(&value.kind, ValueKind::String(text) if text == "auto")
+}
+
+/// ROLL's tree, which knows what was taken from it.
+struct Source {
+    root: Value,
+    taken: BTreeSet<String>,
+}
+
+impl Source {
+    fn get(&self, key: &str) -> Option<&Value> {
+        key.split('.').try_fold(&self.root, |value, name| match &value.kind {
+            ValueKind::Table(map) => map.get(name),
+            _ => None,
+        })
+    }
+
+    fn take(&mut self, key: &str) -> Option<Value> {
+        let value = self.get(key)?.clone();
+        self.taken.insert(key.to_string());
+        Some(value)
+    }
+
+    /// What was not taken, the shortest key for each; without the blocks of other files, which only stand there to be
+    /// referred to.
+    fn unused(&self, path: &Path) -> Vec<String> {
+        let mut unused = Vec::new();
+        let own = path.display().to_string();
+        if let ValueKind::Table(map) = &self.root.kind {
+            for (key, value) in map {
+                if value.origin().is_none_or(|origin| origin.starts_with(&own)) {
+                    self.walk(key, value, &mut unused);
+                }
+            }
+        }
+        unused.sort();
+        unused
+    }
+
+    fn walk(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
+        let below = format!("{key}.");
+        let partly = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
+        match &value.kind {
+            _ if self.taken.contains(key) => {}
+            ValueKind::Table(map) if partly => {
+                map.iter().for_each(|(name, value)| self.walk(&format!("{key}.{name}"), value, unused));
+            }
+            _ => unused.push(key.to_string()),
+        }
+    }
+}
+
+/// Our tree.
+struct Target(Value);
+
+impl Target {
+    fn put(&mut self, key: &str, value: Value) {
+        let nested = key
+            .rsplit('.')
+            .fold(value, |inner, name| Value::new(None, ValueKind::Table(Map::from([(name.to_string(), inner)]))));
+        merge(&mut self.0, nested);
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        key.split('.').try_fold(&self.0, |value, name| match &value.kind {
+            ValueKind::Table(map) => map.get(name),
+            _ => None,
+        })
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::ConfigLayers;
+    use super::*;
+    use crate::config::Loaded;
+
+    /// A configuration in ROLL's words, with the DeepSpeed block in a file of its own.
+    fn write(dir: &Path, change: impl Fn(String) -> String) -> PathBuf {
+        let text = "defaults:\n  - ../config/zero2@_here_\n  - ../config/zero3@_here_\n\
+             hydra:\n  run:\n    dir: .\nexp_name: first\nseed: 7\nlogging_dir: logs\noutput_dir: out\n\
+             checkpoint_config:\n  type: file_system\nsave_steps: 25\nresume_from_checkpoint: false\n\
+             train_batch_size: 8\nmax_grad_norm: 0.5\n\
+             actor_train:\n  model_args:\n    model_type: diffusion_module\n    dtype: bf16\n    model_config_kwargs:\n      \
+             model_name: wan2_2\n      model_paths: paths.json\n      reward_model_path: faces/\n      \
+             model_id_with_origin_paths: null\n      trainable_models: dit2\n      min_timestep_boundary: 0.9\n      \
+             mid_timestep: 4\n      lora_rank: 16\n  training_args:\n    learning_rate: 2.5e-6\n    \
+             per_device_train_batch_size: 1\n    num_train_epochs: 2.0\n  data_args:\n    file_name: data/m.csv\n    \
+             preprocessing_num_workers: 2\n  strategy_args:\n    strategy_name: diffusion_deepspeed_train\n    \
+             strategy_config: ${zero2}\n  device_mapping: list(range(0,8))\nsystem_envs:\n  A: '0'\n";
+        std::fs::create_dir_all(dir.join("config")).unwrap();
+        std::fs::create_dir_all(dir.join("example")).unwrap();
+        let block = "  train_micro_batch_size_per_gpu: auto\n  zero_optimization:\n    stage: STAGE\n    \
+             reduce_bucket_size: 5.0e+8\n    allgather_partitions: true\n    sub_group_size: auto\n    \
+             offload_param:\n      device: cpu\n      pin_memory: true\n";
+        for stage in ["2", "3"] {
+            let text = format!("zero{stage}:\n{}", block.replace("STAGE", stage));
+            std::fs::write(dir.join(format!("config/zero{stage}.yaml")), text).unwrap();
+        }
+        let path = dir.join("example/reward_fl_config.yaml");
+        std::fs::write(&path, change(text.to_string())).unwrap();
+        path
+    }
+
+    fn load(change: impl Fn(String) -> String) -> Result<Loaded> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(dir.path(), change);
+        ConfigLayers::new().file(path)?.set("seed=8")?.load(None)
+    }
+
+    #[test]
+    fn rolls_keys_become_ours_and_those_without_effect_are_listed_once() {
+        let loaded = load(|text| text).unwrap();
+        let c = &loaded.config;
+        assert_eq!((c.exp_name.as_deref(), c.seed, c.save_steps, c.steps), (Some("first"), 8, 25, None));
+        assert_eq!((c.max_steps, c.data.repeat, c.training.num_train_epochs), (Some(500), 100, 2));
+        assert_eq!((c.training.learning_rate, c.training.max_grad_norm), (2.5e-6, 0.5));
+        assert_eq!(c.training.lr_scheduler_type, "linear", "ROLL's default, where nothing is said");
+        assert_eq!(c.training.gradient_accumulation_steps, 8, "eight devices' samples on one rank");
+        assert_eq!(c.data.metadata.as_deref(), Some(Path::new("data/m.csv")));
+        assert_eq!((c.model.name.as_str(), &c.model.options["lora_rank"]), ("wan2_2", &16.into()));
+        assert_eq!(c.model.options["weights_dtype"], "bf16");
+        assert_eq!((c.algo.name.as_str(), &c.algo.options["mid_timestep"]), ("reward_fl", &4.into()));
+        let reward = &c.reward[0];
+        assert_eq!((reward.name.as_str(), &reward.options["channel_order"]), ("insightface", &"bgr".into()));
+        assert_eq!(reward.options["reward_model_path"], "faces/");
+        assert_eq!((c.strategy.name.as_str(), &c.strategy.options["stage"]), ("zero", &2.into()));
+        assert_eq!(c.strategy.options["offload_param"]["device"], "cpu");
+        assert!(!c.strategy.options.contains_key("sub_group_size"), "auto is our default");
+        assert!(loaded.provenance.of("training.learning_rate").contains("reward_fl_config.yaml:"));
+        assert!(loaded.provenance.of("strategy.stage").contains("zero2.yaml:"));
+        assert_eq!(loaded.provenance.of("max_steps"), "ROLL's default");
+
+        let [note] = &loaded.notes[..] else { panic!("{:?}", loaded.notes) };
+        let listed = note.split("without effect here: ").nth(1).unwrap();
+        for key in [
+            "hydra",
+            "logging_dir",
+            "checkpoint_config",
+            "system_envs",
+            "actor_train.model_args.model_type",
+            "actor_train.model_args.model_config_kwargs.min_timestep_boundary",
+            "actor_train.data_args.preprocessing_num_workers",
+            "actor_train.strategy_args.strategy_config.zero_optimization.allgather_partitions",
+        ] {
+            assert_eq!(listed.split(", ").filter(|k| *k == key).count(), 1, "{key}: {note}");
+        }
+        assert!(!listed.contains("zero3") && !listed.contains("learning_rate"), "{note}");
+    }
+
+    #[test]
+    fn what_cannot_be_taken_over_is_an_error() {
+        let told = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
+        let message = told(&|t| t.replace("list(range(0,8))", "everything"));
+        assert!(message.contains("device_mapping") && message.contains("everything"), "{message}");
+        let message = told(&|t| t.replace("resume_from_checkpoint: false", "resume_from_checkpoint: true"));
+        assert!(message.contains("--resume"), "{message}");
+        let message = told(&|t| t.replace("model_config_kwargs", "something_else"));
+        assert!(message.contains("not of Reward-FL"), "{message}");
+        let message = told(&|t| t.replace("learning_rate: 2.5e-6", "learning_rate: fast"));
+        assert!(message.contains("training.learning_rate") && message.contains("yaml:"), "{message}");
+        let message = told(&|t| t.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 0"));
+        assert!(message.contains("per_device_train_batch_size"), "{message}");
+    }
+
+    #[test]
+    fn devices_are_counted_as_python_would() {
+        for (text, count) in [
+            ("list(range(0,8))", Some(8)),
+            ("list(range(4))", Some(4)),
+            ("list(range(0, 16, 2))", Some(8)),
+            ("[0, 1,2]", Some(3)),
+            ("list(range(0,2)) + list(range(4,6))", Some(4)),
+            ("list(range(8,0))", None),
+            ("os.system('x')", None),
+            ("list(range(0,8,0))", None),
+            ("", None),
+        ] {
+            assert_eq!(devices(&Value::new(None, text)), count, "{text}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! YAML for the `config` crate, with the line each value stands on.
+//!
+//! The crate's own YAML lower-cases nothing in files but loses lines and takes the last of duplicate keys; this one
+//! is strict: duplicate keys, YAML 1.1 booleans, several documents, and documents that unfold beyond a configuration's
+//! size are errors.
+
+use std::collections::HashMap;
+use std::error::Error as StdError;
+use std::fmt;
+use std::path::Path;
+
+use config::{Format, Value, ValueKind};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
+
+use roll_core::{Error, Result};
+
+/// Larger files are refused: no configuration is, and a wrong path (a checkpoint) is found out at once.
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Nodes after aliases are unfolded. Bounds the memory of "billion laughs" documents.
+const MAX_NODES: usize = 20_000;
+
+/// Reads a YAML mapping. Values remember their origin as `file:line`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct YamlFormat;
+
+impl Format for YamlFormat {
+    fn parse(
+        &self,
+        uri: Option<&String>,
+        text: &str,
+    ) -> std::result::Result<HashMap<String, Value>, Box<dyn StdError + Send + Sync>> {
+        let name = uri.map_or("configuration", String::as_str);
+        let document = parse(text).map_err(|problem| format!("{name}: {problem}"))?;
+        let origin = |line: u64| match line {
+            0 => name.to_string(),
+            line => format!("{name}:{line}"),
+        };
+        match document.value {
+            Node::Map(map) => Ok(map.into_iter().map(|(key, value)| (key, value.into_value(&origin))).collect()),
+            Node::Scalar(ValueKind::Nil) => Ok(HashMap::new()),
+            Node::Scalar(_) | Node::List(_) => {
+                Err(format!("{name}: expected a mapping of configuration keys, found something else").into())
+            }
+        }
+    }
+}
+
+impl YamlFormat {
+    /// Reads the mapping in a file.
+    pub fn read(path: &Path) -> Result<HashMap<String, Value>> {
+        let size = std::fs::metadata(path).map_err(Error::file("read the configuration", path))?.len();
+        if size > MAX_FILE_BYTES {
+            let problem = format!("{size} bytes are too many for a configuration (at most {MAX_FILE_BYTES})");
+            return Err(Error::bad_file(path, problem));
+        }
+        let bytes = std::fs::read(path).map_err(Error::file("read the configuration", path))?;
+        let text =
+            String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not text: {}", e.utf8_error())))?;
+        let name = path.display().to_string();
+        Self.parse(Some(&name), &text).map_err(|e| {
+            let message = e.to_string();
+            let problem = message.strip_prefix(&name).map_or(message.as_str(), |m| m.trim_start_matches([':', ' ']));
+            Error::bad_file(path, problem)
+        })
+    }
+}
+
+/// Reads the value of an environment variable or `--set`: a YAML scalar, list or map on one line.
+pub(super) fn parse_value(text: &str, origin: &str) -> std::result::Result<Value, String> {
+    Ok(parse(text)?.into_value(&|_| origin.to_string()))
+}
+
+fn parse(text: &str) -> std::result::Result<Located, String> {
+    if text.trim().is_empty() {
+        return Ok(Located { value: Node::Scalar(ValueKind::Nil), line: 0 });
+    }
+    let options = serde_saphyr::options! {
+        strict_booleans: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_nodes: MAX_NODES,
+            max_events: 4 * MAX_NODES,
+            max_aliases: 1000,
+            max_anchors: 1000,
+            max_recorded_anchor_events: 4 * MAX_NODES,
+            max_recorded_anchor_bytes: 4 << 20,
+            max_documents: 1,
+            max_total_scalar_bytes: 4 << 20,
+            max_depth: 32,
+        },
+    };
+    let spanned: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
+        let message = e.to_string();
+        match e.location() {
+            // Some messages bring their place along.
+            Some(at) if !message.contains("line ") => {
+                format!("line {}, column {}: {message}", at.line(), at.column())
+            }
+            _ => message,
+        }
+    })?;
+    let mut budget = MAX_NODES;
+    spanned.value.count(&mut budget)?;
+    Ok(Located { line: spanned.referenced.line(), value: spanned.value })
+}
+
+struct Located {
+    value: Node,
+    line: u64,
+}
+
+enum Node {
+    Scalar(ValueKind),
+    List(Vec<Located>),
+    Map(Vec<(String, Located)>),
+}
+
+impl Node {
+    fn count(&self, budget: &mut usize) -> std::result::Result<(), String> {
+        *budget = budget.checked_sub(1).ok_or_else(|| format!("more than {MAX_NODES} values"))?;
+        match self {
+            Self::Scalar(_) => Ok(()),
+            Self::List(items) => items.iter().try_for_each(|item| item.value.count(budget)),
+            Self::Map(items) => items.iter().try_for_each(|(_, item)| item.value.count(budget)),
+        }
+    }
+}
+
+impl Located {
+    fn into_value(self, origin: &dyn Fn(u64) -> String) -> Value {
+        let at = origin(self.line);
+        let kind = match self.value {
+            Node::Scalar(kind) => kind,
+            Node::List(items) => ValueKind::Array(items.into_iter().map(|item| item.into_value(origin)).collect()),
+            Node::Map(items) => {
+                ValueKind::Table(items.into_iter().map(|(key, item)| (key, item.into_value(origin))).collect())
+            }
+        };
+        Value::new(Some(&at), kind)
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+    fn visit_unit<E>(self) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(ValueKind::Nil))
+    }
+    fn visit_none<E>(self) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(ValueKind::Nil))
+    }
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Node, D::Error> {
+        Node::deserialize(deserializer)
+    }
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element::<Spanned<Node>>()? {
+            items.push(Located { line: item.referenced.line(), value: item.value });
+        }
+        Ok(Node::List(items))
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let item = map.next_value::<Spanned<Node>>()?;
+            items.push((key, Located { line: item.referenced.line(), value: item.value }));
+        }
+        Ok(Node::Map(items))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn problem(text: &str) -> String {
+        YamlFormat.parse(Some(&"a.yaml".into()), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_keep_their_type_and_line() {
+        let map = YamlFormat.parse(Some(&"a.yaml".into()), "x: 2.5e-6\ny:\n  - no\n  - 007x\n  - 8\nz: ''\n").unwrap();
+        assert_eq!(map["x"].kind, ValueKind::Float(2.5e-6));
+        assert_eq!(map["x"].origin(), Some("a.yaml:1"));
+        let ValueKind::Array(list) = &map["y"].kind else { panic!("{map:?}") };
+        assert_eq!(list[0].kind, ValueKind::String("no".into()));
+        assert_eq!(list[1].origin(), Some("a.yaml:4"));
+        assert_eq!(list[2].kind, ValueKind::U64(8));
+        assert_eq!(map["z"].kind, ValueKind::String(String::new()));
+    }
+
+    #[test]
+    fn a_duplicate_key_is_an_error_with_its_line() {
+        let message = problem("a: 1\nb: 2\na: 3\n");
+        assert!(message.contains("line 3") && message.contains("duplicate"), "{message}");
+    }
+
+    #[test]
+    fn what_is_no_mapping_or_no_yaml_is_an_error() {
+        assert!(problem("- 1\n- 2\n").contains("mapping"));
+        assert!(problem("just text").contains("mapping"));
+        assert!(problem("a: [1, 2\nb: 3").contains("line "), "{}", problem("a: [1, 2\nb: 3"));
+        assert!(YamlFormat.parse(None, "# nothing\n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_document_that_unfolds_without_bound_is_an_error() {
+        let mut text = String::from("a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n");
+        for i in 1..12 {
+            let list = vec![format!("*a{}", i - 1); 10].join(",");
+            text += &format!("a{i}: &a{i} [{list}]\n");
+        }
+        let start = std::time::Instant::now();
+        problem(&text);
+        assert!(start.elapsed().as_secs() < 5);
+        problem(&"[".repeat(100_000));
+        problem(&format!("a: {}1", "{x: ".repeat(1000)));
+    }
+
+    #[test]
+    fn a_giant_or_binary_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("big.yaml");
+        std::fs::write(&path, vec![b'#'; MAX_FILE_BYTES as usize + 1]).unwrap();
+        assert!(YamlFormat::read(&path).unwrap_err().to_string().contains("too many"));
+        std::fs::write(&path, [0xff, 0xfe, 0x00]).unwrap();
+        assert!(YamlFormat::read(&path).unwrap_err().to_string().contains("not text"));
+        assert!(YamlFormat::read(&dir.path().join("none.yaml")).is_err());
+        assert!(YamlFormat::read(dir.path()).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! Clips that a run generates before and after training, each time from the same noise: what did training change?
+
+use roll_core::{
+    Algorithm, BuildContext, Evaluated, EvaluationContext, Model, Noise, Progress, Registry, Result, RewardScorer,
+    Sample,
+};
+use roll_data::{DataConfig, Dataset};
+use roll_rewards::WeightedSum;
+use serde::{Deserialize, Serialize};
+
+use crate::config::Loaded;
+use crate::statistics::{Gain, paired_gain};
+
+/// What is evaluated, and the rewards that are measured only.
+pub struct Evaluator {
+    sets: Vec<Set>,
+    checks: Option<Box<dyn RewardScorer>>,
+}
+
+/// Clips that are told apart in the summary.
+struct Set {
+    name: SetName,
+    samples: Vec<Sample>,
+}
+
+/// Which clips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SetName {
+    /// Trained on.
+    Train,
+    /// Not trained on.
+    Unseen,
+}
+
+/// What was generated at one moment, set by set.
+pub type Generated = Vec<(SetName, Vec<Evaluated>)>;
+
+/// The numbers of one moment, set by set.
+pub type Results = Vec<(SetName, Vec<Clip>)>;
+
+/// The numbers of one clip.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Clip {
+    /// The sample's origin.
+    pub origin: String,
+    /// One per reward; `None` where there was nothing to score, or the score was not finite.
+    pub scores: Vec<Option<f64>>,
+    /// Divergence from the base model; `None` when it was not finite.
+    pub kl: Option<f64>,
+}
+
+/// The numbers of what was generated.
+pub fn results(generated: &Generated) -> Results {
+    let finite = |value: f64| value.is_finite().then_some(value);
+    let clip = |e: &Evaluated| Clip {
+        origin: e.origin.clone(),
+        scores: e.scores.iter().map(|score| score.and_then(finite)).collect(),
+        kl: finite(e.kl),
+    };
+    generated.iter().map(|(name, evaluated)| (*name, evaluated.iter().map(clip).collect())).collect()
+}
+
+/// Scores of a set before and after training.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    /// Clips with a score both before and after.
+    pub clips: usize,
+    /// Clips without one before or after.
+    pub missing: usize,
+    /// Mean before.
+    pub before: f64,
+    /// Mean after.
+    pub after: f64,
+    /// After minus before.
+    pub gain: Gain,
+}
+
+impl Evaluator {
+    /// Reads the clips that the configuration names; `None` when it names none.
+    pub fn open(loaded: &Loaded, train: &Dataset, registry: &Registry, context: &BuildContext) -> Result<Option<Self>> {
+        let config = &loaded.config.evaluation;
+        let mut sets = Vec::new();
+        if config.train_samples > 0 {
+            let samples = first(train, Some(config.train_samples))?;
+            sets.push(Set { name: SetName::Train, samples });
+        }
+        if config.metadata.is_some() {
+            let data = DataConfig {
+                metadata: config.metadata.clone(),
+                base_path: config.base_path.clone(),
+                ..loaded.config.data.clone()
+            };
+            let samples = first(&Dataset::open(&data)?, config.samples)?;
+            sets.push(Set { name: SetName::Unseen, samples });
+        }
+        let checks = match config.check.as_slice() {
+            [] => None,
+            checks => Some(WeightedSum::from_config(checks, registry, context)?),
+        };
+        Ok((!sets.is_empty()).then_some(Self { sets, checks }))
+    }
+
+    /// Clips in all.
+    pub fn clips(&self) -> usize {
+        self.sets.iter().map(|set| set.samples.len()).sum()
+    }
+
+    /// The samples of a set.
+    pub fn samples(&self, name: SetName) -> &[Sample] {
+        self.sets.iter().find(|set| set.name == name).map(|set| set.samples.as_slice()).unwrap_or_default()
+    }
+
+    /// Generates and scores everything; `None` when the algorithm has no evaluation.
+    pub fn run(
+        &mut self,
+        algorithm: &mut dyn Algorithm,
+        model: &mut dyn Model,
+        reward: Option<&mut (dyn RewardScorer + 'static)>,
+        noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Generated>> {
+        let mut reward = reward;
+        let mut generated = Generated::new();
+        for Set { name, samples } in &self.sets {
+            let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
+            rewards.extend(reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
+            rewards.extend(self.checks.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
+            let mut context = EvaluationContext { samples, model, rewards, noise, progress };
+            match algorithm.evaluate(&mut context)? {
+                Some(evaluated) => generated.push((*name, evaluated)),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(generated))
+    }
+}
+
+fn first(dataset: &Dataset, at_most: Option<usize>) -> Result<Vec<Sample>> {
+    (0..dataset.len().min(at_most.unwrap_or(usize::MAX))).map(|i| dataset.sample(i)).collect()
+}
+
+/// What belongs to one set.
+pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
+    sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
+}
+
+/// Mean of the scores that a reward gave, by its place; `None` when it gave none.
+pub fn mean_score(clips: &[Clip], reward: usize) -> Option<f64> {
+    mean(clips.iter().filter_map(|clip| *clip.scores.get(reward)?))
+}
+
+/// Mean divergence from the base model.
+pub fn mean_kl<'a>(clips: impl IntoIterator<Item = &'a Clip>) -> Option<f64> {
+    mean(clips.into_iter().filter_map(|clip| clip.kl))
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// What changed between two evaluations of the same clips, by the reward at place `reward`.
+pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> {
+    let pairs: Vec<[f64; 2]> = before
+        .iter()
+        .zip(after)
+        .filter_map(|(b, a)| Some([(*b.scores.get(reward)?)?, (*a.scores.get(reward)?)?]))
+        .collect();
+    let n = pairs.len();
+    (n > 0).then(|| {
+        let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / n as f64;
+        Change { clips: n, missing: before.len() - n, before: mean(0), after: mean(1), gain: paired_gain(&pairs) }
+    })
+}

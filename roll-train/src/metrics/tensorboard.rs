@@ -1,0 +1,197 @@
+//! TensorBoard event files.
+//!
+//! A file is a sequence of records: length (u64), masked CRC-32C of the length, an `Event` message, masked CRC-32C of
+//! that; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
+//! so few fields that they are encoded by hand.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use roll_core::{Error, Result};
+
+/// Writes one event file.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl EventWriter {
+    /// Makes a new event file in `directory`; TensorBoard joins all of a directory.
+    pub fn create(directory: &Path) -> Result<Self> {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
+        // Names sort by time: of two values of one step TensorBoard shows that of the later file.
+        let path = directory.join(format!("events.out.tfevents.{seconds:010}.roll.{}.{n}", std::process::id()));
+        let file = File::create_new(&path).map_err(Error::file("create", &path))?;
+        let mut writer = Self { path, file: BufWriter::new(file) };
+        let mut event = Message::default();
+        event.f64(1, wall_time());
+        event.bytes(3, b"brain.Event:2");
+        writer.record(&event)?;
+        writer.flush()?;
+        Ok(writer)
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A number of a step.
+    pub fn scalar(&mut self, name: &str, value: f64, step: u64) -> Result<()> {
+        let mut summary = Message::default();
+        summary.bytes(1, name.as_bytes());
+        summary.f32(2, value as f32);
+        self.event(summary, step)
+    }
+
+    /// A picture of a step: PNG, or animated GIF. `size` is height and width.
+    pub fn image(&mut self, name: &str, encoded: &[u8], [height, width]: [usize; 2], step: u64) -> Result<()> {
+        let mut image = Message::default();
+        image.int(1, height as u64);
+        image.int(2, width as u64);
+        image.int(3, 3); // RGB
+        image.bytes(4, encoded);
+        let mut summary = Message::default();
+        summary.bytes(1, name.as_bytes());
+        summary.message(4, image);
+        self.event(summary, step)
+    }
+
+    /// Text of a step, shown as Markdown.
+    pub fn text(&mut self, name: &str, text: &str, step: u64) -> Result<()> {
+        let mut plugin = Message::default();
+        plugin.bytes(1, b"text");
+        let mut metadata = Message::default();
+        metadata.message(1, plugin);
+        let mut dimension = Message::default();
+        dimension.int(1, 1);
+        let mut shape = Message::default();
+        shape.message(2, dimension);
+        let mut tensor = Message::default();
+        tensor.int(1, 7); // DT_STRING
+        tensor.message(2, shape);
+        tensor.bytes(8, text.as_bytes());
+        let mut summary = Message::default();
+        summary.bytes(1, name.as_bytes());
+        summary.message(8, tensor);
+        summary.message(9, metadata);
+        self.event(summary, step)
+    }
+
+    /// Hands what was written to the system.
+    pub fn flush(&mut self) -> Result<()> {
+        self.file.flush().map_err(Error::file("write", &self.path))
+    }
+
+    fn event(&mut self, summary_value: Message, step: u64) -> Result<()> {
+        let mut summary = Message::default();
+        summary.message(1, summary_value);
+        let mut event = Message::default();
+        event.f64(1, wall_time());
+        event.int(2, step);
+        event.message(5, summary);
+        self.record(&event)
+    }
+
+    fn record(&mut self, Message(bytes): &Message) -> Result<()> {
+        let length = (bytes.len() as u64).to_le_bytes();
+        let parts: [&[u8]; 4] = [&length, &masked_crc(&length).to_le_bytes(), bytes, &masked_crc(bytes).to_le_bytes()];
+        parts.iter().try_for_each(|part| self.file.write_all(part)).map_err(Error::file("write", &self.path))
+    }
+}
+
+/// The masking of TFRecord: a CRC of data that hold CRCs would be weak.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn wall_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map(|t| t.as_secs_f64()).unwrap_or(0.0)
+}
+
+/// A protocol buffer message under construction.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+    fn key(&mut self, field: u32, wire_type: u32) {
+        self.varint(u64::from(field << 3 | wire_type));
+    }
+    fn int(&mut self, field: u32, value: u64) {
+        self.key(field, 0);
+        self.varint(value);
+    }
+    fn f64(&mut self, field: u32, value: f64) {
+        self.key(field, 1);
+        self.0.extend(value.to_le_bytes());
+    }
+    fn f32(&mut self, field: u32, value: f32) {
+        self.key(field, 5);
+        self.0.extend(value.to_le_bytes());
+    }
+    fn bytes(&mut self, field: u32, value: &[u8]) {
+        self.key(field, 2);
+        self.varint(value.len() as u64);
+        self.0.extend(value);
+    }
+    fn message(&mut self, field: u32, value: Self) {
+        self.bytes(field, &value.0);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Splits a file into records, checking lengths and CRCs.
+    fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut records = Vec::new();
+        while !bytes.is_empty() {
+            let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            assert_eq!(masked_crc(&bytes[..8]).to_le_bytes(), bytes[8..12]);
+            let data = &bytes[12..12 + length];
+            assert_eq!(masked_crc(data).to_le_bytes(), bytes[12 + length..16 + length]);
+            records.push(data.to_vec());
+            bytes = &bytes[16 + length..];
+        }
+        records
+    }
+
+    #[test]
+    fn the_checksum_is_crc32c() {
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
+    }
+
+    #[test]
+    fn records_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::create(dir.path()).unwrap();
+        writer.scalar("actor/loss", 0.5, 300).unwrap();
+        writer.image("sample", b"GIF89a", [4, 6], 1).unwrap();
+        writer.text("prompt", "a **cat**", 1).unwrap();
+        writer.flush().unwrap();
+        let records = records(&std::fs::read(writer.path()).unwrap());
+        assert_eq!(records.len(), 4);
+        assert!(records[0].ends_with(b"brain.Event:2"));
+        // wall_time, step 300 as a varint, summary { value { tag, simple_value } }
+        let expected = b"\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0aactor/loss\x15\x00\x00\x00\x3f";
+        assert_eq!(records[1][9..], expected[..]);
+        assert!(records[2].ends_with(b"\x08\x04\x10\x06\x18\x03\x22\x06GIF89a"));
+        let other = EventWriter::create(dir.path()).unwrap();
+        assert_ne!(other.path(), writer.path());
+    }
+}

@@ -1,0 +1,103 @@
+//! How a run shows its progress, and how it is asked to stop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What surrounds a run: where it shows its progress, and who may stop it. The default shows nothing and never stops.
+pub struct Session {
+    /// Shows progress on rank 0.
+    pub display: Box<dyn Display>,
+    /// Asks the run to stop after a checkpoint.
+    pub stop: StopSignal,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self { display: Box::new(Hidden), stop: StopSignal::default() }
+    }
+}
+
+/// Shows the progress of long work, for instance as bars in a terminal.
+pub trait Display: Send + Sync {
+    /// Begins to show work of `total` units: "steps", "clips".
+    fn begin(&self, total: u64, unit: &str) -> Box<dyn Bar>;
+}
+
+/// Progress of one piece of work.
+pub trait Bar: Send + Sync {
+    /// `done` units are done.
+    fn set(&self, done: u64);
+    /// What is going on now: "denoising step 3 of 8".
+    fn phase(&self, phase: &str);
+    /// The work is over.
+    fn finish(&self);
+}
+
+/// Shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hidden;
+
+impl Display for Hidden {
+    fn begin(&self, _total: u64, _unit: &str) -> Box<dyn Bar> {
+        Box::new(Hidden)
+    }
+}
+
+impl Bar for Hidden {
+    fn set(&self, _done: u64) {}
+    fn phase(&self, _phase: &str) {}
+    fn finish(&self) {}
+}
+
+/// Asks a run to stop; clones share one flag.
+#[derive(Clone, Debug, Default)]
+pub struct StopSignal(Arc<AtomicBool>);
+
+impl StopSignal {
+    /// From now on the run stops where it next can, after a checkpoint.
+    pub fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was asked to.
+    pub fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The flag itself, for signal handlers.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+}
+
+/// One bar, and the signal that may end the work in its middle.
+pub(crate) struct Watch {
+    bar: Box<dyn Bar>,
+    stop: Option<StopSignal>,
+}
+
+impl Watch {
+    /// Shows `total` units where `shown`; with `stop` the work may be left in its middle.
+    pub(crate) fn begin(session: &Session, total: u64, unit: &str, shown: bool, stop: bool) -> Self {
+        let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
+        Self { bar, stop: stop.then(|| session.stop.clone()) }
+    }
+
+    pub(crate) fn set(&self, done: u64) {
+        self.bar.set(done);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish();
+    }
+}
+
+impl roll_core::Progress for Watch {
+    fn phase(&self, phase: &str) {
+        self.bar.phase(phase);
+    }
+
+    fn interrupted(&self) -> bool {
+        self.stop.as_ref().is_some_and(StopSignal::is_asked)
+    }
+}

@@ -1,0 +1,26 @@
+//! The algorithm's headline metrics, kept in the run directory for plots and reports of runs that are over.
+
+use roll_core::files::write_atomically;
+use roll_core::{Error, Headline, Result};
+
+use crate::run_dir::RunDir;
+
+const FILE: &str = "headlines.json";
+
+/// Writes them.
+pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<()> {
+    let json = serde_json::to_vec_pretty(headlines)
+        .map_err(|e| Error::Misuse(format!("the headline metrics cannot be written as JSON: {e}")))?;
+    write_atomically(&dir.path().join(FILE), &json)
+}
+
+/// Those of a run; none where the file is missing, as in runs of older versions.
+pub fn read(dir: &RunDir) -> Result<Vec<Headline>> {
+    let path = dir.path().join(FILE);
+    match std::fs::read(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Error::file("read", path)(e)),
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|e| Error::bad_file(path, format!("no list of headline metrics: {e}"))),
+    }
+}

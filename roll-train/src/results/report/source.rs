@@ -1,0 +1,94 @@
+//! What a run left, read for the report. Everything but the metrics may be missing: a run need not be over.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::ConfigLayers;
+use crate::metrics::read_jsonl;
+use crate::run_dir::RunDir;
+use roll_core::{Error, Headline, Result};
+use serde_json::{Map, Value};
+
+use crate::results::headlines;
+use crate::results::record::{self, Record};
+
+/// One run.
+pub struct Source {
+    /// Name of its directory.
+    pub name: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// `metrics.jsonl`.
+    pub rows: Vec<Map<String, Value>>,
+    /// `config.yaml`.
+    pub config: String,
+    /// The same by key.
+    pub settings: BTreeMap<String, String>,
+    /// `summary.json` of a run that is over.
+    pub summary: Option<Map<String, Value>>,
+    /// The metrics that matter most, as its algorithm says.
+    pub headlines: Vec<Headline>,
+    /// The course of the run as its newest checkpoint has it.
+    pub record: Record,
+}
+
+impl Source {
+    /// Reads the run directory `path`.
+    pub fn read(path: &Path) -> Result<Self> {
+        let dir = RunDir::open(path)?;
+        let config = match std::fs::read_to_string(dir.config_path()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.map_err(Error::file("read", dir.config_path()))?,
+        };
+        let rows = match dir.metrics_path().exists() {
+            true => read_jsonl(&dir.metrics_path())?,
+            false => Vec::new(),
+        };
+        let summary = match std::fs::read(dir.summary_path()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(Error::file("read", dir.summary_path())(e)),
+            Ok(bytes) => Some(
+                serde_json::from_slice(&bytes)
+                    .map_err(|e| Error::bad_file(dir.summary_path(), format!("no JSON object: {e}")))?,
+            ),
+        };
+        // Hashes are for resuming: a report must not read gigabytes of weights.
+        let newest =
+            checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
+        let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        Ok(Self {
+            name: full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned(),
+            path: path.to_path_buf(),
+            settings: settings(&config),
+            headlines: headlines::read(&dir)?,
+            rows,
+            config,
+            summary,
+            record: newest.map(|c| record::recorded(&c)).transpose()?.unwrap_or_default(),
+        })
+    }
+
+    /// A number of the configuration.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.settings.get(key)?.parse().ok()
+    }
+
+    /// Steps that are logged, and those that were asked for.
+    pub fn steps(&self) -> (u64, Option<u64>) {
+        let done = self.rows.iter().filter_map(|row| row.get("step")?.as_u64()).max().unwrap_or(0);
+        (done, self.number("steps").map(|steps| steps as u64))
+    }
+
+    /// Values of a metric, by step.
+    pub fn values(&self, metric: &str) -> Vec<f64> {
+        self.rows.iter().filter_map(|row| row.get(metric)?.as_f64()).collect()
+    }
+}
+
+/// Without the registry: options stay as they are written, and a configuration of another version is none.
+fn settings(yaml: &str) -> BTreeMap<String, String> {
+    let loaded = ConfigLayers::new().text("config.yaml", yaml).and_then(|layers| layers.load(None));
+    let listing = loaded.and_then(|loaded| loaded.listing()).unwrap_or_default();
+    listing.into_iter().map(|entry| (entry.key, entry.value)).collect()
+}

@@ -1,0 +1,178 @@
+//! The directory of one run.
+//!
+//! ```text
+//! <run>/config.yaml                          the resolved configuration
+//!       metrics.jsonl                        one object per step
+//!       events.out.tfevents.*                the same for TensorBoard, and sample videos
+//!       samples/step-000025/                 generated videos
+//!       checkpoints/step-000025/             see [`crate::checkpoint`]
+//!       summary.json                         written at the end
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use roll_core::files::write_atomically;
+use roll_core::{Error, Result};
+
+use crate::checkpoint::{self, step_name};
+
+/// What to do when the directory already holds a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It is an error.
+    Refuse,
+    /// The run goes on in it.
+    Continue,
+}
+
+/// See [`RunDir::lock`].
+#[derive(Debug)]
+pub struct RunLock {
+    _directory: Option<File>,
+}
+
+/// The directory of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error with
+    /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
+    pub fn create(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
+        let run = Self { path: path.into() };
+        if existing == Existing::Refuse
+            && let Some(trace) = run.trace()
+        {
+            let problem = format!("already holds a run (it has {trace}); choose another directory, or resume that run");
+            return Err(Error::bad_file(run.path, problem));
+        }
+        fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
+        Ok(run)
+    }
+
+    /// The directory of a run that exists. Fails when there is none.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let run = Self { path: path.into() };
+        match run.trace() {
+            Some(_) => Ok(run),
+            None => Err(Error::bad_file(run.path, "holds no run (neither config.yaml nor checkpoints/ is there)")),
+        }
+    }
+
+    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
+    /// when another one holds it. File systems without locks give a lock that keeps nobody out.
+    pub fn lock(&self) -> Result<RunLock> {
+        if !cfg!(unix) {
+            return Ok(RunLock { _directory: None }); // directories cannot be opened
+        }
+        let directory = File::open(&self.path).map_err(Error::file("open the run directory", &self.path))?;
+        match directory.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"))
+            }
+            _ => Ok(RunLock { _directory: Some(directory) }),
+        }
+    }
+
+    /// Deletes what writers that were killed left. Only while the run is locked.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        checkpoint::remove_leftovers(&self.checkpoints())?;
+        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with('.') && name.ends_with(".tmp") && entry.file_type().is_ok_and(|t| t.is_file()) {
+                fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of something only a run leaves.
+    fn trace(&self) -> Option<&'static str> {
+        ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"].into_iter().find(|n| self.path.join(n).exists())
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.yaml`.
+    pub fn config_path(&self) -> PathBuf {
+        self.path.join("config.yaml")
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `summary.json`.
+    pub fn summary_path(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// `checkpoints/`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// `samples/step-000025/`, made when it is not there.
+    pub fn samples(&self, step: u64) -> Result<PathBuf> {
+        let path = self.path.join("samples").join(step_name(step));
+        fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))?;
+        Ok(path)
+    }
+
+    /// Writes `config.yaml`.
+    pub fn write_config(&self, yaml: &str) -> Result<()> {
+        write_atomically(&self.config_path(), yaml.as_bytes())
+    }
+
+    /// Writes `summary.json`.
+    pub fn write_summary(&self, summary: &serde_json::Value) -> Result<()> {
+        write_atomically(&self.summary_path(), format!("{summary:#}\n").as_bytes())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_a_run_is_refused_unless_it_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let run = RunDir::create(&path, Existing::Refuse).unwrap();
+        assert!(RunDir::open(&path).is_err());
+        RunDir::create(&path, Existing::Refuse).unwrap();
+        run.write_config("seed: 1\n").unwrap();
+        let told = RunDir::create(&path, Existing::Refuse).unwrap_err().to_string();
+        assert!(told.contains("config.yaml") && told.contains("a/b"), "{told}");
+        RunDir::create(&path, Existing::Continue).unwrap();
+        RunDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_run_is_written_by_one_process_and_what_killed_ones_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), Existing::Refuse).unwrap();
+        run.write_config("seed: 1\n").unwrap();
+        fs::write(dir.path().join(".config.yaml.7-0.tmp"), "se").unwrap();
+        fs::create_dir_all(run.checkpoints().join(".step-000003.7-1.tmp/trainer")).unwrap();
+        let lock = run.lock().unwrap();
+        if cfg!(unix) {
+            assert!(run.lock().unwrap_err().to_string().contains("another process"));
+        }
+        run.remove_leftovers().unwrap();
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        drop(lock);
+        run.lock().unwrap();
+    }
+}

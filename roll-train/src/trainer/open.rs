@@ -1,0 +1,133 @@
+//! From a configuration to everything that a run consists of.
+
+use std::sync::Arc;
+
+use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
+use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, communicator};
+use roll_data::{Batches, Dataset};
+use roll_rewards::WeightedSum;
+
+use super::Trainer;
+use crate::cache::{CacheStore, CachedModel, CachedReward};
+use crate::config::Loaded;
+use crate::evaluation::Evaluator;
+use crate::results::SetLabels;
+use crate::results::record::Record;
+
+impl Trainer {
+    /// Opens data and networks.
+    pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let config = &loaded.config;
+        let store = config.data.cache_dir.as_deref().map(CacheStore::open).transpose()?;
+        let mut reward = reward(&loaded, registry, context)?;
+        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        let source = algorithm.data_source();
+        let dataset = match source {
+            DataSource::Clips => Some(Arc::new(Dataset::open(&config.data)?)),
+            DataSource::Own { .. } => None,
+        };
+        if let Some(env) = &config.env {
+            algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
+        }
+        let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
+        trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), registry)?;
+        let placed = BuildContext { placement: strategy.weight_placement(), ..context.clone() };
+        let mut model = registry.model(&config.model.name, &config.model.options, &placed)?;
+        follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+        if let Some(store) = &store {
+            model = CachedModel::wrap(model, store)?;
+            reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
+        }
+        algorithm.check(model.as_mut(), reward.as_deref())?;
+        strategy.attach(model.as_mut(), &config.training.optimizer())?;
+
+        let t = &config.training;
+        let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
+        let communicator = strategy.communicator();
+        let noise = config.noise();
+        let evaluator = match &dataset {
+            Some(dataset) => Evaluator::open(&loaded, dataset, registry, context)?,
+            None => None,
+        };
+        let data = dataset.map(|dataset| {
+            let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
+            data.in_micro_batches(t.per_device_train_batch_size)
+        });
+        let most = config.max_steps.unwrap_or(u64::MAX);
+        let steps = match (config.steps, &data, source) {
+            (Some(steps), ..) => steps,
+            (None, Some(data), _) => data.steps(t.num_train_epochs).min(most),
+            (None, None, DataSource::Own { steps_per_epoch: Some(n) }) => {
+                n.saturating_mul(t.num_train_epochs).min(most)
+            }
+            (None, None, _) => {
+                let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
+                return Err(Error::config("steps", problem));
+            }
+        };
+        if steps == 0 {
+            return Err(Error::config("steps", "there is nothing to do: 0 steps"));
+        }
+        let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
+        let labels = SetLabels::new(&reward.as_ref().map(|reward| reward.measures()).unwrap_or_default());
+        let headlines = algorithm.headlines();
+        Ok(Self {
+            loaded,
+            model,
+            reward,
+            algorithm,
+            strategy,
+            data,
+            evaluator,
+            store,
+            schedule,
+            noise,
+            labels,
+            headlines,
+            steps,
+            done: 0,
+            record: Record::default(),
+            seconds_before: 0.0,
+            saved: None,
+            saved_step: None,
+        })
+    }
+}
+
+fn schedule_type(name: &str) -> Result<LrSchedulerType> {
+    serde_json::from_value(name.into()).map_err(|e| Error::config("training.lr_scheduler_type", e.to_string()))
+}
+
+/// The configured rewards as one.
+pub fn reward(loaded: &Loaded, registry: &Registry, context: &BuildContext) -> Result<Option<Box<dyn RewardScorer>>> {
+    match loaded.config.reward.as_slice() {
+        [] => Ok(None),
+        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
+    }
+}
+
+/// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
+fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry) -> Result<()> {
+    let (all, known) = (communicator::current().world_size(), strategy.communicator().world_size());
+    if all == known {
+        return Ok(());
+    }
+    let on_all = |name: &str| registry.division(name, &Default::default()).is_ok_and(|division| division.all_ranks);
+    let strategies = registry.entries().iter().filter(|r| r.factory.kind() == Kind::Strategy).map(|r| r.name);
+    let others: Vec<String> = strategies.filter(|name| on_all(name)).map(|name| format!("`{name}`")).collect();
+    let problem = format!(
+        "the job has {all} processes, and the strategy `{name}` trains on {known}; these train on all: {}",
+        others.join(", ")
+    );
+    Err(Error::config("strategy.name", problem))
+}
+
+/// Warns when the strategy wants frozen weights in a place that the model does not know.
+fn follows_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
+    if strategy.weight_placement().is_some() && model.weight_placement().is_none() {
+        tracing::warn!(
+            "the model `{name}` cannot stream or divide its frozen weights: they stay where they are, whatever the \
+             section `strategy` says"
+        );
+    }
+}

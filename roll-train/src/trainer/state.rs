@@ -1,0 +1,138 @@
+//! Checkpoints: what a run is made of besides its files, written and taken up again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use roll_core::{Error, Result, ResultExt, StateDict};
+use roll_data::Batches;
+use roll_models::weights::{self, save_safetensors};
+
+use super::Trainer;
+use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
+use crate::results::Journal;
+use crate::results::record::{RECORD_FILE, recorded};
+
+/// The optimizer's state.
+const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
+
+/// The trained adapters in a checkpoint, or the experts when all their weights are trained.
+pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
+    let names = checkpoint.manifest().files.keys();
+    names.filter(|name| is_adapter(name)).map(|name| checkpoint.path().join(name)).collect()
+}
+
+fn is_adapter(name: &str) -> bool {
+    !name.contains('/') && name.ends_with(".safetensors")
+}
+
+impl Trainer {
+    /// Goes on from a checkpoint: of this configuration, on any number of ranks.
+    pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
+        let read = |name: &str| -> Result<StateDict> { Ok(weights::Checkpoint::open(from.file(name)?)?.all()?) };
+        let mut adapters = BTreeMap::new();
+        for name in from.manifest().files.keys().filter(|name| is_adapter(name)) {
+            adapters.insert(name.trim_end_matches(".safetensors").to_string(), read(name)?);
+        }
+        self.model.import_adapter(&adapters)?;
+        self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
+        self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
+        self.record = recorded(from)?;
+        self.done = from.step();
+        self.saved = Some(from.clone());
+        self.saved_step = Some(from.step());
+        let (before, now) =
+            (from.manifest().info["global_batch"].as_u64(), self.data.as_ref().map(|d| d.global_batch() as u64));
+        if let (Some(before), Some(now)) = (before, now)
+            && before != now
+        {
+            tracing::warn!(
+                "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
+                 `training.gradient_accumulation_steps` keeps the number"
+            );
+        }
+        match self.done <= self.steps {
+            true => Ok(()),
+            false => {
+                let problem = format!("the run has done {} steps already, more than {}", self.done, self.steps);
+                Err(Error::config("steps", problem))
+            }
+        }
+    }
+
+    /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
+    /// state. When it fails, the older checkpoints are what they were.
+    pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
+        if self.saved_step == Some(self.done) {
+            return Ok(());
+        }
+        let optimizer = self.strategy.state()?;
+        let exported =
+            journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
+        // Weights that are divided are gathered for it: the other ranks help until that is done.
+        self.strategy.communicator().barrier()?;
+        let Some((dir, adapters)) = exported else {
+            self.saved_step = Some(self.done);
+            return Ok(());
+        };
+        journal.sync()?;
+        let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer);
+        let checkpoint = checkpoint.while_doing(|| {
+            let kept = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
+            format!("writing the checkpoint of step {}{}", self.done, kept.unwrap_or_default())
+        })?;
+        self.saved = Some(checkpoint);
+        self.saved_step = Some(self.done);
+        match self.loaded.config.max_ckpt_to_keep {
+            Some(keep) => checkpoint::prune(&dir.checkpoints(), keep),
+            None => Ok(()),
+        }
+    }
+
+    fn write(
+        &self,
+        checkpoints: &std::path::Path,
+        adapters: &BTreeMap<String, StateDict>,
+        optimizer: &StateDict,
+    ) -> Result<Checkpoint> {
+        let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
+        for (name, tensors) in adapters {
+            let file = format!("{name}.safetensors");
+            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &BTreeMap::new())?))?;
+        }
+        writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
+        let record = serde_json::to_vec_pretty(&self.record)
+            .map_err(|e| Error::Misuse(format!("the record of the run cannot be written as JSON: {e}")))?;
+        writer.bytes(RECORD_FILE, &record)?;
+        writer.finish(serde_json::json!({
+            "algorithm": self.algorithm.state(),
+            "world_size": self.strategy.communicator().world_size(),
+            "global_batch": self.data.as_ref().map(Batches::global_batch),
+        }))
+    }
+
+    /// The run was asked to stop: writes a checkpoint to go on from.
+    pub(super) fn stop(&mut self, journal: &mut Journal) -> Result<()> {
+        journal.open(&self.loaded, &self.record, &self.labels)?;
+        self.save(journal)?;
+        // The others wait until it is written: `mpirun` ends the whole job with the first rank that leaves.
+        self.strategy.communicator().barrier()?;
+        if let Some(dir) = &journal.dir {
+            tracing::warn!("stopped after {} steps; go on with: roll run --resume {}", self.done, dir.path().display());
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
+    /// cost what was trained until then. Several ranks cannot: where one fails, the others are gone.
+    pub(super) fn rescue(&mut self, journal: &mut Journal) {
+        let Some(dir) = journal.dir.clone().filter(|_| self.strategy.communicator().world_size() == 1) else { return };
+        if self.done == 0 || self.saved_step == Some(self.done) {
+            return;
+        }
+        let (steps, at) = (self.done, dir.checkpoints());
+        match self.save(journal) {
+            Ok(()) => tracing::warn!("what was trained in {steps} steps is in {}", at.display()),
+            Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {}", error.chain()),
+        }
+    }
+}

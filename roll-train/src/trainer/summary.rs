@@ -1,0 +1,83 @@
+//! What a run leaves at its end.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use roll_core::{Error, Headline, Result};
+
+use super::{Trainer, state};
+use crate::cache::CacheStore;
+use crate::results::record::{self, Skipped};
+use crate::results::{self, trajectories};
+use crate::run_dir::RunDir;
+
+/// How a run ended; written to `summary.json`.
+#[derive(Debug, serde::Serialize)]
+pub struct Summary {
+    /// Steps taken.
+    pub steps: u64,
+    /// Wall-clock seconds of the loop.
+    pub seconds: f64,
+    /// Trainable parameters.
+    pub parameters: usize,
+    /// Metrics of the first step.
+    pub first: BTreeMap<String, f64>,
+    /// Metrics of the last step.
+    pub last: BTreeMap<String, f64>,
+    /// Samples that were left out.
+    pub skipped_samples: u64,
+    /// The first of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<Skipped>,
+    /// Updates that were left out because a value was not finite.
+    pub skipped_updates: u64,
+    /// Updates whose gradient was scaled down to `training.max_grad_norm`.
+    pub clipped_updates: u64,
+    /// The trained adapters, or the experts when all their weights are trained.
+    pub adapter: Vec<PathBuf>,
+    /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`; of an agent
+    /// `success_before`, `success_after`.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, serde_json::Value>,
+    /// The same for people.
+    #[serde(skip)]
+    pub lines: Vec<(String, String)>,
+    /// The metrics to show first.
+    #[serde(skip)]
+    pub headlines: Vec<Headline>,
+    /// What a person would open: name and path.
+    #[serde(skip)]
+    pub written: Vec<(&'static str, PathBuf)>,
+}
+
+impl Trainer {
+    /// Writes what a run leaves at its end.
+    pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<Summary> {
+        if let Some([found, computed]) = self.store.as_ref().map(CacheStore::counts) {
+            tracing::info!("encodings: {found} were kept from before, {computed} computed");
+        }
+        let figures = results::figures(&self.record, &self.headlines, &self.labels);
+        let mut summary = Summary {
+            steps: self.done,
+            seconds: self.record.seconds,
+            parameters: self.model.parameter_count(),
+            first: record::restored(&self.record.first),
+            last: record::restored(&self.record.last),
+            skipped_samples: self.record.skipped_samples,
+            skipped: self.record.skipped.clone(),
+            skipped_updates: self.record.skipped_updates,
+            clipped_updates: self.record.clipped_updates,
+            adapter: self.saved.as_ref().map(state::adapter_files).unwrap_or_default(),
+            figures,
+            lines: results::lines(&self.record, &self.headlines, &self.labels),
+            headlines: self.headlines.clone(),
+            written: Vec::new(),
+        };
+        let Some(dir) = dir else { return Ok(summary) };
+        let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
+        dir.write_summary(&json)?;
+        summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;
+        summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
+        Ok(summary)
+    }
+}
