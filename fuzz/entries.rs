@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_train::config::ConfigLayers;
 use roll_core::{BuildContext, StateDict};
 use roll_models::causal_lm::{self, CausalLmOptions};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
 use roll_models::wan2_2::components;
 use roll_models::weights::Checkpoint;
 use roll_models::weights::gguf::GgufFile;
+use roll_train::config::ConfigLayers;
 
 /// A reader.
 pub type Entry = fn(&[u8]);

@@ -11,9 +11,9 @@ use crate::{Error, Result, Tensor};
 
 /// Files up to this size are read whole.
 const WHOLE: u64 = 16 << 20;
-/// Of larger ones a block is read at every so many bytes, ...
+/// Larger files are sampled: one block every `STRIDE` bytes.
 const STRIDE: u64 = 1 << 20;
-/// ... of this size.
+/// Bytes of a block.
 const BLOCK: usize = 4096;
 
 /// A SHA-256 over named parts. Two fingerprints are equal when all parts are, in the same order.

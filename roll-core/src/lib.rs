@@ -11,6 +11,7 @@ pub mod environment;
 pub mod error;
 pub mod evaluation;
 pub mod files;
+#[cfg(feature = "fingerprint")]
 pub mod fingerprint;
 pub mod headline;
 pub mod kind;
@@ -37,6 +38,7 @@ pub use diffusion::{
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
+#[cfg(feature = "fingerprint")]
 pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use kind::Kind;

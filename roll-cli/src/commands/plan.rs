@@ -62,8 +62,7 @@ fn machine(args: &args::Plan, loaded: &Loaded) -> Result<Machine> {
                 // Replaced below.
                 Some(_) => Speed { flops: 1.0, link: 5e9, read: 2e9 },
                 None => {
-                    let flops =
-                        roll_models::wan2_2::plan::sustained_flops(&roll_backends::device(&loaded.config.backend)?);
+                    let flops = roll_backends::sustained_flops(&roll_backends::device(&loaded.config.backend)?);
                     Speed { flops, link: 5e9, read: 2e9 }
                 }
             };

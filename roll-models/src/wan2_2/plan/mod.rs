@@ -16,7 +16,7 @@ pub use memory::Item;
 pub use needs::needs;
 pub use presets::Network;
 pub use roll_core::plan::Speed;
-pub use time::{Phase, sustained_flops};
+pub use time::Phase;
 
 use super::dit::{DitConfig, Trainable, lora_parameters};
 use super::options::Placement;

@@ -1,9 +1,5 @@
 //! Time of a step, phase by phase.
 
-use std::time::Instant;
-
-use burn::tensor::{Device, Tensor};
-
 use super::super::dit::Trainable;
 use super::super::options::Placement;
 use super::super::vae::VaeConfig;
@@ -74,18 +70,6 @@ impl Plan {
         let tokens = self.tokens() as f64;
         4.0 * tokens * tokens * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
-}
-
-/// Operations a second that products of matrices sustain on `device`, measured in about a tenth of a second.
-pub fn sustained_flops(device: &Device) -> f64 {
-    const N: usize = 1024;
-    let a = Tensor::<2>::ones([N, N], device);
-    let once = || {
-        let start = Instant::now();
-        let _ = a.clone().matmul(a.clone()).into_data();
-        2.0 * (N as f64).powi(3) / start.elapsed().as_secs_f64()
-    };
-    (0..4).map(|_| once()).fold(0.0, f64::max)
 }
 
 /// Operations of the decoder for one pixel of one frame: its 3x3x3 convolutions, and the 3x3 ones of the upsampling.

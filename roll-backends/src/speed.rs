@@ -1,0 +1,17 @@
+//! How fast a device is.
+
+use std::time::Instant;
+
+use burn::tensor::{Device, Tensor};
+
+/// Operations a second that products of matrices sustain on `device`, measured in about a tenth of a second.
+pub fn sustained_flops(device: &Device) -> f64 {
+    const N: usize = 1024;
+    let a = Tensor::<2>::ones([N, N], device);
+    let once = || {
+        let start = Instant::now();
+        let _ = a.clone().matmul(a.clone()).into_data();
+        2.0 * (N as f64).powi(3) / start.elapsed().as_secs_f64()
+    };
+    (0..4).map(|_| once()).fold(0.0, f64::max)
+}

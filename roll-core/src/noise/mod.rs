@@ -1,0 +1,56 @@
+//! Every random choice of a run, drawn on the host and keyed by what it is for.
+//!
+//! A draw depends on (seed, step, sample, purpose) alone: not on the backend, the number of ranks, the order of work,
+//! or whether the run was resumed. The draws themselves are the cargo feature `noise`.
+
+#[cfg(feature = "noise")]
+mod draws;
+
+/// What a draw is for; its number is part of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// The latents a trajectory starts from.
+    Latents = 1,
+    /// Initial values of parameters.
+    Parameters = 2,
+    /// The order of the data.
+    Shuffle = 3,
+    /// Timesteps of flow matching.
+    Timesteps = 4,
+    /// Tests and synthetic data.
+    Synthetic = 5,
+    /// The latents that an evaluation starts from.
+    Evaluation = 6,
+    /// Tokens of a language model.
+    Tokens = 7,
+    /// Worlds of environments.
+    Environments = 8,
+}
+
+/// The source of all randomness of a run.
+#[derive(Clone, Debug)]
+pub struct Noise {
+    seed: u64,
+    fixed: Option<u32>,
+}
+
+impl Noise {
+    /// Draws keyed by `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, fixed: None }
+    }
+
+    /// As the reference: every sample of every step starts from the same latents, those of
+    /// `torch.randn(..., generator=manual_seed(seed))` on the CPU.
+    pub fn with_fixed_latents(mut self, torch_seed: u32) -> Self {
+        self.fixed = Some(torch_seed);
+        self
+    }
+
+    /// The seed, and that of the fixed latents: what makes the same source again.
+    pub fn keys(&self) -> (u64, Option<u32>) {
+        (self.seed, self.fixed)
+    }
+}
