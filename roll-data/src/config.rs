@@ -1,6 +1,6 @@
 //! The section `data` of a configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,19 @@ pub struct DataConfig {
     /// Directory that latents, text embeddings and the rewards' targets are kept in, for this run and later ones; several
     /// runs and ranks may share it. `null`: they are computed anew by each run.
     pub cache_dir: Option<PathBuf>,
+}
+
+impl DataConfig {
+    /// With its paths from `base`.
+    pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
+        let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
+        Self {
+            metadata: of(&self.metadata),
+            base_path: of(&self.base_path),
+            cache_dir: of(&self.cache_dir),
+            ..self.clone()
+        }
+    }
 }
 
 impl Default for DataConfig {
