@@ -111,7 +111,7 @@ mod tests {
         );
         let (volume, gain) = (|| made([WIDTH, 2, 2, 3], device), || in_longer_memory([WIDTH], more, device));
         let (y, factors) = Cube::channel_norm_forward(volume(), gain(), true);
-        let [d_x, _] = Cube::channel_norm_backward(volume(), gain(), factors, true, volume(), [true, false]);
+        let [d_x, _] = Cube::channel_norm_backward([volume(), gain(), factors], true, volume(), [true, false]);
         found.extend([y, d_x.unwrap()]);
         found.into_iter().map(|x| host(x).unwrap()).collect()
     }

@@ -12,9 +12,10 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::ConvKernel;
+use super::{ConvKernel, ProductKernel};
 
 impl ConvKernel for LibTorch {}
+impl ProductKernel for LibTorch {}
 
 /// A tensor of new memory.
 fn fresh(tensor: Tensor) -> TchTensor {
