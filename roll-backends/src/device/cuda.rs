@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// The names that cudarc tries, which has no error for none of them (`.cargo/config.toml` says for which version).
+/// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
 const NVRTC: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
 /// What the kernels include: the second for tensor cores, and of another part of the toolkit than the first.
 const HEADERS: [&str; 2] = ["cuda_fp16.h", "crt/mma.h"];

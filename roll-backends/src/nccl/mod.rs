@@ -21,7 +21,7 @@ use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 
 use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
 
-/// Up to so many values a collective goes over the host: the way over the device takes longer.
+/// A collective of at most this many values goes over the host: the way over the device takes longer.
 const SMALL: usize = 1 << 12;
 
 /// Why there are no ranks over NCCL.
@@ -105,7 +105,7 @@ pub struct NcclRanks {
 
 struct State {
     stream: Handle,
-    /// Staging memory on the device: what is sent, and what is received.
+    /// Staging memory on the device: one buffer to send from, one to receive into.
     buffers: [Buffer; 2],
 }
 
@@ -236,7 +236,7 @@ impl NcclRanks {
                 return Err(lost.into());
             }
             if since.elapsed() > timeout {
-                // Who did not come is not known to NCCL.
+                // NCCL does not tell which rank is absent.
                 let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
                 self.fail(&lost.to_string());
                 *lock(&self.lost) = Some(lost.clone());
@@ -343,7 +343,7 @@ impl Drop for NcclRanks {
             return;
         }
         let state = lock(&self.state);
-        // SAFETY: nothing runs on the stream any more, and nobody uses the handles after this.
+        // SAFETY: nothing runs on the stream any more, and the handles are not used after this.
         unsafe {
             (self.cuda.set_device)(self.device);
             (self.nccl.comm_destroy)(self.comm);

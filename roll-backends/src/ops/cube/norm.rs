@@ -101,7 +101,7 @@ fn cube_a_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
 /// The sum over the units of a cube, which every unit gets.
 #[cube]
 fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
-    // Nobody may still read what was there before.
+    // No unit may still read the previous values.
     sync_cube();
     partial[UNIT_POS as usize] = own;
     sync_cube();

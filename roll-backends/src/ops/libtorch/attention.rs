@@ -68,7 +68,7 @@ impl AttentionKernel for LibTorch {
     }
 }
 
-/// Who computes a call.
+/// The kernel that computes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// ATen's flash kernel for the CPU, whose backward takes what its forward kept.
