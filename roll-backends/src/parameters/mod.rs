@@ -1,15 +1,14 @@
 //! The trainable tensors of a model, and the gradients that pullbacks add up.
 //!
-//! Where the values are:
+//! Where the values are, if parameters are whole or divided among the ranks (`divided.rs`):
 //!
-//! | type          | of what                        | whole                 | divided among the ranks                     |
-//! |---------------|--------------------------------|-----------------------|---------------------------------------------|
-//! | [`Home`]      | [`Parameters`]: the values now | tensors on the device | [`Divided`], which gathers them             |
-//! | `Own`         | one rank of a [`Divided`]      |                       | its part of each tensor, in host memory     |
-//! | [`Held`]      | [`Snapshot`]: at one instant   | the tensors of then   | the number of writes so far, kept to refuse |
-//! |               |                                |                       | values of a later instant                   |
-//! | [`OnDevice`]  | [`ParameterSegment`]: to       | the tensors of then   | the tensors of the segment, gathered        |
-//! |               | compute with                   |                       |                                             |
+//! | type       | values of                              | whole                 | divided                                  |
+//! |------------|----------------------------------------|-----------------------|------------------------------------------|
+//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which gathers them            |
+//! | `Own`      | one rank, now                          | -                     | its part of each tensor, in host memory  |
+//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | the number of writes until then: after a |
+//! |            |                                        |                       | later write they are refused             |
+//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device      |
 
 mod divided;
 
