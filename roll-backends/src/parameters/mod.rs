@@ -2,13 +2,14 @@
 //!
 //! Where the values are, if parameters are whole or divided among the ranks (`divided.rs`):
 //!
-//! | type       | values of                              | whole                 | divided                                  |
-//! |------------|----------------------------------------|-----------------------|------------------------------------------|
-//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which gathers them            |
-//! | `Own`      | one rank, now                          | -                     | its part of each tensor, in host memory  |
-//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | the number of writes until then: after a |
-//! |            |                                        |                       | later write they are refused             |
-//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device      |
+//! | type       | values of                              | whole                 | divided                                 |
+//! |------------|----------------------------------------|-----------------------|-----------------------------------------|
+//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which gathers them           |
+//! | `Own`      | one rank, now                          | -                     | its part of each tensor, in host memory |
+//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then    |
+//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device     |
+//!
+//! A segment of a divided snapshot is an error once the parameters were written again: the old values are gone.
 
 mod divided;
 
