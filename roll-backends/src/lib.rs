@@ -1,4 +1,4 @@
-//! What the models and rewards of roll compute with: devices, value-and-pullback through Burn's autodiff, chains of
+//! The numerical layer below roll's models and rewards: devices, value-and-pullback through Burn's autodiff, chains of
 //! recomputed segments, fused operators, LoRA, weight stores, optimizers and strategies.
 //!
 //! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an

@@ -41,7 +41,7 @@ pub struct MpiRanks {
     rank: usize,
     size: usize,
     timeout: Mutex<Duration>,
-    /// Collectives so far; they are told apart by it in messages.
+    /// Collectives so far; messages carry the number, so that those of different collectives are not mixed up.
     calls: AtomicU64,
     /// Why there will be no further one.
     lost: Mutex<Option<RanksError>>,

@@ -35,7 +35,7 @@ impl Backend {
     /// All there are, in this build or in another.
     pub const ALL: [Self; 5] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda, Self::Wgpu];
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flex => "flex",

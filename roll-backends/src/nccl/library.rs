@@ -13,7 +13,7 @@ use libloading::Library;
 
 use super::NcclError;
 
-/// `ncclUniqueId`: what the ranks of a job know one another by. Passed by value.
+/// `ncclUniqueId`, which identifies a job to its ranks. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; UniqueId::BYTES]);

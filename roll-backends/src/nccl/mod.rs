@@ -42,12 +42,12 @@ pub enum NcclError {
         /// The loader's reason.
         reason: String,
     },
-    /// A library is not what its name says, or too old.
+    /// A library lacks a function: it is another library or too old.
     #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
     Symbol {
         /// The library.
         file: &'static str,
-        /// What was looked for.
+        /// The function that it lacks.
         symbol: &'static str,
         /// The loader's reason.
         #[source]
@@ -68,9 +68,9 @@ pub enum NcclError {
         library: &'static str,
         /// The function.
         call: &'static str,
-        /// What it gave.
+        /// The code that it returned.
         code: c_int,
-        /// What that means, in the library's words.
+        /// The library's description of the code.
         text: String,
     },
     /// Another rank cannot take part.

@@ -75,7 +75,7 @@ pub trait ActivationKernel: Backend {
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBE: f64 = 0.044_715;
 
-/// What the tanh of GELU is taken of: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+/// The argument of GELU's tanh: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
 fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
     x.clone() * (x.squared() * GELU_CUBE + 1.0) * GELU_SCALE
 }

@@ -11,11 +11,11 @@ use super::tiled;
 /// How [`attention_with`] weighs values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    /// The factor of the products of queries and keys; `1 / sqrt(d)` unless given.
     pub scale: Option<f32>,
     /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
     pub causal: bool,
-    /// What the operands are rounded to; nothing unless given. The result has their dtype again.
+    /// The dtype that the operands are rounded to; they are not rounded unless it is given. The result has the dtype of q.
     pub products: Option<DType>,
 }
 
@@ -71,7 +71,7 @@ pub trait AttentionOps: Backend {
 pub struct AttentionCall {
     /// Heads, side by side in each row.
     pub heads: usize,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of the products of queries and keys.
     pub scale: f32,
     /// Whether later keys are hidden.
     pub causal: bool,

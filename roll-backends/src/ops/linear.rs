@@ -152,7 +152,7 @@ pub trait LinearKernel: ProductKernel {
     }
 }
 
-/// What the backward of a linear layer needs.
+/// The values of the forward pass that the backward pass of a linear layer needs.
 #[derive(Clone, Debug)]
 pub struct SavedLinear<T> {
     /// The operand.

@@ -118,7 +118,7 @@ pub(super) fn composed_backward<B: NormKernel>(
     [d_x, d_gain, d_shift]
 }
 
-/// What the backward of a norm needs.
+/// The values of the forward pass that the backward pass of a norm needs.
 #[derive(Clone, Debug)]
 pub struct SavedNorm<T> {
     /// The operand.

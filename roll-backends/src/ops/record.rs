@@ -12,7 +12,8 @@ pub type Cotangents<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// Runs an operator on `operands` and, if one of them is tracked, records it.
 ///
-/// `forward` returns the result and its pullback, a closure that owns what the backward pass needs of the forward pass.
+/// `forward` returns the result and its pullback, a closure that owns the values that the backward pass
+/// needs.
 /// The pullback takes the cotangent of the result and which operands are tracked, and returns the gradients of those.
 pub fn record<B, C, P, const N: usize>(
     operands: [FloatTensor<Autodiff<B, C>>; N],
@@ -28,7 +29,7 @@ where
     Pullback(pull).prepare::<C>(nodes).compute_bound().stateless(result)
 }
 
-/// A pullback as Burn's autodiff calls it. The state that Burn would pass separately is what the closure owns.
+/// A pullback as Burn's autodiff calls it. The state that Burn could pass separately is owned by the closure.
 struct Pullback<P>(P);
 
 impl<P> fmt::Debug for Pullback<P> {

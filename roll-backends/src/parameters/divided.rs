@@ -21,7 +21,7 @@ pub(super) struct Divided {
     ahead: Ahead<Gathered>,
 }
 
-/// Where what is.
+/// The place of each tensor, in the flat layout and in a rank's part.
 struct Layout {
     names: Vec<String>,
     /// Elements of each tensor.

@@ -28,7 +28,7 @@ use burn_cubecl::CubeDevice;
 impl ConvKernel for Cube {}
 
 /// As the kernels index it: f32, one row after the other. Its memory may be longer than it is, and `len()` in a kernel is
-/// that of the memory: kernels are told the sizes.
+/// that of the memory: therefore kernels take the sizes as arguments.
 fn values(x: CubeTensor) -> CubeTensor {
     let x = if x.dtype == DType::F32 { x } else { Cube::float_cast(x, FloatDType::F32) };
     into_contiguous(x)

@@ -1,4 +1,4 @@
-//! What the fused operators compute on the CPU: functions on `f32` slices that know nothing of tensors or autodiff.
+//! The CPU kernels of the fused operators: functions on `f32` slices, without tensors or autodiff.
 //!
 //! Work is split over rayon. Inner loops are plain Rust over fixed-size arrays, written so that the compiler vectorises
 //! them, and are compiled twice ([`simd`]): for AVX2 with FMA, and portably; the choice is made at run time.

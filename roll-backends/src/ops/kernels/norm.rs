@@ -9,9 +9,9 @@ use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowMoments {
-    /// What is subtracted.
+    /// The mean, which is subtracted from the row.
     pub mean: f32,
-    /// What the rest is multiplied by.
+    /// The inverse deviation, by which the rest is multiplied.
     pub inverse: f32,
 }
 

@@ -36,7 +36,7 @@ struct State {
     filling: BTreeMap<usize, Filling>,
     /// Buckets before this one are still to be begun.
     next: usize,
-    /// What came for buckets that were begun: parameters that are used more than once.
+    /// Gradients for buckets whose reduction was begun already: of parameters that are used more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
@@ -70,7 +70,7 @@ impl Arrivals {
         *self.lock() = State { open: true, next: self.partition.buckets().len(), ..State::default() };
     }
 
-    /// Forgets what came and takes nothing more.
+    /// Drops the gradients that arrived and accepts no more.
     pub(super) fn close(&self) {
         *self.lock() = State::default();
     }
