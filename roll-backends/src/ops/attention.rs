@@ -15,7 +15,7 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
     pub causal: bool,
-    /// The dtype that the operands are rounded to; they are not rounded unless it is given. The result has the dtype of q.
+    /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
     pub products: Option<DType>,
 }
 

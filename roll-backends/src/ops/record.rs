@@ -12,9 +12,8 @@ pub type Cotangents<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// Runs an operator on `operands` and, if one of them is tracked, records it.
 ///
-/// `forward` returns the result and its pullback, a closure that owns the values that the backward pass
-/// needs.
-/// The pullback takes the cotangent of the result and which operands are tracked, and returns the gradients of those.
+/// `forward` returns the result and its pullback, a closure that owns the values that the backward pass needs. The pullback
+/// takes the cotangent of the result and which operands are tracked, and returns the gradients of those.
 pub fn record<B, C, P, const N: usize>(
     operands: [FloatTensor<Autodiff<B, C>>; N],
     forward: impl FnOnce([FloatTensor<B>; N]) -> (FloatTensor<B>, P),

@@ -9,9 +9,9 @@ use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowMoments {
-    /// The mean, which is subtracted from the row.
+    /// The mean, or 0.
     pub mean: f32,
-    /// The inverse deviation, by which the rest is multiplied.
+    /// One over the standard deviation, or over the root mean square.
     pub inverse: f32,
 }
 
