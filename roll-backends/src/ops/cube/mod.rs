@@ -28,7 +28,7 @@ use burn_cubecl::CubeDevice;
 impl ConvKernel for Cube {}
 
 /// As the kernels index it: f32, one row after the other. Its memory may be longer than it is, and `len()` in a kernel is
-/// that of the memory: kernels are told the sizes.
+/// that of the memory: therefore kernels take the sizes as arguments.
 fn values(x: CubeTensor) -> CubeTensor {
     let x = if x.dtype == DType::F32 { x } else { Cube::float_cast(x, FloatDType::F32) };
     into_contiguous(x)
@@ -111,7 +111,7 @@ mod tests {
         );
         let (volume, gain) = (|| made([WIDTH, 2, 2, 3], device), || in_longer_memory([WIDTH], more, device));
         let (y, factors) = Cube::channel_norm_forward(volume(), gain(), true);
-        let [d_x, _] = Cube::channel_norm_backward(volume(), gain(), factors, true, volume(), [true, false]);
+        let [d_x, _] = Cube::channel_norm_backward([volume(), gain(), factors], true, volume(), [true, false]);
         found.extend([y, d_x.unwrap()]);
         found.into_iter().map(|x| host(x).unwrap()).collect()
     }
