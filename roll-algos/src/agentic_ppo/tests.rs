@@ -9,12 +9,11 @@ use roll_core::{
     Algorithm, Environment, Model, Noise, Observation, OptimizerConfig, Result, Silent, StepContext, StepReport,
     Strategy, ThreadRanks, Transition,
 };
+use roll_testing::{Bigram, Descent};
 
 use super::advantages::Estimator;
 use super::loss::RatioType;
 use super::{AgenticPpo, Config};
-use crate::mock::Descent;
-use crate::mock_language::Bigram;
 
 /// Rewards an answer that begins with `x`.
 struct Likes(bool);

@@ -1,22 +1,27 @@
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;
+use roll_testing::diffusion::{Descent, MockDiffusion, sample, values};
 
 use super::*;
-use crate::mock::{Descent, Mock, sample, values};
 use crate::update::OnNonfinite;
 
 /// One run of the algorithm on mocks.
 struct Bench {
     algorithm: FlowMatching,
-    model: Mock,
+    model: MockDiffusion,
     strategy: Descent,
     videos: bool,
 }
 
 impl Bench {
     fn new(config: Config) -> Self {
-        Self { algorithm: FlowMatching::new(config), model: Mock::new(), strategy: Descent::default(), videos: false }
+        Self {
+            algorithm: FlowMatching::new(config),
+            model: MockDiffusion::new(),
+            strategy: Descent::default(),
+            videos: false,
+        }
     }
 
     fn step_at(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> Result<StepReport> {

@@ -8,8 +8,8 @@ use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{OptimizerConfig, ThreadRanks};
 
 use super::*;
-use crate::mock::{Mock, Sines, sample};
 use roll_core::*;
+use roll_testing::{MockDiffusion, Sines, sample};
 
 const LONG: Duration = Duration::from_secs(60);
 const STEPS: u64 = 10;
@@ -23,7 +23,7 @@ fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result
     ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
-        let (mut model, mut reward) = (Mock::new(), Sines::new());
+        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
         let mut algorithm = RewardFl::new(Config { mid_timestep: 2, ..Config::default() });
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut metrics = Vec::new();
@@ -116,7 +116,7 @@ fn an_error_of_one_rank_ends_all() {
     let results = ThreadRanks::run(2, LONG, |ranks| -> Result<()> {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
-        let (mut model, mut reward) = (Mock::new(), Sines::new());
+        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
         reward.on_missing = OnMissing::Error;
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let samples = [sample(0, if rank == 1 { "missing" } else { "a person" })];

@@ -3,15 +3,15 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::mock::{Descent, Mock, SHAPE, Sines, sample, values};
 use roll_core::*;
+use roll_testing::diffusion::{Descent, MockDiffusion, SHAPE, Sines, sample, values};
 
 use super::*;
 
 /// One run of the algorithm on mocks.
 struct Bench {
     algorithm: RewardFl,
-    model: Mock,
+    model: MockDiffusion,
     reward: Sines,
     strategy: Descent,
 }
@@ -20,7 +20,7 @@ impl Bench {
     fn new(config: Config) -> Self {
         Self {
             algorithm: RewardFl::new(config),
-            model: Mock::new(),
+            model: MockDiffusion::new(),
             reward: Sines::new(),
             strategy: Descent::default(),
         }
@@ -148,7 +148,7 @@ fn an_adapter_of_zeros_has_no_kl() {
 fn timestep_boundaries_restrict_the_trained_steps() {
     // Steps 4 to 7 stand at 0.833, 0.75, 0.625 and 0.417.
     let config = Config { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..Config::default() };
-    let plan = config.plan(Mock::new().schedule()).unwrap();
+    let plan = config.plan(MockDiffusion::new().schedule()).unwrap();
     assert_eq!(plan.trained, [6]);
     let mut bench = Bench::new(config);
     bench.step(&two());
@@ -166,7 +166,7 @@ fn bf16_latents_are_rounded_after_every_step() {
         }
     }
     let config = Config { latent_dtype: LatentDtype::Bf16, ..Config::default() };
-    let mut model = Mock::new();
+    let mut model = MockDiffusion::new();
     let plan = config.plan(model.schedule()).unwrap();
     let conditioning = model.encode(&ConditionInput::default()).unwrap();
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
@@ -321,7 +321,7 @@ fn the_reward_compares_with_what_is_configured() {
 
 #[test]
 fn the_check_names_what_cannot_work() {
-    let check = |config: Config, spoil: fn(&mut Mock, &mut Sines)| {
+    let check = |config: Config, spoil: fn(&mut MockDiffusion, &mut Sines)| {
         let mut bench = Bench::new(config);
         spoil(&mut bench.model, &mut bench.reward);
         let error = bench.algorithm.check(&mut bench.model, Some(&bench.reward));

@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used)]
 use roll_core::Message;
+use roll_testing::Bigram;
 
 use super::conversations::Conversations;
 use super::*;
-use crate::mock_language::Bigram;
 
 fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();

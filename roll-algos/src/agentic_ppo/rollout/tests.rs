@@ -2,9 +2,9 @@
 use std::sync::Mutex;
 
 use roll_core::{Observation, Silent, Transition};
+use roll_testing::Bigram;
 
 use super::*;
-use crate::mock_language::Bigram;
 
 /// Shows its seed; ends after `last` turns, rewards `x`, and goes wrong on demand.
 struct World {

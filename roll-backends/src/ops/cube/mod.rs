@@ -49,16 +49,15 @@ fn host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
-/// A device to test kernels on by themselves; `None`, said past the capturing of tests, where there is none. The tests of the
-/// operators and the parity suite run on it too.
+/// A device to test kernels on by themselves; `None` skips the test, where there is none. The tests of the operators and the
+/// parity suite run on it too.
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
     match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {
         Ok(burn::backend::DispatchDevice::Cube(device)) => Some(device),
         found => {
             let reason = found.err().map_or_else(String::new, |error| error.to_string());
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED: {reason}\n").as_bytes());
-            None
+            roll_testing::skip!(reason, needs = "vulkan")
         }
     }
 }
