@@ -10,6 +10,7 @@ pub mod flow_matching;
 mod mock;
 #[cfg(test)]
 mod mock_language;
+mod ranks;
 mod remembered;
 pub mod reward_fl;
 pub mod sampling;

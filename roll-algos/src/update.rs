@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport, communicator};
+use roll_core::{
+    Communicator, DiffusionModel, Error, LanguageModel, Model, Result, StepContext, StrategyReport, communicator,
+};
 
 use crate::AlgorithmError;
 
@@ -86,4 +88,9 @@ pub(crate) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
 /// The video diffusion model that `algorithm` needs.
 pub(crate) fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn DiffusionModel> {
     Ok(model.as_diffusion().ok_or(AlgorithmError::NotDiffusion { algorithm })?)
+}
+
+/// The language model that `algorithm` needs.
+pub(crate) fn language<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn LanguageModel> {
+    Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm })?)
 }

@@ -7,6 +7,7 @@ pub mod algorithm;
 pub mod checkpoint;
 pub mod communicator;
 pub mod config;
+mod delegate;
 pub mod diffusion;
 pub mod environment;
 pub mod error;

@@ -1,6 +1,6 @@
 //! Options of agentic PPO, under the reference's names where it has them.
 
-use roll_core::{Error, Result, Sampling};
+use roll_core::{Error, Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
 use super::kl::KlEstimate;
@@ -12,7 +12,7 @@ use crate::update::OnNonfinite;
 /// Options of the algorithm `agentic_ppo`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
-pub struct Config {
+pub struct AgenticPpoConfig {
     // Rollouts
     /// Groups of episodes per step; a group shares its start.
     pub num_env_groups: usize,
@@ -101,7 +101,7 @@ pub struct Config {
     pub on_nonfinite: OnNonfinite,
 }
 
-impl Default for Config {
+impl Default for AgenticPpoConfig {
     fn default() -> Self {
         Self {
             num_env_groups: 8,
@@ -151,7 +151,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl AgenticPpoConfig {
     /// Fails on values that make no training.
     pub fn check(&self) -> Result<()> {
         for (name, value) in [
@@ -184,11 +184,24 @@ impl Config {
             }
         }
         if self.adv_estimator == Estimator::Gae {
-            let problem = "`gae` needs a critic, which there is none of; `grpo`, `reinforce`, `agentic_reinforce`, \
+            let problem = "`gae` needs a critic, which this algorithm does not have; `grpo`, `reinforce`, `agentic_reinforce`, \
                            `gigpo` and `step_reinforce` need none";
             return Err(Error::config("algo.adv_estimator", problem));
         }
+        self.sampling(self.temperature, 1, 0, Vec::new()).check().in_section("algo")?;
+        if !(self.val_temperature >= 0.0 && self.val_temperature.is_finite()) {
+            let problem = format!("expected a number of at least 0, found {}", self.val_temperature);
+            return Err(Error::config("algo.val_temperature", problem));
+        }
         self.loss.check("algo")
+    }
+
+    /// Samples per update, over all ranks, of a step that has `samples`.
+    pub fn mini_batch(&self, samples: usize) -> usize {
+        match self.mini_batch_size {
+            0 => samples.max(1),
+            size => size,
+        }
     }
 
     /// Whether log-probabilities of the reference policy are needed.

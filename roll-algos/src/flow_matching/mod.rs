@@ -21,8 +21,8 @@ use roll_core::{
     ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, VelocityInput, Video,
 };
 
-pub use config::{Config, LossWeighting, TimestepSampling};
-pub use levels::Levels;
+pub use config::{FlowMatchingConfig, LossWeighting};
+pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
 use crate::remembered::Remembered;
@@ -41,7 +41,7 @@ const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.
 pub struct FlowMatching {
-    config: Config,
+    config: FlowMatchingConfig,
     prepared: Remembered<Prepared>,
     /// The embedding of the empty prompt.
     no_prompt: Option<Tensor>,
@@ -49,7 +49,7 @@ pub struct FlowMatching {
 
 impl FlowMatching {
     /// With these options.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
         Self { config, prepared, no_prompt: None }
     }
@@ -73,7 +73,7 @@ impl Algorithm for FlowMatching {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = self.update(context);
         if report.is_err() {
-            // Whoever catches the error finds no half-summed gradient.
+            // No half-summed gradient is left for the next step.
             update::forget(context)?;
         }
         report
@@ -275,7 +275,7 @@ roll_core::inventory::submit! {
         summary: "Supervised training on clips: from scratch, or fine-tuning",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
+        defaults: default_options::<FlowMatchingConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowMatching::new(parse_options("algo", options)?)))),
     }
 }

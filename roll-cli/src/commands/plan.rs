@@ -117,7 +117,7 @@ fn networks(args: &args::Plan, options: &WanOptions) -> Result<Networks> {
 }
 
 fn work(loaded: &Loaded, options: &WanOptions) -> Result<Work> {
-    let algorithm: reward_fl::Config = parse_options("algo", &loaded.config.algo.options)?;
+    let algorithm: reward_fl::RewardFlConfig = parse_options("algo", &loaded.config.algo.options)?;
     let data = &loaded.config.data;
     Ok(Work {
         frames: data.num_frames,
