@@ -4,13 +4,13 @@ use roll_algos::reward_fl;
 use roll_backends::strategy::{OffloadDevice, SingleOptions, ZeroOptions};
 use roll_core::config::Loaded;
 use roll_core::registry::parse_options;
-use roll_core::{DType, Error, Result, error};
+use roll_core::{DType, Error, Result, ResultExt, error};
+use roll_models::hub::Hub;
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::hub::Hub;
 use roll_models::wan2_2::paths::ComponentFiles;
 use roll_models::wan2_2::plan::{Cluster, Division, Network, Networks, Plan, Speed, Work};
 use roll_models::wan2_2::vae::VaeConfig;
-use roll_models::wan2_2::{Placement, WanOptions, trainable};
+use roll_models::wan2_2::{Placement, WanOptions};
 
 use crate::args;
 
@@ -105,7 +105,7 @@ fn networks(args: &args::Plan, options: &WanOptions) -> Result<Networks> {
         let known = Network::ALL.map(|n| n.name).join(", ");
         return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
     }
-    let files = ComponentFiles::resolve(options.model_paths.as_deref(), ids, &Hub::from_env())?;
+    let files = ComponentFiles::resolve(options.model_paths.as_deref(), ids, &Hub::from_env()).in_section("model")?;
     let dtype = files.dit.info("head.head.weight").and_then(|info| info.dtype).unwrap_or(DType::F32);
     let heads = options.num_heads.or_else(|| roll_models::wan2_2::components::heads(&files.dit));
     Ok(Networks {
@@ -156,7 +156,7 @@ fn division(loaded: &Loaded, options: &WanOptions, networks: &Networks, machine:
         stage: zero.as_ref().map_or(0, |zero| zero.stage),
         placement,
         ranks: if zero.is_some() { machine.devices } else { 1 },
-        trainable: trained.first().map_or(trainable(options, &[], ""), |name| trainable(options, &trained, name)),
+        trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
         trained_experts: trained.len(),
         bf16_optimizer_states,
         overlap_comm: zero.as_ref().is_some_and(|zero| zero.overlap_comm),

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::model::CausalLm;
 use super::network::Network;
-use super::source::{self, Parts};
+use super::parts::Parts;
+use super::source;
+use crate::comma_list::{self, split};
+use crate::hub::Hub;
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
 use crate::weights::{Checkpoint, stored_dtype};
@@ -22,9 +25,11 @@ use crate::weights::{Checkpoint, stored_dtype};
 pub struct CausalLmOptions {
     /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
     /// a chat template in `chat_template.jinja` or `tokenizer_config.json`. Or a GGUF file, which holds all of it.
+    /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
     /// `null`: the small model that is built in.
     pub model_path: Option<PathBuf>,
-    /// Layers that carry the LoRA, by the end of their name, comma-separated.
+    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas.
+    #[serde(deserialize_with = "comma_list::required")]
     pub lora_target_modules: String,
     /// Rank of the LoRA; 0 trains every weight instead.
     pub lora_rank: usize,
@@ -65,13 +70,12 @@ impl Default for CausalLmOptions {
 impl CausalLmOptions {
     /// What is trained.
     fn trainable(&self) -> Trainable {
-        let targets = self.lora_target_modules.split(',').map(str::trim).filter(|t| !t.is_empty());
         match self.lora_rank {
             0 => Trainable::Full,
             rank => Trainable::Lora {
                 rank,
                 alpha: self.lora_alpha.unwrap_or(rank as f64),
-                targets: targets.map(Into::into).collect(),
+                targets: split(&self.lora_target_modules),
             },
         }
     }
@@ -104,7 +108,7 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
     let Parts { mut config, state, tokenizer, template, place } = match &options.model_path {
-        Some(path) => source::open(&context.resolve(path))?,
+        Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };
     if let Some(length) = options.max_length {
@@ -121,7 +125,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         .while_doing(reading)?
         .with_memory(options.memory())
         .with_products(options.compute_dtype.of(dtype, &device)?);
-    network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
+    network.train(&options.trainable(), &Noise::new(context.seed), &state).in_section("model")?;
     let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);

@@ -60,7 +60,8 @@ impl Download<'_> {
             .build()
             .map_err(|e| self.failed(self.model, e))?;
         let present = snapshot(&self.repository());
-        let revision = present.as_deref().and_then(Path::file_name).map_or("main".into(), |hash| hash.to_string_lossy());
+        let revision =
+            present.as_deref().and_then(Path::file_name).map_or("main".into(), |hash| hash.to_string_lossy());
         let info = api.repo(self.at(&revision)).info().map_err(|e| self.failed(self.model, e))?;
         if !stays_inside(&info.sha) {
             return Err(self.failed(self.model, ApiError::InvalidHeader("sha")));
@@ -77,8 +78,10 @@ impl Download<'_> {
 
         // A new snapshot has only what is asked for now, which is not the whole model.
         let whole = present.is_none().then_some("**");
-        self.write_unfinished(self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())))
-            .map_err(local)?;
+        self.write_unfinished(
+            self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())),
+        )
+        .map_err(local)?;
         // All files are of one commit, also when the branch moves on meanwhile.
         let repo = api.repo(self.at(&info.sha));
         let cached = Cache::new(self.cache.into()).repo(self.at(&info.sha)).pointer_path(&info.sha);

@@ -48,8 +48,7 @@ fn a_model_that_is_not_there_says_where_was_looked_and_what_to_download() {
 #[test]
 fn no_identifier_leads_out_of_the_cache() {
     let hub = Hub { caches: vec!["/".into()], folders: vec!["/".into()], remote: None };
-    for (model, pattern) in
-        [("etc", "x"), ("../etc", "x"), ("a/b/c", "x"), ("a/b", "../x"), ("a/b", "/x"), ("a/", "x")]
+    for (model, pattern) in [("etc", "x"), ("../etc", "x"), ("a/b/c", "x"), ("a/b", "../x"), ("a/b", "/x"), ("a/", "x")]
     {
         assert!(matches!(hub.files(model, pattern), Err(HubError::Identifier { .. })), "{model}:{pattern}");
     }

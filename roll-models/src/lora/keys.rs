@@ -6,6 +6,9 @@ use super::error::LoraError;
 use super::layer_names;
 use super::{Convention, Expert};
 
+/// Key of the header under which files without a place for scales keep them.
+pub(super) const ALPHAS_KEY: &str = "lora_alphas";
+
 /// Which tensor of a layer a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {

@@ -11,14 +11,14 @@ use roll_core::{
     BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt, StateDict, communicator,
 };
 
+use crate::hub::Hub;
 use crate::lora;
 use crate::weights::{Checkpoint, Streamed};
 
 use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, DitConfig, Trainable};
-use super::hub::Hub;
-use super::model::{Parts, Settings, Sources, TextEncoder, Wan, trainable};
+use super::model::{Parts, Settings, Sources, TextEncoder, Wan};
 use super::options::{Placement, WanOptions};
 use super::paths::ComponentFiles;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
@@ -52,7 +52,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
              `roll init-tiny DIR` writes a small checkpoint to try things with",
         ));
     }
-    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env())?;
+    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env()).in_section("model")?;
     let present: Vec<&str> = if files.dit2.is_some() { vec!["dit", "dit2"] } else { vec!["dit"] };
     let trained = options.trained_experts(&present)?;
     let dit = open_dit("dit", &files.dit, options, &trained, context.seed, &device)?;
@@ -71,7 +71,11 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         None => None,
     };
     let tiling = match (options.vae_tile_size, options.vae_tile_stride) {
-        (Some(size), Some(stride)) => Some(Tiling { size, stride }),
+        (Some(size), Some(stride)) => {
+            let tiling = Tiling { size, stride };
+            tiling.check().in_section("model")?;
+            Some(tiling)
+        }
         (None, None) => None,
         _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
     };
@@ -145,12 +149,12 @@ fn open_dit(
         .with_products(options.compute_dtype.of(dtype, device)?);
         // The two experts start from different adapters: their names are part of the draws' key.
         let noise = Noise::new(seed ^ u64::from(name == "dit2"));
-        let trainable = trainable(options, trained, name);
+        let trainable = options.trainable(trained, name);
         let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
         dit.train(&trainable, &noise, &base)?;
         Ok(dit)
     };
-    opened().while_doing(|| format!("reading {}", file.path().display()))
+    opened().in_section("model").while_doing(|| format!("reading {}", file.path().display()))
 }
 
 fn open_text(
@@ -167,7 +171,7 @@ fn open_text(
             "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json",
         )
     })?;
-    let tokenizer = Tokenizer::load(place)?;
+    let tokenizer = Tokenizer::load(place).in_section("model")?;
     let encoder = Umt5::streamed(file, device).while_doing(|| format!("reading {}", file.path().display()))?;
     if tokenizer.vocabulary() > encoder.config().vocab {
         return Err(Error::bad_file(

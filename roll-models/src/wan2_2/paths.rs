@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt};
 
+use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
-use super::hub::Hub;
 
 /// The networks of a pipeline, under official key names. Nothing is loaded yet.
 #[derive(Clone, Debug)]
@@ -39,7 +39,8 @@ pub enum PathEntry {
 }
 
 impl ComponentFiles {
-    /// Resolves the two keys of the configuration; entries of both are taken together, as in the reference.
+    /// Resolves the two options of the model; entries of both are taken together, as in the reference. Errors name the
+    /// options without their section, which the caller adds.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = Vec::new();
         if let Some(path) = model_paths {
@@ -67,8 +68,8 @@ impl ComponentFiles {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
     }
 
-    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, in the local caches. An entry without a pattern is
-    /// the whole model.
+    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, on this machine or by downloading them. An entry
+    /// without a pattern is the whole model.
     pub fn from_ids(ids: &str, hub: &Hub) -> Result<Self> {
         Self::resolve(None, Some(ids), hub)
     }
@@ -165,7 +166,11 @@ fn from_ids(ids: &str, hub: &Hub) -> Result<Vec<Found>> {
                 let files = hub.files(model, pattern)?;
                 found.push(Found::Weights(Checkpoint::open_shards(&files)?));
             }
-            _ => found.extend(from_directory(&hub.directory(id.trim_end_matches(':'))?)?),
+            _ => found.extend(from_directory(&hub.directory(
+                id.trim_end_matches("./").trim_end_matches(':'),
+                &["**"],
+                &[],
+            )?)?),
         }
     }
     Ok(found)

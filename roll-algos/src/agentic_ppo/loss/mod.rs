@@ -6,14 +6,13 @@
 mod config;
 mod variants;
 
-use std::collections::BTreeMap;
-
 use roll_core::{Error, Result};
 
 use super::aggregate::{Aggregation, Totals};
 use super::correction::{Correction, correct};
 use super::grid::{Grid, Mask};
 use super::kl::KlEstimate;
+use super::metrics::ActorMetrics;
 use super::statistics::segment_means;
 pub use config::{LossConfig, PgVariant, RatioType};
 use variants::{View, losses};
