@@ -183,3 +183,17 @@ fn the_order_of_checks_is_kept() {
     let gae = AgenticPpoConfig { adv_estimator: Estimator::Gae, ..AgenticPpoConfig::default() };
     assert!(AgenticPpo::new(gae).err().unwrap().to_string().contains("critic"));
 }
+
+#[test]
+fn settings_that_draw_no_answers_are_refused_by_their_key() {
+    let refused = |config: AgenticPpoConfig| AgenticPpo::new(config).err().unwrap().to_string();
+    for (config, key) in [
+        (AgenticPpoConfig { temperature: -1.0, ..config() }, "`algo.temperature`"),
+        (AgenticPpoConfig { val_temperature: f64::NAN, ..config() }, "`algo.val_temperature`"),
+        (AgenticPpoConfig { top_p: 0.0, ..config() }, "`algo.top_p`"),
+        (AgenticPpoConfig { stop: vec![String::new()], ..config() }, "`algo.stop`"),
+    ] {
+        let message = refused(config);
+        assert!(message.contains(key), "{message}");
+    }
+}

@@ -239,9 +239,16 @@ fn the_check_names_what_cannot_work_and_asks_for_no_reward() {
     assert!(with(|c| c.draws_per_sample = 0).contains("draws_per_sample"));
     assert!(with(|c| c.prompt_dropout = 1.5).contains("prompt_dropout"));
     assert!(with(|c| c.logit_std = 0.0).contains("logit_std"));
-    assert!(with(|c| c.shift = Some(-1.0)).contains("shift"));
+    assert!(with(|c| c.shift = Some(-1.0)).contains("`algo.shift`"));
     assert!(with(|c| c.max_timestep_boundary = Some(2.0)).contains("max_timestep_boundary"));
-    assert!(with(|c| c.num_inference_steps = 0).contains("num_inference_steps"));
+    assert!(with(|c| c.num_inference_steps = 0).contains("`algo.num_inference_steps`"));
+    let bell = FlowMatchingConfig {
+        loss_weighting: LossWeighting::Bell,
+        shift: Some(f64::NAN),
+        ..FlowMatchingConfig::default()
+    };
+    let weighting = bell.weighting(Mock::new().schedule()).unwrap_err().to_string();
+    assert!(weighting.contains("`algo.shift`"), "{weighting}");
     let mut bench = Bench::new(FlowMatchingConfig::default());
     bench.model.diffusion = false;
     assert!(bench.algorithm.check(&mut bench.model, None).unwrap_err().to_string().contains("diffusion"));

@@ -338,7 +338,8 @@ fn the_check_names_what_cannot_work() {
     assert!(with(|c| c.mid_timestep = 8).contains("mid_timestep"));
     assert!(with(|c| c.min_timestep_boundary = 0.9).contains("no step is left to train"));
     assert!(with(|c| c.reward_std = 0.0).contains("reward_std"));
-    assert!(with(|c| c.num_inference_steps = 0).contains("num_inference_steps"));
+    assert!(with(|c| c.num_inference_steps = 0).contains("`algo.num_inference_steps`"));
+    assert!(with(|c| c.shift = Some(0.0)).contains("`algo.shift`"));
     assert!(with(|c| c.kl_weight = f64::NAN).contains("kl_weight"));
     assert!(check(RewardFlConfig::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
     assert!(check(RewardFlConfig::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));

@@ -134,3 +134,22 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     }
     Ok(model)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn lists_are_those_of_yaml_and_unknown_layers_are_refused_by_their_key() {
+        let parsed = |targets: serde_json::Value| {
+            let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
+            parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
+        };
+        let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
+        assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into() };
+        let message = open(&list, &context).err().unwrap().chain();
+        assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, ResultExt};
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
@@ -27,10 +27,13 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     if resolved.exists() || !published || (file.is_none() && model.ends_with(".gguf")) {
         return Ok(resolved);
     }
-    match file {
-        None => Ok(hub.directory(model, NEEDED, ALSO)?),
-        Some(file) => Ok(hub.directory(model, &[file], &[])?.join(file)),
-    }
+    let found = match file {
+        None => hub.directory(model, NEEDED, ALSO),
+        Some(file) => hub.directory(model, &[file], &[]).map(|directory| directory.join(file)),
+    };
+    found.map_err(Error::from).while_doing(|| {
+        format!("the path {} does not exist; looking for a published model instead", resolved.display())
+    })
 }
 
 /// The model at `path`: a directory, or a GGUF file.
@@ -89,4 +92,31 @@ pub fn built_in() -> Result<Parts> {
         template: Some(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).map_err(broken)?),
         place: place.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_path_comes_first_and_then_a_published_model() {
+        let root = tempfile::tempdir().unwrap();
+        let hub = Hub { caches: vec![root.path().join("hub")], folders: Vec::new(), remote: None };
+        let snapshot = root.path().join("hub/models--org--name/snapshots/x");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        for file in ["config.json", "model.safetensors", "model.gguf"] {
+            std::fs::write(snapshot.join(file), b"").unwrap();
+        }
+        let locate = |name: &str| locate(Path::new(name), root.path().join(name), &hub);
+        assert_eq!(locate("org/name").unwrap(), snapshot);
+        assert_eq!(locate("org/name:model.gguf").unwrap(), snapshot.join("model.gguf"));
+        for path in ["plain", "./org/name", "a/b/c", "models/other.gguf"] {
+            assert_eq!(locate(path).unwrap(), root.path().join(path));
+        }
+        std::fs::create_dir_all(root.path().join("org/name")).unwrap();
+        assert_eq!(locate("org/name").unwrap(), root.path().join("org/name"));
+        let missing = locate("org/none").unwrap_err().chain();
+        assert!(missing.contains("does not exist") && missing.contains("hf download org/none"), "{missing}");
+    }
 }

@@ -113,7 +113,8 @@ impl Download<'_> {
                 },
                 Err(e) => e,
             };
-            if attempt == ATTEMPTS || matches!(status(&error), Some(400..=415 | 417..=499)) {
+            let refused = status(&error).filter(|code| (400..500).contains(code) && ![408, 416, 429].contains(code));
+            if attempt == ATTEMPTS || refused.is_some() {
                 return Err(error);
             }
             // What is there is whole already, or too long: it begins anew.

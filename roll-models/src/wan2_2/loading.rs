@@ -205,3 +205,43 @@ fn text_len(files: &ComponentFiles) -> Result<usize> {
         None => Ok(length),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::init_tiny::{TinyKind, init_tiny};
+    use super::*;
+
+    fn refused(spoil: impl FnOnce(&mut WanOptions)) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let files = init_tiny(dir.path(), TinyKind::T2v, 0).unwrap();
+        let mut options = WanOptions {
+            model_paths: Some(files.model_paths),
+            tokenizer_path: Some(files.tokenizer),
+            lora_rank: 2,
+            ..WanOptions::default()
+        };
+        spoil(&mut options);
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.path().into() };
+        open(&options, &context).err().unwrap().chain()
+    }
+
+    #[test]
+    fn errors_name_the_key_with_its_section() {
+        let targets = refused(|o| o.lora_target_modules = "nosuch".into());
+        assert!(targets.contains("`model.lora_target_modules`"), "{targets}");
+        let heads = refused(|o| o.num_heads = Some(7));
+        assert!(heads.contains("`model.num_heads`"), "{heads}");
+        let tokenizer = refused(|o| o.tokenizer_path = Some("nowhere".into()));
+        assert!(tokenizer.contains("`model.tokenizer_path`"), "{tokenizer}");
+        let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (Some([4, 4]), Some([4, 8])));
+        assert!(tiles.contains("`model.vae_tile_stride`"), "{tiles}");
+        let list = refused(|o| {
+            let list = o.model_paths.as_ref().unwrap();
+            let path = list.with_file_name("vae.json");
+            std::fs::write(&path, r#"["Wan2.1_VAE.safetensors"]"#).unwrap();
+            o.model_paths = Some(path);
+        });
+        assert!(list.contains("`model.model_paths`"), "{list}");
+    }
+}
