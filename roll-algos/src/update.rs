@@ -1,4 +1,4 @@
-//! What every algorithm does at the end of a step, and with values that are not finite.
+//! The end of a step, the same for every algorithm: the update, or leaving it out after a value that is not finite.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use roll_core::{
 
 use crate::AlgorithmError;
 
-/// What a value that is not finite does. Parameters never change by it.
+/// The reaction to a value that is not finite. Parameters never change by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {

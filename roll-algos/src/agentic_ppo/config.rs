@@ -40,7 +40,7 @@ pub struct AgenticPpoConfig {
     pub agent_template: String,
 
     // Validation
-    /// Episodes of a validation, from starts that training never sees; 0 is none.
+    /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
     pub val_batch_size: usize,
     /// Temperature of its answers.
     pub val_temperature: f64,
@@ -70,19 +70,19 @@ pub struct AgenticPpoConfig {
     pub advantage_clip: Option<f64>,
     /// Whether advantages are whitened.
     pub whiten_advantages: bool,
-    /// Whether rewards are.
+    /// Whether rewards are whitened.
     pub whiten_rewards: bool,
     /// Tokens of the environment count as time, as in the reference.
     pub observation_steps: bool,
     /// Whether the KL to the reference policy is subtracted from the rewards of tokens.
     pub add_token_level_kl: bool,
-    /// Its estimate.
+    /// How that KL is estimated.
     pub kl_penalty: KlEstimate,
-    /// Its coefficient, at first.
+    /// Initial coefficient of that KL.
     pub init_kl_coef: f64,
-    /// KL that the coefficient is adapted to; none keeps it.
+    /// KL that the coefficient is adapted to; `null` keeps the coefficient.
     pub target_kl: Option<f64>,
-    /// Samples over which it is adapted.
+    /// Number of samples over which the coefficient is adapted.
     pub kl_horizon: f64,
 
     // Updates
@@ -152,7 +152,7 @@ impl Default for AgenticPpoConfig {
 }
 
 impl AgenticPpoConfig {
-    /// Fails on values that make no training.
+    /// Fails on values that cannot be trained with.
     pub fn check(&self) -> Result<()> {
         for (name, value) in [
             ("num_env_groups", self.num_env_groups),
@@ -204,7 +204,7 @@ impl AgenticPpoConfig {
         }
     }
 
-    /// Whether log-probabilities of the reference policy are needed.
+    /// Whether the log-probabilities of the reference policy are needed.
     pub fn needs_reference(&self) -> bool {
         self.loss.use_kl_loss || self.add_token_level_kl
     }

@@ -24,17 +24,17 @@ pub struct FlowMatchingConfig {
     pub min_timestep_boundary: Option<f64>,
     /// Weight of a noise level in the loss.
     pub loss_weighting: LossWeighting,
-    /// Noise levels that every sample is seen at in a step, spread evenly over their distribution.
+    /// Number of noise levels at which every sample is trained in a step, spread evenly over their distribution.
     pub draws_per_sample: usize,
-    /// Draws that the model computes together: more are much faster on small models, and need as much more memory.
+    /// Number of draws that the model computes together. More are much faster on small models; memory grows in proportion.
     pub draws_at_once: usize,
-    /// Probability that the prompt is left empty, so that the model learns to do without.
+    /// Probability that the prompt is left empty, so that the model learns to work without one.
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
     pub num_inference_steps: usize,
     /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
     pub cache_bytes: usize,
-    /// What a loss or gradient that is not finite does.
+    /// The reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 
@@ -99,7 +99,7 @@ impl FlowMatchingConfig {
         FlowSchedule::new(self.num_inference_steps, self.shift(facts)).in_section("algo")
     }
 
-    /// What the loss at each noise level is multiplied by.
+    /// The weight of the loss at each noise level.
     pub fn weighting(&self, facts: ScheduleFacts) -> Result<Weighting> {
         match self.loss_weighting {
             LossWeighting::Uniform => Ok(Weighting::Uniform),

@@ -80,13 +80,13 @@ impl Algorithm for FlowMatching {
     }
 }
 
-/// What the draws of a step have in common.
+/// The noise levels of a step and their weights.
 struct Distribution {
     levels: Levels,
     weighting: Weighting,
 }
 
-/// A noised clip, waiting for its velocity.
+/// A noised clip whose velocity is still to be computed.
 struct Draw {
     prepared: Arc<Prepared>,
     /// The sample's own, or that of the empty prompt.
@@ -94,7 +94,7 @@ struct Draw {
     sigma: Sigma,
     noise: Vec<f32>,
     x: Tensor,
-    /// What its loss is multiplied by.
+    /// Weight of its loss.
     weight: f64,
 }
 
@@ -170,7 +170,7 @@ impl FlowMatching {
         noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
     }
 
-    /// What depends on the sample alone; computed once while the cache has room.
+    /// The parts that depend on the sample alone, computed once while the cache has room.
     fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
         if let Some(prepared) = self.prepared.get(sample) {
             return Ok(prepared);
@@ -248,7 +248,8 @@ fn train(
     ctx.strategy.accumulate(ctx.model)
 }
 
-/// The key of a sample's draws. One that stands in a step twice (small data, large batches) gets others each time.
+/// The key of a sample's draws. A sample that occurs twice in a step (small data, large batches) gets different draws
+/// each time.
 fn draw_key(samples: &[Sample], place: usize) -> u64 {
     let index = samples[place].index;
     let before = samples[..place].iter().filter(|s| s.index == index).count() as u64;

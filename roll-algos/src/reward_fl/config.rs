@@ -31,16 +31,16 @@ pub struct RewardFlConfig {
     pub kl_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
     pub reward_clip: Option<f64>,
-    /// What is decoded when `final_timestep` stops before the last step.
+    /// The latents that are decoded when `final_timestep` stops before the last step.
     pub early_stop: EarlyStop,
     /// Precision that latents are rounded to after every step.
     pub latent_dtype: LatentDtype,
-    /// What the reward compares with.
+    /// The video or picture that the reward compares with.
     pub reference: Reference,
     /// Interval, in steps, at which the gradient norms of reward and KL are measured separately, by a second rollout;
     /// 0 never measures them.
     pub gradient_split_every: u64,
-    /// What a score, loss or gradient that is not finite does.
+    /// The reaction to a score, loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 
@@ -67,7 +67,7 @@ impl Default for RewardFlConfig {
     }
 }
 
-/// What the reward compares the generated video with.
+/// The video or picture that the reward compares the generated video with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {

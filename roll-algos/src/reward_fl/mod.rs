@@ -84,7 +84,7 @@ impl Algorithm for RewardFl {
     }
 }
 
-/// What a step carries from sample to sample.
+/// The state of a step, carried from sample to sample.
 struct Running<'a> {
     plan: Plan,
     /// In steps that measure the gradients of reward and KL separately.
@@ -101,7 +101,7 @@ enum Pass<'a> {
     Split { split: &'a mut Split, kl_alone: Vec<f32> },
 }
 
-/// What the reward makes of a video.
+/// The score of a video, or the reason why it has none.
 enum Measured {
     /// Without a pullback where the score is the constant of [`OnMissing::Value`].
     Score {
@@ -206,7 +206,7 @@ impl RewardFl {
         Ok(Outcome::Scored(scored))
     }
 
-    /// What depends on the sample alone; computed once while the cache has room.
+    /// The parts that depend on the sample alone, computed once while the cache has room.
     fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
         if let Some(prepared) = self.prepared.get(sample) {
             return Ok(prepared);
@@ -236,7 +236,7 @@ fn measure(ctx: &mut StepContext<'_>, sample: &Sample, video: &Video, target: &T
     }
 }
 
-/// From the slope of the loss in the score to the cotangent of the latents.
+/// Pulls the slope of the loss in the score back to the cotangent of the latents.
 fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)

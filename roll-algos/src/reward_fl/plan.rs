@@ -11,7 +11,7 @@ pub struct Plan {
     pub trained: Vec<usize>,
     /// The last step.
     pub last: usize,
-    /// What a stop before the last step of the schedule leaves.
+    /// The latents of a stop before the last step of the schedule.
     pub early_stop: EarlyStop,
     /// Precision of latents between steps.
     pub latent_dtype: LatentDtype,
@@ -27,11 +27,11 @@ impl Plan {
     }
 }
 
-/// What is decoded when the trajectory stops early.
+/// The latents that are decoded when the trajectory stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EarlyStop {
-    /// The latents as they are, still noisy: as the reference.
+    /// The latents as they are, still noisy, as in the reference.
     Decode,
     /// The data that the last velocity points at: the last step goes to noise level 0.
     PredictX0,
@@ -43,6 +43,6 @@ pub enum EarlyStop {
 pub enum LatentDtype {
     /// As computed.
     F32,
-    /// Rounded to bf16 after every step: as the reference. The gradient passes straight through.
+    /// Rounded to bf16 after every step, as in the reference. The gradient passes straight through.
     Bf16,
 }

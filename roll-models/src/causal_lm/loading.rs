@@ -43,7 +43,7 @@ pub struct CausalLmOptions {
     pub use_gradient_checkpointing_offload: bool,
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
-    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.

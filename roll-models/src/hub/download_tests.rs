@@ -14,9 +14,9 @@ const MODEL: &str = "org/name";
 /// How the server answers.
 #[derive(Clone, Default)]
 struct Manner {
-    /// Only to those who send this token.
+    /// Requires this token.
     token: Option<String>,
-    /// The whole file, whatever range is asked for.
+    /// Sends the whole file for every range.
     ignores_ranges: bool,
     /// Number of bytes of a file after which it closes the connection, the first time.
     breaks_after: Option<usize>,

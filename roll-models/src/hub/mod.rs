@@ -149,7 +149,7 @@ impl Hub {
     }
 
     /// The directory of `model` (`ORG/NAME`): that of the first place that has files for all patterns of `needed`.
-    /// Where no place has, those that match `needed` and `also` are downloaded. `**` stands for any folders.
+    /// Where no place has, those that match `needed` and `also` are downloaded. `**` matches any folders.
     pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
         let whole = |root: &Path| has(root, needed).then(|| root.to_path_buf());
         self.found(model, needed, also, whole).or_else(|e| {

@@ -97,6 +97,6 @@ fn a_directory_counts_where_it_has_what_is_needed() {
     let hub = hub(dir.path());
     assert!(has(&snapshot, &["**/tokenizer.json"]) && has(&snapshot, &["**"]));
     assert!(!has(&snapshot, &["tokenizer.json"]) && !has(&snapshot, &["**", "config.json"]));
-    // Without downloads it is given as it is: whatever reads it names the file that is missing.
+    // Without downloads the directory is returned as it is; its reader names the missing file.
     assert_eq!(hub.directory("o/n", &["config.json"], &[]).unwrap(), snapshot);
 }

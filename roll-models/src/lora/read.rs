@@ -292,7 +292,7 @@ impl RawLayer {
                 check_shapes(path, name, &down, &unscaled, None)?;
                 unscaled
             }
-            // Written by this project: the scale stands in the matrix, by a power of two.
+            // Written by this project: the matrix contains the scale, a power of two.
             (None, Some(_), Some(Convention::DiffSynth)) => {
                 let scale = alpha.map_or(1.0, |alpha| alpha / rank as f64);
                 if scale == 0.0 {

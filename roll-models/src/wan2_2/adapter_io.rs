@@ -57,7 +57,7 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
-        // One file for one adapter is that adapter's, whatever it is called.
+        // A single file is taken for a single adapter under any name.
         let only = files.values().next().filter(|_| files.len() == 1 && names.len() == 1);
         let file = files.get(&name).or(only).ok_or_else(|| {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");

@@ -31,7 +31,7 @@ pub struct TextEncoder {
     pub tokenizer: Tokenizer,
     /// Ids to embeddings.
     pub encoder: Umt5,
-    /// Rows of an embedding: what a prompt is padded or cut to.
+    /// Rows of an embedding: prompts are padded or cut to this length.
     pub length: usize,
 }
 
@@ -82,12 +82,12 @@ pub struct Wan {
     sources: Option<Sources>,
 }
 
-/// What encodings are made with.
+/// The files and settings that encodings depend on.
 #[derive(Clone, Debug)]
 pub struct Sources {
     /// Files of VAE, text encoder, tokenizer and image encoder.
     pub files: Vec<PathBuf>,
-    /// What else they depend on.
+    /// Everything else that they depend on.
     pub settings: String,
 }
 
@@ -120,7 +120,7 @@ impl Wan {
         }
     }
 
-    /// Tells what encodings are made with, so that they can be kept.
+    /// Adds the files and settings that encodings depend on, so that they can be cached.
     pub fn with_sources(self, sources: Sources) -> Self {
         Self { sources: Some(sources), ..self }
     }
@@ -305,7 +305,7 @@ impl DiffusionModel for Wan {
     }
 }
 
-/// Puts the tensors of a stack where they belong.
+/// Puts the tensors of a stack into the slots `places`.
 fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Result<()> {
     for (place, part) in places.iter().zip(stack.unstack()?) {
         slots[*place] = Some(part);

@@ -1,4 +1,4 @@
-//! What a user can say about a Wan model.
+//! Options of the Wan models.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ pub struct WanOptions {
     pub extra_inputs: String,
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
-    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
@@ -71,14 +71,14 @@ pub struct WanOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// As the strategy wants it; resident when it does not care.
+    /// As the strategy asks; resident if it does not ask.
     #[default]
     Auto,
     /// On the device, all the time.
     Resident,
     /// In their memory-mapped files; read block by block, one ahead.
     Streamed,
-    /// Divided among the ranks; gathered block by block.
+    /// Sharded over the ranks; gathered block by block.
     Sharded,
 }
 

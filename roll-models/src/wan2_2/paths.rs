@@ -63,7 +63,7 @@ impl ComponentFiles {
     /// Reads `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob. Components are
     /// recognised by their keys; of two transformers the first is the high-noise expert. Relative paths start from
     /// the directory of the JSON file, then from the working directory. A directory of the official or the diffusers
-    /// layout may stand in place of the JSON file.
+    /// layout may be given in place of the JSON file.
     pub fn from_json(path: impl AsRef<Path>) -> Result<Self> {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
     }
@@ -135,7 +135,7 @@ fn open_entry(entry: &PathEntry, directory: &Path) -> Result<Vec<Found>> {
 
 /// The files that a path or glob of the JSON means.
 fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
-    // An absolute path stands for itself in `join`.
+    // `join` replaces the directory by an absolute path.
     let places = [directory.join(entry), PathBuf::from(entry)];
     if let Some(path) = places.iter().find(|p| p.exists()) {
         return Ok(vec![path.clone()]);
@@ -189,7 +189,7 @@ const FOLDERS: &[(&str, &str)] = &[
     ("", "model"),
 ];
 
-/// Files of official repositories that stand at their top.
+/// Files at the top of official repositories.
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
 /// Where tokenizers lie in the official and the diffusers layout.

@@ -12,7 +12,7 @@ use tokenizers::NormalizedString;
 
 /// `text` cleaned: one line, without entities or surrounding white space.
 pub fn clean(text: &str) -> String {
-    // ftfy takes entities as such only where there is no markup; the reference then unescapes twice whatever it is.
+    // ftfy resolves entities only in text without markup; the reference then resolves them twice in any text.
     let fixed = fix(&if text.contains('<') { text.into() } else { unescape(text) });
     let plain = unescape(unescape(fixed));
     plain.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")

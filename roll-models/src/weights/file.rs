@@ -1,4 +1,4 @@
-//! One weight file, whatever its format.
+//! One weight file, of any format.
 
 use std::collections::BTreeMap;
 use std::fs::File;
