@@ -124,8 +124,8 @@ macro_rules! delegate_model {
     };
 }
 
-/// Inside `impl DiffusionModel for Wrapper`: as [`delegate_model!`](crate::delegate_model). `inner` may end in `?` where
-/// the methods that it forwards return a `Result`.
+/// Inside `impl DiffusionModel for Wrapper`: as [`delegate_model!`](crate::delegate_model). `inner` may end in `?` if
+/// all methods that it forwards return a `Result`.
 #[macro_export]
 macro_rules! delegate_diffusion {
     ($self:ident => $inner:expr) => { $crate::delegate_diffusion!($self => $inner; except); };

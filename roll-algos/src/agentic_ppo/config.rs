@@ -184,8 +184,8 @@ impl AgenticPpoConfig {
             }
         }
         if self.adv_estimator == Estimator::Gae {
-            let problem = "`gae` needs a critic, which this algorithm does not have; `grpo`, `reinforce`, `agentic_reinforce`, \
-                           `gigpo` and `step_reinforce` need none";
+            let problem = "`gae` needs a critic, which this algorithm does not have; `grpo`, `reinforce`, \
+                           `agentic_reinforce`, `gigpo` and `step_reinforce` need none";
             return Err(Error::config("algo.adv_estimator", problem));
         }
         self.sampling(self.temperature, 1, 0, Vec::new()).check().in_section("algo")?;

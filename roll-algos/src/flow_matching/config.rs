@@ -26,7 +26,8 @@ pub struct FlowMatchingConfig {
     pub loss_weighting: LossWeighting,
     /// Number of noise levels at which every sample is trained in a step, spread evenly over their distribution.
     pub draws_per_sample: usize,
-    /// Number of draws that the model computes together. More are much faster on small models; memory grows in proportion.
+    /// Number of draws that the model computes together. More are much faster on small models, and take more memory in
+    /// proportion.
     pub draws_at_once: usize,
     /// Probability that the prompt is left empty, so that the model learns to work without one.
     pub prompt_dropout: f64,

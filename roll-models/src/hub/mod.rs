@@ -105,9 +105,12 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl Hub {
-    /// By the environment. Caches: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else
-    /// `~/.cache/huggingface/hub`. Folders: `DIFFSYNTH_MODEL_BASE_PATH`, else `./models`. Downloads: from `HF_ENDPOINT`,
-    /// else <https://huggingface.co>, with `HF_TOKEN`, else the token of `hf auth login`, unless `HF_HUB_OFFLINE` is set.
+    /// By the environment.
+    /// - Cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else
+    ///   `~/.cache/huggingface/hub`.
+    /// - Folder: `DIFFSYNTH_MODEL_BASE_PATH`, else `./models`.
+    /// - Downloads: from `HF_ENDPOINT`, else <https://huggingface.co>, with `HF_TOKEN`, else with the token of
+    ///   `hf auth login`; none where `HF_HUB_OFFLINE` is `1`.
     pub fn from_env() -> Self {
         Self::from_lookup(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
     }
