@@ -41,14 +41,14 @@ impl Download<'_> {
 
     /// Downloads what the cache lacks, of the snapshot that is there or of the newest. Other processes wait, and then
     /// find the files: `done` says whether that is so.
-    pub(super) fn run(&self, done: impl Fn() -> bool) -> Result<(), HubError> {
+    pub(super) fn run(&self, done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
         let local = |e: std::io::Error| self.failed(self.model, e.into());
         fs::create_dir_all(self.repository()).map_err(local)?;
         let lock = File::create(self.repository().join(".roll-lock")).map_err(local)?;
         if lock.try_lock().is_err() {
             tracing::info!(model = self.model, "waiting for another process that downloads this model");
             lock.lock().map_err(local)?;
-            if done() && !self.is_unfinished() {
+            if done()? {
                 return Ok(());
             }
         }
@@ -189,6 +189,7 @@ const UNFINISHED: &str = ".roll-unfinished";
 /// Whether `pattern` is for the file `name`; `*` stays within a folder, `**` does not.
 fn matches(pattern: &str, name: &str) -> bool {
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    let pattern = pattern.trim_start_matches("./");
     pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
 }
 

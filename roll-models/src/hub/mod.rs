@@ -170,21 +170,23 @@ impl Hub {
         also: &[&str],
         find: impl Fn(&Path) -> Option<T>,
     ) -> Result<T, HubError> {
-        let roots = self.roots(model)?;
-        let here = || roots.iter().find_map(|root| find(root));
+        // Anew each time: a download makes a new snapshot.
+        let here = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find(root)));
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
             let download = download::Download { remote, cache, model, needed, also };
-            if let Some(found) = here().filter(|_| !download.is_unfinished()) {
+            let ready = || Ok(here()?.filter(|_| !download.is_unfinished()));
+            if let Some(found) = ready()? {
                 return Ok(found);
             }
-            download.run(|| here().is_some())?;
-            let roots = self.roots(model)?;
-            let found = roots.iter().find_map(|root| find(root));
-            return found.ok_or_else(|| self.not_found(model, &needed.join(" "), roots));
+            download.run(|| Ok(ready()?.is_some()))?;
         }
+        #[cfg(not(feature = "hub"))]
         let _ = also;
-        here().ok_or_else(|| self.not_found(model, &needed.join(" "), roots.clone()))
+        match here()? {
+            Some(found) => Ok(found),
+            None => Err(self.not_found(model, &needed.join(" "), self.roots(model)?)),
+        }
     }
 
     fn not_found(&self, model: &str, pattern: &str, looked: Vec<PathBuf>) -> HubError {
