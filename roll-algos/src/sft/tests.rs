@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use roll_core::Message;
+use roll_core::{LanguageModel, Message};
 
 use super::conversations::Conversations;
 use super::*;

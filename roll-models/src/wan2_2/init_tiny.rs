@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Error, Noise, Purpose, Result, StateDict, Tensor};
+use roll_core::{DType, Noise, Purpose, Result, StateDict, Tensor};
 use serde_json::json;
 
 use super::dit::DitConfig;

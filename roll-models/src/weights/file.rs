@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Tensor};
+use roll_core::Tensor;
 
 use super::error::WeightsError;
 use super::info::TensorInfo;
