@@ -24,7 +24,7 @@ fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
         let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
-        let mut algorithm = RewardFl::new(Config { mid_timestep: 2, ..Config::default() });
+        let mut algorithm = RewardFl::new(RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() });
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut metrics = Vec::new();
         for step in 0..STEPS {
@@ -131,7 +131,7 @@ fn an_error_of_one_rank_ends_all() {
             progress: &Silent,
             want_videos: false,
         };
-        RewardFl::new(Config::default()).step(&mut context).map(drop)
+        RewardFl::new(RewardFlConfig::default()).step(&mut context).map(drop)
     });
     let said = |rank: usize| {
         let error: &dyn std::error::Error = results[rank].as_ref().unwrap_err();
