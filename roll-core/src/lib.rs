@@ -1,5 +1,7 @@
-//! What every part of roll shares: host tensors, the traits, value-and-pullback, the registry, configuration, run
-//! directories and metrics. No tensor library: this is the only crate a plugin author needs.
+//! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback, the registry and the
+//! plugin boundary. No tensor library, and nothing that only a program needs: a plugin author compiles this crate alone.
+//!
+//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`].
 
