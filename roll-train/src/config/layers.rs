@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use config::{Config, ConfigError, Format, Map, Source, Value, ValueKind};
+use config::{Config, ConfigError, Source, Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::RunConfig;
+use super::compose::compose;
 use super::loaded::{Loaded, Provenance};
+use super::reference;
 use super::schema;
-use super::yaml::{YamlFormat, parse_value};
-use super::{hydra, reference};
+use super::yaml::{Document, Map, parse_value};
 use roll_core::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
@@ -81,7 +82,7 @@ impl ConfigLayers {
     /// read or is no mapping.
     pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut map = hydra::read(path)?;
+        let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
             let (translated, notes) = reference::translate(path, map)?;
             map = translated;
@@ -93,11 +94,11 @@ impl ConfigLayers {
     /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
     pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
         let path = Path::new(name);
-        let map = YamlFormat.parse(Some(&name.to_string()), yaml);
-        self.add(path, map.map_err(|e| Error::bad_file(path, e.to_string()))?)
+        let document = Document::parse(path, yaml.to_string())?;
+        self.add(path, document.map)
     }
 
-    fn add(mut self, path: &Path, mut map: Map<String, Value>) -> Result<Self> {
+    fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
         if let Some(key) = map.keys().find(|k| !is_plain(k)) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps");
             return Err(Error::bad_file(path, problem));

@@ -6,7 +6,8 @@
 //! components as well. A file may be composed as Hydra does (`defaults`, `${a.b}`), and ROLL's own `reward_fl_config.yaml`
 //! is read as it is. [`Loaded`] remembers which layer each value came from.
 
-mod hydra;
+mod compose;
+mod interpolate;
 mod layers;
 mod loaded;
 mod reference;
@@ -19,4 +20,3 @@ pub use loaded::{Entry, Loaded, Provenance};
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
 pub use run::{EvaluationConfig, RunConfig, TrainingConfig};
-pub use yaml::{MAX_FILE_BYTES, YamlFormat};

@@ -3,15 +3,14 @@
 //! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
 //! here are listed once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::hydra::merge;
+use super::compose::merge;
+use super::yaml::Map;
 use roll_core::{Error, Result, communicator};
-
-type Map = HashMap<String, Value>;
 
 /// Keys that go over as they are, or say why they do not: (ROLL's, ours).
 const SAME: &[(&str, &str)] = &[
