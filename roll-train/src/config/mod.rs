@@ -7,16 +7,20 @@
 //! is read as it is. [`Loaded`] remembers which layer each value came from.
 
 mod compose;
+mod evaluation;
 mod interpolate;
 mod layers;
 mod loaded;
 mod reference;
 mod run;
 mod schema;
+mod training;
 mod yaml;
 
+pub use evaluation::EvaluationConfig;
 pub use layers::{ConfigLayers, RESERVED_VARIABLES};
 pub use loaded::{Entry, Loaded, Provenance};
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
-pub use run::{EvaluationConfig, RunConfig, TrainingConfig};
+pub use run::RunConfig;
+pub use training::TrainingConfig;
