@@ -98,7 +98,7 @@ impl CheckpointWriter {
             sync_directory(&directory)?;
         }
         let text = serde_json::to_string_pretty(&manifest)
-            .map_err(|e| Error::Misuse(format!("the manifest cannot be written as JSON: {e}")))?;
+            .map_err(Error::failed("the manifest cannot be written as JSON"))?;
         let path = self.temporary.join(MANIFEST);
         File::create(&path)
             .and_then(|mut file| {

@@ -76,8 +76,7 @@ pub struct Loaded {
 impl Loaded {
     /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration.
     pub fn resolved_yaml(&self) -> Result<String> {
-        serde_saphyr::to_string(&self.tree()?)
-            .map_err(|e| Error::Misuse(format!("the configuration cannot be written as YAML: {e}")))
+        serde_saphyr::to_string(&self.tree()?).map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
     /// Every value with its origin, in the order of the types: what `roll config` prints. Lists of plain values are
@@ -89,8 +88,7 @@ impl Loaded {
     }
 
     fn tree(&self) -> Result<Json> {
-        serde_json::to_value(&self.config)
-            .map_err(|e| Error::Misuse(format!("the configuration cannot be serialised: {e}")))
+        serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))
     }
 
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
@@ -137,7 +135,6 @@ mod tests {
         on_missing: OnMissing,
     }
     fn options() -> Options {
-        let TestOptions { .. } = TestOptions::default();
         roll_core::registry::default_options::<TestOptions>()
     }
     macro_rules! register {
