@@ -199,6 +199,19 @@ mod tests {
     }
 
     #[test]
+    fn layers_win_over_those_that_are_put_below_them_later() {
+        let own = ConfigLayers::new().set("seed=3").unwrap();
+        assert_eq!(own.merge().unwrap().peek("seed"), Some(&3.into()));
+        assert_eq!(own.merge().unwrap().peek("steps"), None, "null is not set");
+        let lowest = ConfigLayers::new().text("below", "seed: 1\nsteps: 5\nplugins: [a.so]\n").unwrap();
+        let merged = own.over(lowest).merge().unwrap();
+        assert_eq!(merged.plugins().unwrap(), (vec!["a.so".into()], false));
+        let loaded = merged.load(Some(&Registry::linked().unwrap())).unwrap();
+        assert_eq!((loaded.config.seed, loaded.config.steps), (3, Some(5)));
+        assert_eq!((loaded.provenance.of("seed"), loaded.provenance.of("steps")), ("--set", "below:2"));
+    }
+
+    #[test]
     fn an_unknown_key_names_its_place_and_the_nearest_known() {
         let dir = tempfile::tempdir().unwrap();
         let told = message(load(from_file(dir.path(), "seed: 1\ntraining:\n  learnin_rate: 1\n")));
