@@ -18,12 +18,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 /// Trains with the cache; gives how many encodings were found and computed.
 fn train(world: &World, out: &str, settings: &[&str]) -> [u64; 2] {
-    let output = world.training(out, 3, &[settings, &["data.cache_dir=cache"]].concat()).output().unwrap();
-    let said = said(&output);
-    assert!(output.status.success(), "{said}");
-    let line = said.lines().find(|l| l.contains("encodings:")).unwrap_or_else(|| panic!("{said}"));
-    let numbers: Vec<u64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
-    numbers.try_into().unwrap()
+    world.train(out, 3, &[settings, &["data.cache_dir=cache"]].concat()).encodings.unwrap()
 }
 
 fn assert_alike(world: &World, run: &str, other: &str) {

@@ -1,56 +1,113 @@
-//! The identity reward with real networks on real pictures, against ONNX Runtime
+//! The identity reward with trained networks on pictures and clips, against ONNX Runtime
 //! (`tests/scripts/onnxruntime_reference.py`) and against itself.
 //!
-//! Networks and media stand under `$ROLL_TEST_DATA`, by default `../shared` beside the repository; without them the
-//! tests say that they were skipped.
+//! The demo's networks and people are always there. Networks of real faces and a real clip stand under `$ROLL_TEST_DATA`,
+//! by default `../shared` beside the repository; without them each test says that it left them out.
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
 use roll_data::{ReadOptions, read_video};
-use roll_rewards::insightface::{ChannelOrder, Config, Face, FaceNetworks, IdentityReward, Undetected};
+use roll_rewards::insightface::align::Alignment;
+use roll_rewards::insightface::{ChannelOrder, Config, Face, FaceNetworks, IdentityReward, Padding, Undetected};
 
-const SCRFD: &str = "scrfd_2.5g_bnkps.onnx";
-const YUNET: &str = "yunet_s_dynamic.onnx";
+/// Networks, and what they are tried on.
+struct Cast {
+    /// Where the networks stand.
+    networks: PathBuf,
+    /// Detectors by their files, and their keys in `golden`; the first one is an SCRFD.
+    detectors: &'static [(&'static str, &'static str)],
+    /// Side of the detectors' pictures.
+    side: usize,
+    /// What ONNX Runtime says of the portrait: printed by `onnxruntime_reference.py` (ONNX Runtime 1.31).
+    golden: serde_json::Value,
+    /// One person.
+    portrait: Video,
+    /// A clip of another.
+    clip: PathBuf,
+    /// Of the clip, the frames that are looked at.
+    frames: Vec<usize>,
+    /// In between which the mean cosine of two of those frames is.
+    alike: std::ops::Range<f64>,
+}
 
-/// The directory, or a visible line.
-fn data() -> Option<PathBuf> {
-    let root = std::env::var_os("ROLL_TEST_DATA")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
-    let there = root.join("models").join(SCRFD).exists() && root.join("media/astronaut.png").exists();
-    if !there {
-        // Past the capture of the test runner: a skipped test must not look like a passed one.
-        let _ = std::io::Write::write_fmt(
-            &mut std::io::stderr(),
-            format_args!("SKIPPED: no models and media under {}; set ROLL_TEST_DATA\n", root.display()),
-        );
+/// The demo's, and real ones where they are there.
+fn casts() -> Vec<Cast> {
+    let mut casts = vec![demo()];
+    let root = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| Path::new(ROOT).join("../shared"), PathBuf::from);
+    match root.join("models").exists() && root.join("media").exists() {
+        true => casts.push(real(&root)),
+        false => {
+            let why = format!("no real networks and media under {}; set ROLL_TEST_DATA", root.display());
+            roll_testing::skipped(&why, Some("media"));
+        }
     }
-    there.then_some(root)
+    casts
 }
 
-fn config(detector: &str, channel_order: ChannelOrder) -> Config {
-    Config { reward_model_path: "models".into(), detector: Some(detector.into()), channel_order, ..Config::default() }
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+fn demo() -> Cast {
+    let root = Path::new(ROOT).join("assets/demo");
+    let people = read_video(root.join("faces.png"), &ReadOptions::default()).unwrap();
+    Cast {
+        networks: root.join("face"),
+        detectors: &[("scrfd_demo.onnx", "scrfd")],
+        side: 64,
+        golden: serde_json::from_str(include_str!("face_reward/demo.json")).unwrap(),
+        portrait: cut(&people, [128, 128], [112, 128]),
+        clip: root.join("clips/unseen/person-12000.mp4"),
+        frames: (0..9).collect(),
+        alike: 0.88..0.92,
+    }
 }
 
-fn networks(root: &std::path::Path, config: &Config) -> FaceNetworks {
-    FaceNetworks::load(&root.join("models"), config, &roll_backends::device("flex").unwrap()).unwrap()
+fn real(root: &Path) -> Cast {
+    Cast {
+        networks: root.join("models"),
+        detectors: &[("scrfd_2.5g_bnkps.onnx", "scrfd"), ("yunet_s_dynamic.onnx", "yunet")],
+        side: 640,
+        golden: serde_json::from_str(include_str!("face_reward/golden.json")).unwrap(),
+        portrait: read_video(root.join("media/astronaut.png"), &ReadOptions::default()).unwrap(),
+        clip: root.join("media/carphone_pristine.mp4"),
+        frames: (0..120).step_by(12).collect(),
+        alike: 0.75..0.9,
+    }
 }
 
-fn portrait(root: &std::path::Path) -> Video {
-    read_video(root.join("media/astronaut.png"), &ReadOptions::default()).unwrap()
+impl Cast {
+    fn config(&self) -> Config {
+        let detector = Some(self.detectors[0].0.into());
+        Config { reward_model_path: "models".into(), det_size: self.side, detector, ..Config::default() }
+    }
+
+    fn load(&self, config: &Config) -> FaceNetworks {
+        FaceNetworks::load(&self.networks, config, &roll_backends::device("flex").unwrap()).unwrap()
+    }
+
+    fn reward(&self, config: Config) -> IdentityReward {
+        IdentityReward::new(self.load(&config), config)
+    }
+
+    /// The frames `at` of the clip.
+    fn frames(&self, at: &[usize]) -> Video {
+        let options = ReadOptions { max_frames: at.iter().max().map(|last| last + 1), ..ReadOptions::default() };
+        let video = read_video(&self.clip, &options).unwrap();
+        let [_, h, w] = video.dims();
+        let values: Vec<f32> = at.iter().flat_map(|t| video.frame(*t).to_vec()).collect();
+        Video::new(Tensor::new(values, [at.len(), 3, h, w]).unwrap(), video.fps()).unwrap()
+    }
 }
 
-/// Every `step`-th frame of the first `count`.
-fn clip(root: &std::path::Path, count: usize, step: usize) -> Video {
-    let options = ReadOptions { max_frames: Some(count), ..ReadOptions::default() };
-    let video = read_video(root.join("media/carphone_pristine.mp4"), &options).unwrap();
-    let [frames, h, w] = video.dims();
-    let values: Vec<f32> = (0..frames).step_by(step).flat_map(|t| video.frame(t).to_vec()).collect();
-    let kept = frames.div_ceil(step);
-    Video::new(Tensor::new(values, [kept, 3, h, w]).unwrap(), video.fps()).unwrap()
+/// `[height, width]` pixels of a picture, from the corner `[y, x]` on.
+fn cut(picture: &Video, [top, left]: [usize; 2], [height, width]: [usize; 2]) -> Video {
+    let [h, w] = size(picture);
+    let rows = (0..3).flat_map(|plane| (top..top + height).map(move |y| (plane * h + y) * w + left));
+    let values: Vec<f32> = rows.flat_map(|at| picture.frame(0)[at..at + width].to_vec()).collect();
+    Video::new(Tensor::new(values, [1, 3, height, width]).unwrap(), 1.0).unwrap()
 }
 
 fn size(video: &Video) -> [usize; 2] {
@@ -70,6 +127,14 @@ fn numbers(json: &serde_json::Value) -> Vec<f64> {
     }
 }
 
+/// The score and its details.
+fn valued(score: Score) -> (f64, BTreeMap<String, f64>) {
+    match score {
+        Score::Value { value, details } => (value, details),
+        Score::Missing { reason } => panic!("{reason}"),
+    }
+}
+
 fn furthest<'a>(found: impl IntoIterator<Item = &'a f32>, expected: &[f64]) -> f64 {
     found.into_iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
 }
@@ -79,37 +144,32 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-fn golden() -> serde_json::Value {
-    serde_json::from_str(include_str!("face_reward/golden.json")).unwrap()
-}
-
 #[test]
-fn both_detectors_find_the_portraits_face_where_onnx_runtime_does() {
-    let Some(root) = data() else { return };
-    let (picture, golden) = (portrait(&root), golden());
-    for (file, key) in [(SCRFD, "scrfd"), (YUNET, "yunet")] {
-        let networks = networks(&root, &config(file, ChannelOrder::Rgb));
-        let face = only(networks.detect(picture.frame(0), size(&picture)).unwrap());
-        let expected = &golden[key];
-        let off = furthest(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
-            .max(furthest(&face.bounds, &numbers(&expected["box"])));
-        let score = (f64::from(face.score) - expected["score"].as_f64().unwrap()).abs();
-        println!("{file}: off by {off:.1e} pixels, score by {score:.1e}");
-        assert!(off < 1e-2 && score < 1e-4, "{face:?}");
+fn every_detector_finds_the_portraits_face_where_onnx_runtime_does() {
+    for cast in casts() {
+        for (file, key) in cast.detectors {
+            let networks = cast.load(&Config { detector: Some((*file).into()), ..cast.config() });
+            let face = only(networks.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap());
+            let expected = &cast.golden[key];
+            let off = furthest(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
+                .max(furthest(&face.bounds, &numbers(&expected["box"])));
+            let score = (f64::from(face.score) - expected["score"].as_f64().unwrap()).abs();
+            println!("{file}: off by {off:.1e} pixels, score by {score:.1e}");
+            assert!(off < 1e-2 && score < 1e-4, "{face:?}");
+        }
     }
 }
 
 #[test]
 fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
-    let Some(root) = data() else { return };
-    let (picture, golden) = (portrait(&root), golden());
-    for (order, key) in [(ChannelOrder::Rgb, "embedding_rgb"), (ChannelOrder::Bgr, "embedding_bgr")] {
-        let networks = networks(&root, &config(SCRFD, order));
-        let mut face = only(networks.detect(picture.frame(0), size(&picture)).unwrap());
+    for (cast, (order, key)) in casts().iter().flat_map(|cast| ORDERS.map(|order| (cast, order))) {
+        let (picture, golden) = (&cast.portrait, &cast.golden);
+        let networks = cast.load(&Config { channel_order: order, ..cast.config() });
+        let mut face = only(networks.detect(picture.frame(0), size(picture)).unwrap());
         // The same landmarks, so that only the crop and the embedder differ.
         let landmarks = numbers(&golden["scrfd"]["landmarks"]);
         face.landmarks = std::array::from_fn(|i| [landmarks[2 * i] as f32, landmarks[2 * i + 1] as f32]);
-        let embedding = networks.embed(picture.frame(0), size(&picture), &face).unwrap().unwrap();
+        let embedding = networks.embed(picture.frame(0), size(picture), &face).unwrap().unwrap();
         assert_eq!(embedding.len(), 512);
         let expected = &golden[key];
         let head = numbers(&expected["head"]);
@@ -122,62 +182,89 @@ fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
     }
 }
 
-#[test]
-fn the_talking_head_has_one_face_in_every_frame_and_is_himself_but_not_the_portrait() {
-    let Some(root) = data() else { return };
-    let (video, picture) = (clip(&root, 120, 12), portrait(&root));
-    let config = config(SCRFD, ChannelOrder::Rgb);
-    let networks = networks(&root, &config);
-    let mut embeddings = vec![];
-    for t in 0..video.dims()[0] {
-        let face = only(networks.detect(video.frame(t), size(&video)).unwrap());
-        embeddings.push(networks.embed(video.frame(t), size(&video), &face).unwrap().unwrap());
-    }
-    let pairs: Vec<f64> = (0..embeddings.len())
-        .flat_map(|i| (0..i).map(move |j| (i, j)))
-        .map(|(i, j)| cosine(&embeddings[i], &embeddings[j]))
-        .collect();
-    let mean = pairs.iter().sum::<f64>() / pairs.len() as f64;
-    println!("between frames: mean {mean:.3}, least {:.3}", pairs.iter().copied().fold(1.0, f64::min));
-    assert!((0.75..0.9).contains(&mean), "{mean}");
+/// Orders of channels, and their keys in the golden numbers.
+const ORDERS: [(ChannelOrder, &str); 2] = [(ChannelOrder::Rgb, "embedding_rgb"), (ChannelOrder::Bgr, "embedding_bgr")];
 
-    let mut reward = IdentityReward::new(networks, config);
-    let score = |reward: &mut IdentityReward, reference: &Video| {
-        let target = reward.prepare(reference).unwrap();
-        match reward.score(&video, "", &target, Grad::Skip).unwrap().0 {
-            Score::Value { value, details } => {
-                assert_eq!(details["frames_with_face"], video.dims()[0] as f64);
-                value
-            }
-            Score::Missing { reason } => panic!("{reason}"),
+#[test]
+fn the_person_of_a_clip_has_one_face_in_every_frame_and_is_himself_but_not_the_portrait() {
+    for cast in casts() {
+        let video = cast.frames(&cast.frames);
+        let mut reward = cast.reward(cast.config());
+        let mut embeddings = vec![];
+        for t in 0..video.dims()[0] {
+            let face = only(reward.networks().detect(video.frame(t), size(&video)).unwrap());
+            embeddings.push(reward.networks().embed(video.frame(t), size(&video), &face).unwrap().unwrap());
         }
-    };
-    let (himself, stranger) = (score(&mut reward, &video), score(&mut reward, &picture));
-    println!("clip against itself {himself:.3}, against the portrait {stranger:.3}");
-    assert!(himself > 0.75 && stranger < 0.2, "{himself} {stranger}");
+        let pairs: Vec<f64> = (0..embeddings.len())
+            .flat_map(|i| (0..i).map(move |j| (i, j)))
+            .map(|(i, j)| cosine(&embeddings[i], &embeddings[j]))
+            .collect();
+        let mean = pairs.iter().sum::<f64>() / pairs.len() as f64;
+        println!("between frames: mean {mean:.3}, least {:.3}", pairs.iter().copied().fold(1.0, f64::min));
+        assert!(cast.alike.contains(&mean), "{mean}");
+
+        let mut score = |reference: &Video| {
+            let target = reward.prepare(reference).unwrap();
+            let (value, details) = valued(reward.score(&video, "", &target, Grad::Skip).unwrap().0);
+            assert_eq!(details["frames_with_face"], video.dims()[0] as f64);
+            value
+        };
+        let (himself, stranger) = (score(&video), score(&cast.portrait));
+        println!("clip against itself {himself:.3}, against the portrait {stranger:.3}");
+        assert!(himself > 0.75 && stranger < 0.2, "{himself} {stranger}");
+    }
+}
+
+/// Every option that says what is computed, but those of the detector.
+fn options() -> Vec<Config> {
+    let plain = Config::default();
+    let bgr = Config { channel_order: ChannelOrder::Bgr, ..plain.clone() };
+    let aligned = Config { align: Alignment::Reference, ..plain.clone() };
+    let alone = Config { frames_per_batch: 1, ..plain.clone() };
+    let sparse = Config { sample_every: 2, ..plain };
+    vec![bgr, aligned, alone, sparse]
 }
 
 #[test]
-fn the_gradient_of_the_score_agrees_with_central_differences() {
-    let Some(root) = data() else { return };
-    let config = config(SCRFD, ChannelOrder::Rgb);
-    let mut reward = IdentityReward::new(networks(&root, &config), config);
-    let target = reward.prepare(&clip(&root, 60, 20)).unwrap();
-    let video = clip(&root, 40, 39); // two frames
+fn the_gradient_of_the_score_agrees_with_central_differences_with_every_option() {
+    for cast in casts() {
+        let usual = cast.config();
+        agrees_with_differences(&cast, usual.clone());
+        // The demo's networks are quick.
+        if cast.side == 64 {
+            for options in options() {
+                let (det_size, detector) = (usual.det_size, usual.detector.clone());
+                agrees_with_differences(&cast, Config { det_size, detector, ..options });
+            }
+        }
+    }
+}
+
+fn agrees_with_differences(cast: &Cast, config: Config) {
+    let every = config.sample_every;
+    let named =
+        format!("{:?}, {:?}, {} at once, every {every}", config.channel_order, config.align, config.frames_per_batch);
+    let mut reward = cast.reward(config);
+    let last = cast.frames.len() - 1;
+    let target = reward.prepare(&cast.frames(&[0, cast.frames[last / 2], cast.frames[last]])).unwrap();
+    let video = cast.frames(&[0, cast.frames[last / 3]]);
     let [frames, h, w] = video.dims();
     let (_, pullback) = reward.score(&video, "", &target, Grad::Record).unwrap();
     let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
     let gradient = gradient.f32s().unwrap();
 
     // Detection is not differentiated: the differences are taken with the faces where they are in `video`.
-    let at: Vec<Face> = (0..frames).map(|t| only(reward.networks().detect(video.frame(t), [h, w]).unwrap())).collect();
+    let searched: Vec<usize> = (0..frames).step_by(every).collect();
+    let at: Vec<Face> =
+        searched.iter().map(|t| only(reward.networks().detect(video.frame(*t), [h, w]).unwrap())).collect();
     let references: Vec<&[f32]> = target.tensors["references"].f32s().unwrap().chunks_exact(512).collect();
     let score = |values: &[f32]| {
-        let of_frame = |(frame, face): (&[f32], &Face)| {
+        let of_frame = |(t, face): (&usize, &Face)| {
+            let frame = &values[t * 3 * h * w..][..3 * h * w];
             let embedding = reward.networks().embed(frame, [h, w], face).unwrap().unwrap();
             references.iter().map(|r| cosine(&embedding, r)).sum::<f64>() / references.len() as f64
         };
-        values.chunks_exact(3 * h * w).zip(&at).map(of_frame).sum::<f64>() / frames as f64
+        searched.iter().zip(&at).map(of_frame).sum::<f64>() / searched.len() as f64
     };
     let values = video.frames().f32s().unwrap();
     let noise = roll_core::Noise::new(7);
@@ -200,63 +287,101 @@ fn the_gradient_of_the_score_agrees_with_central_differences() {
         let step = 0.0005;
         let numeric = (moved(step) - moved(-step)) / (2.0 * f64::from(step));
         let exact: f64 = direction.iter().zip(gradient).map(|(d, g)| f64::from(*d) * f64::from(*g)).sum();
-        println!("direction {seed}: difference {numeric:+.5e}, gradient {exact:+.5e}");
         worst = worst.max((numeric - exact).abs());
         along_random = along_random.max(exact.abs());
     }
-    println!("largest difference {:.1e} of the largest slope", worst / along_random);
-    assert!(worst < 1e-2 * along_random, "{worst} {along_random}");
+    println!("{named}: largest difference {:.1e} of the largest slope", worst / along_random);
+    assert!(worst < 1e-2 * along_random, "{named}: {worst} {along_random}");
 }
 
-/// The central differences are taken in float64, by PyTorch: there a step fits between two kinks of the PReLUs.
+/// The central differences are taken in float64, by the script: there a step fits between two kinks of the PReLUs.
 #[test]
 fn the_gradient_of_the_score_agrees_with_float64_differences_along_random_directions() {
-    let Some(root) = data() else { return };
-    let (picture, golden) = (portrait(&root), golden());
-    let config = config(SCRFD, ChannelOrder::Rgb);
-    let mut reward = IdentityReward::new(networks(&root, &config), config);
-    let mut target = reward.prepare(&picture).unwrap();
-    let reference = (0..512).map(|i| f64::from(i).sin() as f32).collect();
-    target.tensors.insert("references".into(), Tensor::new(reference, [1, 512]).unwrap());
-    let (score, pullback) = reward.score(&picture, "", &target, Grad::Record).unwrap();
-    let Score::Value { value, .. } = score else { panic!("{score:?}") };
-    let expected = golden["slopes"]["score"].as_f64().unwrap();
-    assert!((value - expected).abs() < 1e-5, "{value} {expected}");
-    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
-    let gradient = gradient.f32s().unwrap();
-    let expected = numbers(&golden["slopes"]["along"]);
-    let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
-    let mut worst = 0f64;
-    for (k, expected) in expected.iter().enumerate() {
-        let random = |i: usize| {
-            let x = (i as f64 * 12.9898 + k as f64 * 78.233).sin() * 43758.5453;
-            x - x.floor() - 0.5
-        };
-        let slope: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * random(i)).sum();
-        worst = worst.max((slope - expected).abs() / largest);
+    for cast in casts() {
+        let slopes = &cast.golden["slopes"];
+        let mut reward = cast.reward(cast.config());
+        let mut target = reward.prepare(&cast.portrait).unwrap();
+        let reference = (0..512).map(|i| f64::from(i).sin() as f32).collect();
+        target.tensors.insert("references".into(), Tensor::new(reference, [1, 512]).unwrap());
+        let (score, pullback) = reward.score(&cast.portrait, "", &target, Grad::Record).unwrap();
+        let (value, expected) = (valued(score).0, slopes["score"].as_f64().unwrap());
+        assert!((value - expected).abs() < 1e-5, "{value} {expected}");
+        let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        let gradient = gradient.f32s().unwrap();
+        let expected = numbers(&slopes["along"]);
+        let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+        let mut worst = 0f64;
+        for (k, expected) in expected.iter().enumerate() {
+            let random = |i: usize| {
+                let x = (i as f64 * 12.9898 + k as f64 * 78.233).sin() * 43758.5453;
+                x - x.floor() - 0.5
+            };
+            let slope: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * random(i)).sum();
+            worst = worst.max((slope - expected).abs() / largest);
+        }
+        println!("slopes off by at most {worst:.1e} of the largest");
+        assert!(worst < 1e-2, "{worst}");
     }
-    println!("slopes off by at most {worst:.1e} of the largest");
-    assert!(worst < 1e-2, "{worst}");
 }
 
 #[test]
 fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
-    let Some(root) = data() else { return };
-    let reference = portrait(&root);
-    let [h, w] = size(&reference);
-    let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();
-    let config = config(SCRFD, ChannelOrder::Rgb);
+    for cast in casts() {
+        let [h, w] = size(&cast.portrait);
+        let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();
 
-    let mut plain = IdentityReward::new(networks(&root, &config), config.clone());
-    let target = plain.prepare(&reference).unwrap();
-    let (score, pullback) = plain.score(&nothing, "", &target, Grad::Record).unwrap();
-    assert!(matches!(score, Score::Missing { reason } if reason.contains("face")) && pullback.is_none());
+        let mut plain = cast.reward(cast.config());
+        let target = plain.prepare(&cast.portrait).unwrap();
+        let (score, pullback) = plain.score(&nothing, "", &target, Grad::Record).unwrap();
+        assert!(matches!(score, Score::Missing { reason } if reason.contains("face")) && pullback.is_none());
 
-    let config = Config { undetected: Undetected::ReferenceLandmarks, ..config };
-    let mut supplied = IdentityReward::new(networks(&root, &config), config);
-    let target = supplied.prepare(&reference).unwrap();
-    let (score, pullback) = supplied.score(&nothing, "", &target, Grad::Record).unwrap();
-    assert!(matches!(score, Score::Value { details, .. } if details["frames_with_face"] == 0.0));
-    let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
-    assert!(gradient.f32s().unwrap().iter().any(|g| *g != 0.0));
+        let mut supplied = cast.reward(Config { undetected: Undetected::ReferenceLandmarks, ..cast.config() });
+        let target = supplied.prepare(&cast.portrait).unwrap();
+        let (score, pullback) = supplied.score(&nothing, "", &target, Grad::Record).unwrap();
+        assert_eq!(valued(score).1["frames_with_face"], 0.0);
+        let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        assert!(gradient.f32s().unwrap().iter().any(|g| *g != 0.0));
+    }
+}
+
+#[test]
+fn only_the_frames_that_are_sampled_count_and_batches_change_nothing() {
+    for cast in casts() {
+        let some = [0, 2, 4, 6].map(|i| cast.frames[i]);
+        let (video, every_other) = (cast.frames(&some), cast.frames(&[some[0], some[2]]));
+        let score = |video: &Video, config: Config| {
+            let mut reward = cast.reward(config);
+            let target = reward.prepare(&cast.portrait).unwrap();
+            valued(reward.score(video, "", &target, Grad::Skip).unwrap().0).0
+        };
+        let plain = score(&video, cast.config());
+        let alone = score(&video, Config { frames_per_batch: 1, ..cast.config() });
+        assert!((plain - alone).abs() < 1e-6, "{plain} {alone}");
+        let sparse = score(&video, Config { sample_every: 2, ..cast.config() });
+        let expected = score(&every_other, cast.config());
+        assert!((sparse - expected).abs() < 1e-6 && (sparse - plain).abs() > 1e-6, "{sparse} {expected} {plain}");
+    }
+}
+
+#[test]
+fn a_face_stays_where_it_is_when_the_detector_is_fed_otherwise() {
+    for cast in casts() {
+        let found =
+            |config: Config| only(cast.load(&config).detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap());
+        let plain = found(cast.config());
+        let side = size(&cast.portrait).into_iter().max().unwrap() as f32;
+        for config in [
+            Config { det_divisor: 128.0, ..cast.config() },
+            Config { det_padding: Padding::Black, ..cast.config() },
+            Config { det_threshold: 0.75, nms_iou: 0.1, ..cast.config() },
+        ] {
+            let face = found(config);
+            let pairs = face.landmarks.as_flattened().iter().zip(plain.landmarks.as_flattened());
+            let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            println!("moved by {off:.3} pixels of {side}");
+            assert!(off < side / 64.0, "{off}");
+        }
+        let strict = cast.load(&Config { det_threshold: 1.0, ..cast.config() });
+        assert_eq!(strict.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap().len(), 0);
+    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use roll_algos::flow_matching::{Config, FlowMatching};
+use roll_algos::flow_matching::{FlowMatching, FlowMatchingConfig};
 use roll_backends::strategy::Single;
 use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
@@ -147,7 +147,11 @@ fn adapters_and_all_weights_learn_a_clip() {
             end_image: None,
             path: None,
         };
-        let mut algorithm = FlowMatching::new(Config { draws_per_sample: 4, draws_at_once: 4, ..Config::default() });
+        let mut algorithm = FlowMatching::new(FlowMatchingConfig {
+            draws_per_sample: 4,
+            draws_at_once: 4,
+            ..FlowMatchingConfig::default()
+        });
         algorithm.check(&mut model, None).unwrap();
         let mut strategy = Single::default();
         strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();

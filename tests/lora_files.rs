@@ -180,11 +180,19 @@ fn diffusers_and_peft_load_what_is_written() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/scripts/lora_loaders.py");
     let output = match Command::new(&python).arg(script).arg(here).output() {
         Ok(output) => output,
-        Err(e) => return eprintln!("SKIPPED: {python}: {e}; set PYTHON to one that has diffusers and peft"),
+        Err(e) => {
+            roll_testing::skip!(
+                format!("{python}: {e}; set PYTHON to one with diffusers and peft"),
+                needs = "diffusers"
+            )
+        }
     };
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     match output.status.code() {
-        Some(77) => eprintln!("{}; set PYTHON to one that has diffusers and peft", said.trim()),
+        Some(77) => {
+            let why = format!("{}; set PYTHON to one with diffusers and peft", said.trim());
+            roll_testing::skip!(why, needs = "diffusers")
+        }
         Some(0) => print!("{said}"),
         _ => panic!("{said}\n{}", String::from_utf8_lossy(&output.stderr)),
     }

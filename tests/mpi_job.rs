@@ -208,11 +208,12 @@ fn collectives_over_a_missing_nccl_are_refused_on_every_rank_and_nobody_waits() 
     let began = Instant::now();
     let output = world.run(2, &["--collectives", "nccl", "--out", "run", "--steps", "1"], &[]);
     if output.status.success() {
-        return eprintln!("SKIPPED: this machine has NCCL and a GPU for each rank");
+        roll_testing::skip!("this machine has NCCL and a GPU for each rank");
     }
     let said = said(&output);
     assert!(said.contains("cannot be loaded") || said.contains("--features nccl"), "{said}");
-    assert!(began.elapsed() < Duration::from_secs(60) && !world.path("run").exists());
+    // No claim about time: ranks that wait for each other wait for ever.
+    assert!(began.elapsed() < PATIENCE && !world.path("run").exists());
 }
 
 /// Processes that were started by `parent`, and by those.

@@ -3,7 +3,8 @@
 //! A case's kind is its directory name up to a `__suffix`; sizes, seeds and settings come from its `config.json`.
 //! Cases that compute on a device run on every backend of this build: in f32, and those of networks whose products may be
 //! narrower in bf16 too (`case.rs` says what they may differ by). Backends that are not compiled in are not in the list;
-//! one that is and does not work here is named at the end.
+//! one that is and does not work here is named at the end. A case that is skipped and a backend that is not tested are
+//! failures where `ROLL_REQUIRE` names what they need (`roll_testing::CAPABILITIES`).
 //!
 //! Prints one line per case. A kind nobody knows fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
 
@@ -43,6 +44,8 @@ mod umt5;
 mod vae21;
 #[path = "parity/vae22.rs"]
 mod vae22;
+
+use roll_backends::Backend;
 
 use case::{Case, Outcome, Report, Setting};
 
@@ -146,11 +149,22 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
-    for reason in unusable {
-        println!("NOT TESTED: the backend {reason}");
+    for (backend, reason) in unusable {
+        let required = needs(backend).is_some_and(roll_testing::is_required);
+        failed += usize::from(required);
+        println!("{}: the backend `{backend}`: {reason}", if required { "FAILED" } else { "NOT TESTED" });
     }
+    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What a backend needs of the machine.
+fn needs(backend: Backend) -> Option<&'static str> {
+    match backend.name() {
+        "wgpu" => Some("vulkan"),
+        "cuda" | "libtorch-cuda" => Some("gpu"),
+        _ => None,
+    }
 }
 
 fn judge(dir: &std::path::Path, setting: &Setting) -> Verdict {
@@ -160,7 +174,10 @@ fn judge(dir: &std::path::Path, setting: &Setting) -> Verdict {
     };
     match find(case.kind()) {
         None => Verdict::Failed(format!("nobody knows the kind `{}`", case.kind())),
-        Some(_) if case.kind() == gguf::KIND && gguf::file().is_none() => Verdict::Skipped(gguf::MISSING.into()),
+        Some(_) if case.kind() == gguf::KIND && gguf::file().is_none() => match roll_testing::is_required("gguf") {
+            true => Verdict::Failed(format!("{}, and ROLL_REQUIRE names `gguf`", gguf::MISSING)),
+            false => Verdict::Skipped(gguf::MISSING.into()),
+        },
         Some((_, run)) => match run(&case) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(report) => match report.failures() {

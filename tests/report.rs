@@ -69,8 +69,7 @@ fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
     assert!(compared.contains("training.learning_rate") && compared.contains("fast: mean of 8 steps"));
 
     let Some(browser) = chromium() else {
-        eprintln!("SKIPPED: no Chromium (ROLL_CHROMIUM names one): nobody looked at the report");
-        return;
+        roll_testing::skip!("no Chromium (ROLL_CHROMIUM names one) to look at the report with", needs = "chromium");
     };
     for (page, videos) in [("slow/report.html", 2), ("compare.html", 4)] {
         let dom = opened(&browser, &world.path(page).canonicalize().unwrap(), &world.path("profile"));
@@ -79,7 +78,7 @@ fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
         let [loaded, failed, all] = counts[..] else { panic!("{page}: the script did not run: `{told}`") };
         assert!(all >= videos, "{page}: {told}");
         match loaded {
-            0 => eprintln!("SKIPPED: this Chromium has no H.264: no video was played"),
+            0 => roll_testing::skipped(&"this Chromium has no H.264 to play the videos", Some("chromium")),
             _ => assert_eq!((loaded, failed), (all, 0), "{page}: {told}"),
         }
         assert!(dom.matches("<polyline").count() >= 4, "{page}: curves are missing");

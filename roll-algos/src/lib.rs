@@ -6,10 +6,7 @@ pub mod agentic_ppo;
 pub mod environments;
 pub mod error;
 pub mod flow_matching;
-#[cfg(test)]
-mod mock;
-#[cfg(test)]
-mod mock_language;
+mod ranks;
 mod remembered;
 pub mod reward_fl;
 pub mod sampling;

@@ -52,8 +52,9 @@ impl<T: Bytes> Remembered<T> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use roll_testing::sample;
+
     use super::*;
-    use crate::mock::sample;
 
     impl Bytes for u32 {
         fn bytes(&self) -> usize {

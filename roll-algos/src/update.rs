@@ -1,12 +1,14 @@
-//! What every algorithm does at the end of a step, and with values that are not finite.
+//! The end of a step, the same for every algorithm: the update, or leaving it out after a value that is not finite.
 
 use std::collections::BTreeMap;
 
-use roll_core::{Communicator, DiffusionModel, Error, Model, Result, StepContext, StrategyReport, communicator};
+use roll_core::{
+    Communicator, DiffusionModel, Error, LanguageModel, Model, Result, StepContext, StrategyReport, communicator,
+};
 
 use crate::AlgorithmError;
 
-/// What a value that is not finite does. Parameters never change by it.
+/// The reaction to a value that is not finite. Parameters never change by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
@@ -86,4 +88,9 @@ pub(crate) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
 /// The video diffusion model that `algorithm` needs.
 pub(crate) fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn DiffusionModel> {
     Ok(model.as_diffusion().ok_or(AlgorithmError::NotDiffusion { algorithm })?)
+}
+
+/// The language model that `algorithm` needs.
+pub(crate) fn language<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn LanguageModel> {
+    Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm })?)
 }

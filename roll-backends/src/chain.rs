@@ -17,7 +17,7 @@ pub trait Segment: Send + Sync {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
 }
 
-/// What a recorded chain keeps between forward and pull.
+/// The tensors that a recorded chain keeps between forward and pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
     /// Every activation, as autodiff wants it: no recomputation.

@@ -86,8 +86,13 @@ pub enum BackendError {
 impl From<BackendError> for Error {
     fn from(e: BackendError) -> Self {
         let fault = match e {
-            BackendError::Drift { .. } => Fault::Failure,
-            _ => Fault::User,
+            BackendError::Backend { .. }
+            | BackendError::MissingWeight { .. }
+            | BackendError::Rank { .. }
+            | BackendError::OtherParameters { .. } => Fault::User,
+            BackendError::Offload { .. } | BackendError::OldParameters { .. } | BackendError::Drift { .. } => {
+                Fault::Failure
+            }
         };
         Error::component(fault, e)
     }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use roll_core::Result;
 
-use crate::{Snapshot, Tape, Weights, ops, weights};
+use crate::{ParameterSegment, Tape, Weights, ops, weights};
 
 /// The weights of one segment during one forward pass.
 ///
@@ -13,7 +13,7 @@ pub struct Scope<'a> {
     /// Frozen weights.
     pub weights: &'a Weights,
     /// Trainable parameters; `None` runs the base model alone.
-    pub trainable: Option<&'a Snapshot>,
+    pub trainable: Option<&'a ParameterSegment>,
     /// alpha / rank.
     pub lora_scale: f64,
     /// Where trainable parameters that are read get recorded.

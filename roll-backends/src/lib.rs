@@ -1,4 +1,4 @@
-//! What the models and rewards of roll compute with: devices, value-and-pullback through Burn's autodiff, chains of
+//! The numerical layer below roll's models and rewards: devices, value-and-pullback through Burn's autodiff, chains of
 //! recomputed segments, fused operators, LoRA, weight stores, optimizers and strategies.
 //!
 //! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
@@ -20,8 +20,8 @@ pub mod nd;
 mod offload;
 pub mod ops;
 pub mod optimizer;
+pub mod overlap;
 pub mod parameters;
-pub mod rounds;
 mod speed;
 pub mod strategy;
 pub mod vjp;
@@ -38,7 +38,7 @@ pub use error::BackendError;
 pub use host::{to_device, to_host};
 pub use layers::Scope;
 pub use nd::NdTensor;
-pub use parameters::{Parameters, Snapshot};
+pub use parameters::{ParameterSegment, Parameters, Snapshot};
 pub use speed::sustained_flops;
 pub use vjp::{Tape, vjp};
 pub use weights::{Resident, Sharded, Weight, WeightStore, Weights};

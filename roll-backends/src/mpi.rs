@@ -19,7 +19,7 @@ use crate::BackendError;
 
 /// Values that each rank sends to each other in one message: MPI counts in `i32`, and staging buffers must be bounded.
 const CHUNK: usize = 1 << 22;
-/// Up to so many values a sum gathers everything at once: one message instead of two.
+/// A sum of at most this many values gathers everything at once: one message instead of two.
 const SMALL: usize = 1 << 12;
 /// A reason longer than this is cut.
 const LONGEST_REASON: usize = 4096;
@@ -41,7 +41,7 @@ pub struct MpiRanks {
     rank: usize,
     size: usize,
     timeout: Mutex<Duration>,
-    /// Collectives so far; they are told apart by it in messages.
+    /// Collectives so far; messages carry the number, so that those of different collectives are not mixed up.
     calls: AtomicU64,
     /// Why there will be no further one.
     lost: Mutex<Option<RanksError>>,

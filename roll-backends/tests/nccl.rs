@@ -28,7 +28,7 @@ fn without_library_or_device_every_rank_is_told_what_is_missing() {
 fn one_rank_with_a_device_gets_back_what_it_sends() {
     let ranks = match NcclRanks::join(Arc::new(SingleRank), 0) {
         Ok(ranks) => ranks,
-        Err(e) => return eprintln!("SKIPPED, NCCL was not tested: {e}"),
+        Err(e) => roll_testing::skip!(e, needs = "gpu"),
     };
     let values: Vec<f32> = (0..10_000).map(|i| 1.0 / (1 + i) as f32).collect();
     let mut reduced = values.clone();

@@ -53,7 +53,7 @@ fn main() -> Result<(), Failure> {
     let mut torch = Torch::start(&root)?;
     let scratch = tempfile::tempdir()?;
     let (settings, unusable) = case::Setting::all()?;
-    unusable.iter().for_each(|reason| println!("not measured: the backend {reason}"));
+    unusable.iter().for_each(|(backend, reason)| println!("not measured: the backend `{backend}`: {reason}"));
     let settings: Vec<_> = settings.into_iter().filter(|setting| !setting.is_narrow()).collect();
     let fixtures = |setting: &case::Setting| -> Result<Fixtures, Failure> {
         let step = case::Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;

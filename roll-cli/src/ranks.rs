@@ -87,8 +87,8 @@ impl Job {
             if !matches!(fault, None | Some(Fault::Interrupt)) {
                 mpi.abort(code.into());
             }
-            // What was begun ahead and is wanted by nobody any more.
-            let done = roll_backends::rounds::Rounds::of(communicator::current()).settle();
+            // Work that was begun ahead and that no rank wants any more.
+            let done = roll_backends::overlap::OverlappedRanks::of(communicator::current()).settle();
             if let Err(error) = done.and_then(|()| mpi.finish()) {
                 // One write: those of several ranks to one stream come between each other.
                 let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));

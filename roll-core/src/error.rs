@@ -171,6 +171,20 @@ impl Error {
         Self::Shape { what: what.into(), expected: expected.into(), found: found.to_vec() }
     }
 
+    /// Puts `section` before the key of a [`Error::Config`], also inside [`Error::Context`]: `shift` becomes
+    /// `algo.shift`. Code that is shared by several sections names its keys alone; the caller that parsed the options
+    /// adds the section. A key that has it already, and every other error, stays as it is.
+    #[must_use]
+    pub fn in_section(self, section: &str) -> Self {
+        match self {
+            Self::Config { key, problem } if key.split('.').next() != Some(section) => {
+                Self::Config { key: format!("{section}.{key}"), problem }
+            }
+            Self::Context { doing, source } => Self::Context { doing, source: Box::new(source.in_section(section)) },
+            other => other,
+        }
+    }
+
     /// The messages of this error and of what caused it, each once.
     pub fn messages(&self) -> Vec<String> {
         let mut messages = vec![self.to_string()];
@@ -219,15 +233,22 @@ impl Error {
     }
 }
 
-/// Adds what was being done to an error.
+/// Adds to an error what was being done, or where the configuration says it.
 pub trait ResultExt<T> {
     /// Wraps an error with `doing()`, evaluated only on error.
     fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T>;
+
+    /// [`Error::in_section`] of an error.
+    fn in_section(self, section: &str) -> Result<T>;
 }
 
 impl<T> ResultExt<T> for Result<T> {
     fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|source| Error::Context { doing: doing(), source: Box::new(source) })
+    }
+
+    fn in_section(self, section: &str) -> Result<T> {
+        self.map_err(|e| e.in_section(section))
     }
 }
 
@@ -243,4 +264,34 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 fn suggestion(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(error: &Error) -> &str {
+        match error {
+            Error::Config { key, .. } => key,
+            Error::Context { source, .. } => key(source),
+            other => panic!("expected an error of the configuration, found {other}"),
+        }
+    }
+
+    #[test]
+    fn a_section_is_put_before_the_key_once_and_through_contexts() {
+        let shift = || Error::config("shift", "must be positive");
+        assert_eq!(key(&shift().in_section("algo")), "algo.shift");
+        assert_eq!(key(&shift().in_section("algo").in_section("algo")), "algo.shift");
+        assert_eq!(key(&Error::config("algorithm", "unknown").in_section("algo")), "algo.algorithm");
+        let inside = Err::<(), _>(shift()).while_doing(|| "planning".into()).in_section("algo").err();
+        assert_eq!(inside.as_ref().map(key), Some("algo.shift"));
+        assert_eq!(inside.map(|e| e.to_string()), Some("planning".into()));
+    }
+
+    #[test]
+    fn other_errors_have_no_section() {
+        let message = "cannot do that";
+        assert_eq!(Error::Unsupported(message.into()).in_section("algo").to_string(), message);
+    }
 }

@@ -46,6 +46,21 @@ impl Sampling {
         Self { temperature: 0.0, top_p: 1.0, top_k: 0, max_new_tokens, stop: Vec::new(), seed: 0, numbers: Vec::new() }
     }
 
+    /// Fails on settings that draw nothing. The keys are the fields' names; the caller adds their section.
+    pub fn check(&self) -> Result<()> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            let problem = format!("expected a number of at least 0, found {}", self.temperature);
+            return Err(Error::config("temperature", problem));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::config("top_p", format!("expected a number in (0, 1], found {}", self.top_p)));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            return Err(Error::config("stop", "an empty text would stop at once"));
+        }
+        Ok(())
+    }
+
     /// Number of prompt `index` of a call.
     pub fn number(&self, index: usize) -> u64 {
         self.numbers.get(index).copied().unwrap_or(index as u64)

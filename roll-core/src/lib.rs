@@ -6,6 +6,7 @@
 pub mod algorithm;
 pub mod communicator;
 pub mod component;
+mod delegate;
 pub mod diffusion;
 pub mod environment;
 pub mod error;

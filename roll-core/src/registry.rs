@@ -23,9 +23,12 @@ pub struct BuildContext {
 }
 
 impl BuildContext {
-    /// `path` from where relative paths start.
+    /// `path` from where relative paths start; unchanged where that is the working directory.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
-        self.base_dir.join(path)
+        match self.base_dir == Path::new(".") {
+            true => path.as_ref().into(),
+            false => self.base_dir.join(path),
+        }
     }
 }
 

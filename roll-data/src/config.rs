@@ -1,6 +1,6 @@
 //! The section `data` of a configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,19 @@ pub struct DataConfig {
     /// Directory in which latents, text embeddings and targets of rewards are kept, for this run and later ones; several
     /// runs and ranks may share it. Default: `null`, each run computes them anew.
     pub cache_dir: Option<PathBuf>,
+}
+
+impl DataConfig {
+    /// With its paths from `base`.
+    pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
+        let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
+        Self {
+            metadata: of(&self.metadata),
+            base_path: of(&self.base_path),
+            cache_dir: of(&self.cache_dir),
+            ..self.clone()
+        }
+    }
 }
 
 impl Default for DataConfig {

@@ -29,19 +29,18 @@ fn psnr(a: &[f32], b: &[f32]) -> f64 {
     10.0 * (255.0f64.powi(2) / mse.max(1e-9)).log10()
 }
 
-fn clip() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
+/// A clip that a camera took; `None` skips the test, where it is not there.
+fn real_clip() -> Option<PathBuf> {
+    let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root().join("../shared"), PathBuf::from);
     let path = data.join("media/carphone_pristine.mp4");
     if !path.exists() {
-        // Past the capture of the test runner: a skipped test must not look like a passed one.
-        let _ = std::io::Write::write_fmt(
-            &mut std::io::stderr(),
-            format_args!("SKIPPED: {} is not there (set ROLL_TEST_DATA)\n", path.display()),
-        );
-        return None;
+        roll_testing::skip!(format!("{} is not there (set ROLL_TEST_DATA)", path.display()), needs = "media");
     }
     Some(path)
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 fn told(path: &Path) -> String {
@@ -109,8 +108,20 @@ fn gif_and_png_sequences_read_back() {
 }
 
 #[test]
+fn the_demos_clips_have_nine_frames_each_like_the_one_before() {
+    for clip in ["train/person-11000.mp4", "unseen/person-12000.mp4"] {
+        let video = read_video(root().join("assets/demo/clips").join(clip), &ReadOptions::default()).unwrap();
+        assert!(video.dims() == [9, 64, 64] && (video.fps() - 8.0).abs() < 0.01, "{clip}");
+        for t in 1..9 {
+            let db = psnr(video.frame(t - 1), video.frame(t));
+            assert!((15.0..60.0).contains(&db), "{clip}, frames {} and {t}: {db:.1} dB", t - 1);
+        }
+    }
+}
+
+#[test]
 fn the_real_clip_has_its_120_frames() {
-    let Some(path) = clip() else { return };
+    let Some(path) = real_clip() else { return };
     let video = read_video(&path, &ReadOptions::default()).unwrap();
     assert_eq!(video.dims(), [120, 144, 176]);
     assert!((video.fps() - 29.97).abs() < 0.01, "{}", video.fps());
@@ -125,15 +136,6 @@ fn the_real_clip_has_its_120_frames() {
     let exact = ReadOptions { sizing: Sizing::Exact([144, 176]), max_frames: Some(3), fps: Some(10.0) };
     let sparse = read_video(&path, &exact).unwrap();
     assert!(sparse.fps() == 10.0 && sparse.frame(1) == video.frame(2) && sparse.frame(2) == video.frame(5));
-}
-
-/// Writes the decoded clip for a comparison with another decoder: `DUMP=file cargo test ... dump_the_clip`.
-#[test]
-fn dump_the_clip() {
-    let (Some(out), Some(path)) = (std::env::var_os("DUMP"), clip()) else { return };
-    let video = read_video(path, &ReadOptions::default()).unwrap();
-    let bytes: Vec<u8> = (0..120).flat_map(|t| Picture::from_frame(&video, t).rgb).collect();
-    std::fs::write(out, bytes).unwrap();
 }
 
 #[test]

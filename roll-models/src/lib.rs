@@ -1,6 +1,8 @@
 //! Models of roll: Wan2.2 video diffusion, causal language models, and the weight file formats.
 
 pub mod causal_lm;
+mod comma_list;
+pub mod hub;
 pub mod inspect;
 pub mod lora;
 pub mod precision;

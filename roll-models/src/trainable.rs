@@ -1,9 +1,9 @@
-//! What of a network is trained, and where adapters start.
+//! The trained part of a network, and the initial values of adapters.
 
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, Noise, ParameterSpec, Purpose, Result};
 
-/// What is trained.
+/// The trained part of a network.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trainable {
     /// Nothing.

@@ -91,6 +91,7 @@ impl Evaluator {
                 base_path: config.base_path.clone(),
                 ..loaded.config.data.clone()
             };
+            let data = data.resolved(|path| context.resolve(path));
             let samples = first(&Dataset::open(&data)?, config.samples)?;
             sets.push(Set { name: SetName::Unseen, samples });
         }

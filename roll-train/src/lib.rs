@@ -3,6 +3,32 @@
 //! A [`config::ConfigLayers`] becomes a checked [`config::Loaded`]; a [`Trainer`] opens data and components from it,
 //! trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
 //! ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
+//!
+//! ```no_run
+//! use roll_core::{BuildContext, Registry};
+//! use roll_train::config::ConfigLayers;
+//! use roll_train::run_dir::{Existing, RunDir};
+//! use roll_train::{Session, Trainer};
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let registry = Registry::linked()?; // components of crates that are linked, and of this program
+//! let loaded = ConfigLayers::new().file("train.yaml")?.set("steps=100")?.load(Some(&registry))?;
+//! let context = BuildContext {
+//!     backend: loaded.config.backend.clone(),
+//!     seed: loaded.config.seed,
+//!     base_dir: ".".into(),
+//!     placement: None,
+//! };
+//! let trainer = Trainer::new(loaded, &registry, &context)?;
+//! let run = RunDir::create("runs/mine", Existing::Refuse)?;
+//! let summary = trainer.run(Some(&run), &Session::default())?;
+//! println!("{} steps in {:.0} s", summary.steps, summary.seconds);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/own_reward.rs` trains with a reward that the program defines. To show progress or to stop a run, see
+//! [`Session`].
 
 pub mod cache;
 pub mod checkpoint;

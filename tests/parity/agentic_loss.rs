@@ -68,8 +68,9 @@ pub fn run(case: &Case) -> Outcome<Report> {
         gradients[entry.index * logits.len()..][..logits.len()].copy_from_slice(&gradient);
 
         let allowed = (METRIC_FACTOR * entry.metrics_rel_f32_err).max(METRIC_FLOOR);
+        let metrics = found.metrics.named();
         for (name, expected) in &entry.metrics {
-            let value = found.metrics.get(name).copied();
+            let value = metrics.get(name).copied();
             // The terms of the loss may cancel: its error is that of the largest.
             let terms = match name == "actor/total_loss@sum" {
                 true => entry.metrics.get("actor/pg_loss@sum").map_or(0.0, |term| term.abs()),

@@ -40,11 +40,11 @@ pub struct Setting {
 impl Setting {
     /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the build
     /// do not.
-    pub fn all() -> Outcome<(Vec<Self>, Vec<String>)> {
+    pub fn all() -> Outcome<(Vec<Self>, Vec<(Backend, String)>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
             if let Err(reason) = backend.usable(0) {
-                unusable.push(format!("`{backend}`: {reason}"));
+                unusable.push((backend, reason));
                 continue;
             }
             let device = roll_backends::device(backend.name())?;

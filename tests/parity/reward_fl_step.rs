@@ -8,7 +8,9 @@ mod scorer;
 
 use std::sync::Arc;
 
-use roll_algos::reward_fl::{Config as Options, Loss, Observer, Plan, RewardFl, Trajectory, Unobserved, rollout};
+use roll_algos::reward_fl::{
+    Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout,
+};
 use roll_backends::optimizer::norm;
 use roll_backends::strategy::Single;
 use roll_core::{

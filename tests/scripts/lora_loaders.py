@@ -21,7 +21,7 @@ try:
     import torch
     from diffusers.loaders import peft as diffusers_peft
 except ImportError as error:
-    print(f"SKIPPED: {error}")
+    print(error)
     sys.exit(77)
 
 NAMES = {

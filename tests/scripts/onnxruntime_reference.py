@@ -1,11 +1,13 @@
-"""Writes the numbers that tests/face_reward.rs compares with: the portrait through ONNX Runtime, from pixels to embedding.
+"""Writes the numbers that tests/face_reward.rs compares with: a portrait through ONNX Runtime, from pixels to embedding.
 
-Everything around the networks is written anew here in NumPy (letterbox with an antialiased resize by torchvision,
+Everything around the networks is written anew here in NumPy (letterbox with an antialiased resize as torchvision's,
 SCRFD's and YuNet's decoding, Umeyama by SVD, bilinear crop), so that an error in ours does not repeat itself. Central
-differences of the identity score are taken in float64, by PyTorch: those of float32 networks are off by percents,
-because the kinks of their PReLUs forbid a large step and rounding a small one.
+differences of the identity score are taken in float64, by a walk over the embedder's graph: those of float32 networks
+are off by percents, because the kinks of their PReLUs forbid a large step and rounding a small one.
 
-    python tests/scripts/onnxruntime_reference.py ../shared > tests/face_reward/golden.json
+    pip install numpy onnx onnxruntime pillow
+    python tests/scripts/onnxruntime_reference.py demo assets/demo > tests/face_reward/demo.json
+    python tests/scripts/onnxruntime_reference.py real ../shared > tests/face_reward/golden.json
 """
 
 import json
@@ -14,17 +16,15 @@ import sys
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
 from PIL import Image
 
-SIDE = 640
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
 
 
-def session(root, name):
-    return ort.InferenceSession(f"{root}/models/{name}", providers=["CPUExecutionProvider"])
+def session(path):
+    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
 def run(network, x):
@@ -32,15 +32,20 @@ def run(network, x):
     return dict(zip(names, network.run(None, {network.get_inputs()[0].name: x.astype(np.float32)})))
 
 
-def canvas(image, padding):
-    """[1, 3, SIDE, SIDE] in [-1, 1]: the picture in the upper left corner."""
+def triangle(old, new):
+    """[new, old]: weights of a resize whose triangle filter widens when it shrinks."""
+    width = max(old / new, 1.0)
+    centre = (np.arange(new)[:, None] + 0.5) * old / new
+    weights = (1 - np.abs(np.arange(old)[None] + 0.5 - centre) / width).clip(0)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def canvas(image, side, padding):
+    """[1, 3, side, side] in [-1, 1]: the picture in the upper left corner."""
     h, w = image.shape[1:]
-    size = (SIDE, int(SIDE * w / h)) if h > w else (int(SIDE * h / w), SIDE)
-    small = torch.nn.functional.interpolate(
-        torch.tensor(image)[None], size, mode="bilinear", antialias=True, align_corners=False
-    )
-    out = np.full((1, 3, SIDE, SIDE), padding, np.float64)
-    out[:, :, : size[0], : size[1]] = small.numpy()
+    size = (side, int(side * w / h)) if h > w else (int(side * h / w), side)
+    out = np.full((1, 3, side, side), padding, np.float64)
+    out[:, :, : size[0], : size[1]] = triangle(h, size[0]) @ image @ triangle(w, size[1]).T
     return out, size[0] / h
 
 
@@ -49,29 +54,29 @@ def best(faces):
     return {"box": list(map(float, box)), "score": float(score), "landmarks": points.tolist()}
 
 
-def scrfd(network, image):
-    x, scale = canvas(image, 0.0)
+def scrfd(network, image, side):
+    x, scale = canvas(image, side, 0.0)
     out = run(network, x)
     faces = []
     for stride in (8, 16, 32):
         scores, boxes, points = (out[f"{k}_{stride}"].reshape(-1, n) for k, n in (("score", 1), ("bbox", 4), ("kps", 10)))
         i = int(scores.argmax())
-        n = SIDE // stride
+        n = side // stride
         at = np.array([i // 2 % n, i // 2 // n]) * stride
         box = np.concatenate([at - boxes[i, :2] * stride, at + boxes[i, 2:] * stride]) / scale
         faces.append((box, scores[i, 0], (points[i].reshape(5, 2) * stride + at) / scale))
     return best(faces)
 
 
-def yunet(network, image):
-    x, scale = canvas(image, 0.0)
+def yunet(network, image, side):
+    x, scale = canvas(image, side, 0.0)
     out = run(network, (x[:, ::-1] + 1) * 127.5)
     faces = []
     for stride in (8, 16, 32):
         scores = np.sqrt(out[f"cls_{stride}"].clip(0, 1) * out[f"obj_{stride}"].clip(0, 1)).reshape(-1)
         boxes, points = out[f"bbox_{stride}"].reshape(-1, 4), out[f"kps_{stride}"].reshape(-1, 5, 2)
         i = int(scores.argmax())
-        n = SIDE // stride
+        n = side // stride
         at = np.array([i % n, i // n])
         centre, size = (at + boxes[i, :2]) * stride, np.exp(boxes[i, 2:]) * stride
         box = np.concatenate([centre - size / 2, centre + size / 2]) / scale
@@ -92,44 +97,53 @@ def crop(image, points):
     x0, y0 = np.floor(xy).astype(int)
     fx, fy = xy[0] - x0, xy[1] - y0
     h, w = image.shape[1:]
-    fx, fy = (torch.tensor(f) if torch.is_tensor(image) else f for f in (fx, fy))
-    inside = lambda y, x: torch.tensor(within(y, x)) if torch.is_tensor(image) else within(y, x)
-    within = lambda y, x: ((y >= 0) & (y < h) & (x >= 0) & (x < w)).astype(np.float64)
+    inside = lambda y, x: ((y >= 0) & (y < h) & (x >= 0) & (x < w)).astype(np.float64)
     at = lambda y, x: image[:, y.clip(0, h - 1), x.clip(0, w - 1)] * inside(y, x)
     out = (at(y0, x0) * (1 - fx) + at(y0, x0 + 1) * fx) * (1 - fy) + (at(y0 + 1, x0) * (1 - fx) + at(y0 + 1, x0 + 1) * fx) * fy
     return out.reshape(3, 112, 112)
 
 
 def embedding(network, face):
-    values = run(network, face[None])["output"][0].astype(np.float64)
+    (values,) = run(network, face[None]).values()
+    values = values[0].astype(np.float64)
     return {"norm": float(np.linalg.norm(values)), "head": values[:16].tolist(), "sum": float(values.sum())}
 
 
-def embed64(path, x):
-    """The embedder in float64, by walking its graph; only what that one file uses."""
-    graph = onnx.load(path).graph
-    values = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in graph.initializer}
-    values = {k: v.double() if v.is_floating_point() else v for k, v in values.items()}
-    values[next(i.name for i in graph.input if i.name not in values)] = x[None]
+def convolved(x, weight, bias, stride, pads, groups):
+    """[C, H, W]: the products of every patch, group by group."""
+    padded = np.pad(x, ((0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[2:], (1, 2))[:, :: stride[0], :: stride[1]]
+    out = []
+    for rows, kernels in zip(np.split(patches, groups), np.split(weight, groups)):
+        out.append(np.tensordot(kernels, rows, ((1, 2, 3), (0, 3, 4))))
+    return np.concatenate(out) + bias[:, None, None]
+
+
+def embed64(graph, x):
+    """The embedder in float64, by walking its graph; only what these files use."""
+    values = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    values = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in values.items()}
+    values[next(i.name for i in graph.input if i.name not in values)] = x
     for node in graph.node:
         args = [values[i] for i in node.input]
         a = {p.name: onnx.helper.get_attribute_value(p) for p in node.attribute}
         if node.op_type == "Conv":
-            p = a.get("pads", [0, 0, 0, 0])
-            padded = torch.nn.functional.pad(args[0], (p[1], p[3], p[0], p[2]))
-            out = torch.nn.functional.conv2d(
-                padded, *args[1:], stride=a.get("strides", 1), dilation=a.get("dilations", 1), groups=a.get("group", 1)
-            )
+            assert set(a.get("dilations", [1])) == {1}
+            bias = args[2] if len(args) > 2 else np.zeros(len(args[1]))
+            out = convolved(args[0], args[1], bias, a.get("strides", [1, 1]), a.get("pads", [0] * 4), a.get("group", 1))
         elif node.op_type == "PRelu":
-            out = torch.where(args[0] >= 0, args[0], args[0] * args[1])
+            out = np.where(args[0] >= 0, args[0], args[0] * args[1].reshape(-1, 1, 1))
         elif node.op_type == "Add":
             out = args[0] + args[1]
-        elif node.op_type == "Reshape":
-            out = args[0].reshape(args[1].tolist())
+        elif node.op_type in ("Reshape", "Flatten"):
+            out = args[0].reshape(-1)
+        elif node.op_type == "Gemm":
+            assert a.get("alpha", 1) == a.get("beta", 1) == 1
+            out = (args[1] if a.get("transB") else args[1].T) @ args[0] + args[2]
         else:
             raise ValueError(node.op_type)
         values[node.output[0]] = out
-    return values[graph.output[0].name][0]
+    return values[graph.output[0].name]
 
 
 def direction(k, shape):
@@ -138,42 +152,52 @@ def direction(k, shape):
     return (x - np.floor(x) - 0.5).reshape(shape)
 
 
-def slopes(root, image, points):
+def slopes(path, image, points):
     """Central differences, in float64, of cosine(embedding, reference), reference[i] = sin(i), along each direction."""
-    path = f"{root}/models/arcface_mobile_512.onnx"
+    graph = onnx.load(path).graph
     # As a detector gives them: digits beyond float32 would move some PReLU past its kink, and slopes by a percent.
     points = np.asarray(points, np.float32).astype(np.float64)
-    reference = torch.sin(torch.arange(512, dtype=torch.float64))
-    score = lambda picture: torch.cosine_similarity(embed64(path, crop(picture, points)), reference, dim=0)
-    picture = torch.tensor(image, requires_grad=True)
-    value = score(picture)
-    value.backward()
-    along, step = [], 1e-7
-    for k in range(8):
-        d = torch.tensor(direction(k, image.shape))
-        with torch.no_grad():
-            numeric = (score(picture + step * d) - score(picture - step * d)).item() / (2 * step)
-        print(f"differences {numeric:+.8f}, autograd {(picture.grad * d).sum().item():+.8f}", file=sys.stderr)
-        along.append(numeric)
-    return {"score": value.item(), "along": along}
+    reference = np.sin(np.arange(512, dtype=np.float64))
+
+    def score(picture):
+        found = embed64(graph, crop(picture, points))
+        return found @ reference / np.linalg.norm(found) / np.linalg.norm(reference)
+
+    step = 1e-7
+    along = [(score(image + step * d) - score(image - step * d)) / (2 * step) for d in (direction(k, image.shape) for k in range(8))]
+    return {"score": score(image), "along": along}
 
 
-def main(root):
-    image = np.asarray(Image.open(f"{root}/media/astronaut.png").convert("RGB")).astype(np.float64)
-    image = image.transpose(2, 0, 1) / 127.5 - 1
-    found = scrfd(session(root, "scrfd_2.5g_bnkps.onnx"), image)
-    arcface = session(root, "arcface_mobile_512.onnx")
+def pixels(path):
+    """[3, H, W] in [-1, 1]."""
+    return np.asarray(Image.open(path).convert("RGB")).astype(np.float64).transpose(2, 0, 1) / 127.5 - 1
+
+
+def portrait(image, found, embedder):
+    """What everything says of the face at `found`."""
     face = crop(image, found["landmarks"])
-    golden = {
+    return {
         "scrfd": found,
-        "yunet": yunet(session(root, "yunet_s_dynamic.onnx"), image),
         "crop": {"mean": float(face.mean()), "centre": face[:, 56, 56].tolist()},
-        "embedding_rgb": embedding(arcface, face),
-        "embedding_bgr": embedding(arcface, face[::-1]),
-        "slopes": slopes(root, image, found["landmarks"]),
+        "embedding_rgb": embedding(session(embedder), face),
+        "embedding_bgr": embedding(session(embedder), face[::-1]),
+        "slopes": slopes(embedder, image, found["landmarks"]),
     }
-    json.dump(golden, sys.stdout, indent=1)
+
+
+def demo(root):
+    # The second person of the second row, of whom the picture shows 128 x 112 pixels.
+    image = pixels(f"{root}/faces.png")[:, 128:240, 128:256]
+    return portrait(image, scrfd(session(f"{root}/face/scrfd_demo.onnx"), image, 64), f"{root}/face/arcface_demo.onnx")
+
+
+def real(root):
+    image = pixels(f"{root}/media/astronaut.png")
+    found = scrfd(session(f"{root}/models/scrfd_2.5g_bnkps.onnx"), image, 640)
+    golden = portrait(image, found, f"{root}/models/arcface_mobile_512.onnx")
+    return golden | {"yunet": yunet(session(f"{root}/models/yunet_s_dynamic.onnx"), image, 640)}
+
+
+if __name__ == "__main__":
+    json.dump({"demo": demo, "real": real}[sys.argv[1]](sys.argv[2]), sys.stdout, indent=1)
     print()
-
-
-main(sys.argv[1])

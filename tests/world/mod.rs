@@ -9,9 +9,16 @@ mod program;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use roll_core::{Tensor, Video};
+use roll_core::{BuildContext, Registry, Tensor, Video};
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_train::config::ConfigLayers;
+use roll_train::run_dir::{Existing, RunDir};
+use roll_train::{Session, Summary, Trainer};
 use serde_json::Value;
+
+// For what they register.
+use roll_algos as _;
+use roll_rewards as _;
 
 /// Names model, data and sizes.
 pub const SETTINGS: [&str; 7] = [
@@ -80,10 +87,26 @@ impl World {
         command
     }
 
-    /// Trains, which must succeed.
-    pub fn train(&self, out: &str, steps: u64, settings: &[&str]) {
-        let output = self.training(out, steps, settings).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+    /// The same through the library, in this process; it must succeed.
+    pub fn train(&self, out: &str, steps: u64, settings: &[&str]) -> Summary {
+        let registry = Registry::linked().unwrap();
+        let steps = format!("steps={steps}");
+        // As for the program: the backend alone comes from whoever runs the test.
+        let backend = std::env::var("ROLL_BACKEND").map(|backend| format!("backend={backend}"));
+        let mut layers = ConfigLayers::new().set(&steps).unwrap();
+        for setting in backend.iter().map(String::as_str).chain(SETTINGS).chain(settings.iter().copied()) {
+            layers = layers.set(setting).unwrap();
+        }
+        let loaded = layers.load(Some(&registry)).unwrap();
+        let context = BuildContext {
+            backend: loaded.config.backend.clone(),
+            seed: loaded.config.seed,
+            base_dir: self.dir.path().into(),
+            placement: None,
+        };
+        let run = RunDir::create(self.path(out), Existing::Refuse).unwrap();
+        let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &Session::default()));
+        trained.unwrap_or_else(|error| panic!("{}", error.chain()))
     }
 
     /// Metrics of a run without times, which differ from run to run.

@@ -1,6 +1,6 @@
 //! Options of agentic PPO, under the reference's names where it has them.
 
-use roll_core::{Error, Result, Sampling};
+use roll_core::{Error, Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
 use super::kl::KlEstimate;
@@ -12,7 +12,7 @@ use crate::update::OnNonfinite;
 /// Options of the algorithm `agentic_ppo`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
-pub struct Config {
+pub struct AgenticPpoConfig {
     // Rollouts
     /// Groups of episodes per step; a group shares its start.
     pub num_env_groups: usize,
@@ -40,7 +40,7 @@ pub struct Config {
     pub agent_template: String,
 
     // Validation
-    /// Episodes of a validation, from starts that training never sees; 0 is none.
+    /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
     pub val_batch_size: usize,
     /// Temperature of its answers.
     pub val_temperature: f64,
@@ -70,19 +70,19 @@ pub struct Config {
     pub advantage_clip: Option<f64>,
     /// Whether advantages are whitened.
     pub whiten_advantages: bool,
-    /// Whether rewards are.
+    /// Whether rewards are whitened.
     pub whiten_rewards: bool,
     /// Tokens of the environment count as time, as in the reference.
     pub observation_steps: bool,
     /// Whether the KL to the reference policy is subtracted from the rewards of tokens.
     pub add_token_level_kl: bool,
-    /// Its estimate.
+    /// How that KL is estimated.
     pub kl_penalty: KlEstimate,
-    /// Its coefficient, at first.
+    /// Initial coefficient of that KL.
     pub init_kl_coef: f64,
-    /// KL that the coefficient is adapted to; none keeps it.
+    /// KL that the coefficient is adapted to; `null` keeps the coefficient.
     pub target_kl: Option<f64>,
-    /// Samples over which it is adapted.
+    /// Number of samples over which the coefficient is adapted.
     pub kl_horizon: f64,
 
     // Updates
@@ -101,7 +101,7 @@ pub struct Config {
     pub on_nonfinite: OnNonfinite,
 }
 
-impl Default for Config {
+impl Default for AgenticPpoConfig {
     fn default() -> Self {
         Self {
             num_env_groups: 8,
@@ -151,8 +151,8 @@ impl Default for Config {
     }
 }
 
-impl Config {
-    /// Fails on values that make no training.
+impl AgenticPpoConfig {
+    /// Fails on values that cannot be trained with.
     pub fn check(&self) -> Result<()> {
         for (name, value) in [
             ("num_env_groups", self.num_env_groups),
@@ -184,14 +184,27 @@ impl Config {
             }
         }
         if self.adv_estimator == Estimator::Gae {
-            let problem = "`gae` needs a critic, which there is none of; `grpo`, `reinforce`, `agentic_reinforce`, \
-                           `gigpo` and `step_reinforce` need none";
+            let problem = "`gae` needs a critic, which this algorithm does not have; `grpo`, `reinforce`, \
+                           `agentic_reinforce`, `gigpo` and `step_reinforce` need none";
             return Err(Error::config("algo.adv_estimator", problem));
+        }
+        self.sampling(self.temperature, 1, 0, Vec::new()).check().in_section("algo")?;
+        if !(self.val_temperature >= 0.0 && self.val_temperature.is_finite()) {
+            let problem = format!("expected a number of at least 0, found {}", self.val_temperature);
+            return Err(Error::config("algo.val_temperature", problem));
         }
         self.loss.check("algo")
     }
 
-    /// Whether log-probabilities of the reference policy are needed.
+    /// Samples per update, over all ranks, of a step that has `samples`.
+    pub fn mini_batch(&self, samples: usize) -> usize {
+        match self.mini_batch_size {
+            0 => samples.max(1),
+            size => size,
+        }
+    }
+
+    /// Whether the log-probabilities of the reference policy are needed.
     pub fn needs_reference(&self) -> bool {
         self.loss.use_kl_loss || self.add_token_level_kl
     }

@@ -3,12 +3,11 @@
 //! Inference kernels round differently from training kernels, so the same weights give other log-probabilities.
 //! Importance weights correct the loss for it, and filters leave out tokens where the two disagree too much.
 
-use std::collections::BTreeMap;
-
 use roll_core::{Error, Result};
 
 use super::aggregate::{Aggregation, Totals};
 use super::grid::{Grid, Mask};
+use super::metrics::ActorMetrics;
 use super::statistics::{masked_mean, row_means, row_sums, segment_means};
 
 /// What is compared: one token, a segment's or a sample's mean, or a sample's sum.
@@ -147,8 +146,8 @@ pub struct Correction {
     pub weights: Grid,
     /// The response tokens that all filters let pass.
     pub mask: Mask,
-    /// Metrics under the reference's names.
-    pub metrics: BTreeMap<String, f64>,
+    /// Metrics of the weights and the filters.
+    pub metrics: ActorMetrics,
 }
 
 /// The correction of a batch of response tokens `mask`, with log-probabilities of the training model before the
@@ -166,14 +165,14 @@ pub fn correct(
     let log_ratio = old_log_probs.zip(infer_log_probs, |old, infer| old - infer);
     let difference = old_log_probs.zip(infer_log_probs, |old, infer| old.exp() - infer.exp());
     let ratio = |granularity: Granularity| granularity.collect(&log_ratio, mask).map(f64::exp);
-    let mut metrics = BTreeMap::new();
+    let mut metrics = ActorMetrics::default();
 
     let mut weights = Grid::filled(mask.rows(), mask.columns(), 1.0);
     if config.is_weight.enabled {
         weights = ratio(config.is_weight.weight_type);
         if let Some(bound) = config.is_weight.upper_bound {
             let clipped = weights.map(|w| f64::from(u8::from(w > bound)));
-            metrics.insert("actor/is_weight_clipfrac@sum".into(), fraction.of(&clipped, mask, totals));
+            metrics.sum("is_weight_clipfrac", fraction.of(&clipped, mask, totals));
             weights = weights.map(|w| w.clamp(0.0, bound));
         }
     }
@@ -185,24 +184,23 @@ pub fn correct(
             let values = ratio(filter.agg_type);
             let passes = |v: f64| filter.ratio_low <= v && v <= filter.ratio_high;
             let passed = values.map(|v| f64::from(u8::from(passes(v))));
-            let key = format!("actor/train_infer_{name}_ratio_mask_mean@sum");
-            metrics.insert(key, fraction.of(&passed, mask, totals));
-            let key = format!("actor/train_infer_ratio_{name}_mean@sum");
-            metrics.insert(key, Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
+            metrics.sum(format!("train_infer_{name}_ratio_mask_mean"), fraction.of(&passed, mask, totals));
+            metrics
+                .sum(format!("train_infer_ratio_{name}_mean"), Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
             passing = passing.and(&values, passes);
         }
         if filter.diff_enabled {
             let values = filter.agg_type.collect(&difference, mask);
             let passes = |v: f64| filter.diff_low <= v && v <= filter.diff_high;
             let passed = values.map(|v| f64::from(u8::from(passes(v))));
-            metrics.insert(format!("actor/train_infer_{name}_diff_mask_mean"), fraction.of(&passed, mask, totals));
-            let key = format!("actor/train_infer_diff_{name}_mean@sum");
-            metrics.insert(key, Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
+            metrics.mean(format!("train_infer_{name}_diff_mask_mean"), fraction.of(&passed, mask, totals));
+            metrics
+                .sum(format!("train_infer_diff_{name}_mean"), Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
             passing = passing.and(&values, passes);
         }
     }
     if !config.filters.is_empty() {
-        metrics.insert("actor/train_infer_final_mask_mean".into(), masked_mean(&passing.to_grid(), mask));
+        metrics.mean("train_infer_final_mask_mean", masked_mean(&passing.to_grid(), mask));
     }
     Correction { weights, mask: passing, metrics }
 }
@@ -232,7 +230,8 @@ mod tests {
         let config = CorrectionConfig { filters: vec![Filter::default()], ..Default::default() };
         let c = correct(&config, &mask, &old, &infer, Totals::of_responses(&mask), false);
         assert_eq!(c.mask.row(0), [false, true, false, true]);
-        assert!((c.metrics["actor/train_infer_token_ratio_mask_mean@sum"] - 2.0 / 3.0).abs() < 1e-12);
+        let mean = c.metrics.get("train_infer_token_ratio_mask_mean").unwrap();
+        assert!((mean - 2.0 / 3.0).abs() < 1e-12);
     }
 
     #[test]
@@ -242,7 +241,7 @@ mod tests {
         let config = CorrectionConfig { filters, ..Default::default() };
         let fraction = |unmasked| {
             let c = correct(&config, &mask, &old, &infer, Totals::of_responses(&mask), unmasked);
-            c.metrics["actor/train_infer_token_ratio_mask_mean@sum"]
+            c.metrics.get("train_infer_token_ratio_mask_mean").unwrap()
         };
         assert_eq!((fraction(false), fraction(true)), (1.0, 8.0 / 3.0));
     }

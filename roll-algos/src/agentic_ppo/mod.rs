@@ -15,14 +15,20 @@ pub mod grid;
 pub mod kl;
 pub mod loss;
 pub mod metrics;
+mod prepare;
+mod report;
 pub mod rewards;
 pub mod rollout;
 pub mod statistics;
 #[cfg(test)]
 mod tests;
+mod updates;
 
 pub use aggregate::{Aggregation, Totals};
 pub use algorithm::AgenticPpo;
-pub use config::Config;
+pub use config::AgenticPpoConfig;
 pub use grid::{Grid, Mask};
 pub use loss::{LossConfig, LossInputs, PgVariant, PolicyLoss, RatioType, policy_loss};
+pub use metrics::ActorMetrics;
+
+const NAME: &str = "agentic_ppo";

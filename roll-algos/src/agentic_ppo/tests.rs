@@ -9,12 +9,11 @@ use roll_core::{
     Algorithm, Environment, Model, Noise, Observation, OptimizerConfig, Result, Silent, StepContext, StepReport,
     Strategy, ThreadRanks, Transition,
 };
+use roll_testing::{Bigram, Descent};
 
 use super::advantages::Estimator;
 use super::loss::RatioType;
-use super::{AgenticPpo, Config};
-use crate::mock::Descent;
-use crate::mock_language::Bigram;
+use super::{AgenticPpo, AgenticPpoConfig};
 
 /// Rewards an answer that begins with `x`.
 struct Likes(bool);
@@ -34,8 +33,8 @@ impl Environment for Likes {
     }
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> AgenticPpoConfig {
+    AgenticPpoConfig {
         num_env_groups: 4,
         group_size: 8,
         max_actions_per_traj: 1,
@@ -43,11 +42,11 @@ fn config() -> Config {
         agent_system_template: String::new(),
         agent_template: "{observation}".into(),
         val_batch_size: 5,
-        ..Config::default()
+        ..AgenticPpoConfig::default()
     }
 }
 
-fn algorithm(config: Config, works: bool) -> AgenticPpo {
+fn algorithm(config: AgenticPpoConfig, works: bool) -> AgenticPpo {
     let mut algorithm = AgenticPpo::new(config).unwrap();
     algorithm.open_environments(&mut || Ok(Box::new(Likes(works)))).unwrap();
     algorithm
@@ -77,7 +76,7 @@ fn an_agent_learns_what_is_rewarded() {
         (Estimator::StepReinforce, RatioType::Token),
         (Estimator::Gigpo, RatioType::Token),
     ] {
-        let mut config = Config { adv_estimator: estimator, ..config() };
+        let mut config = AgenticPpoConfig { adv_estimator: estimator, ..config() };
         config.loss.ratio_type = ratio;
         let mut algorithm = algorithm(config, true);
         let mut model = Bigram::of("xyz");
@@ -112,7 +111,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
         let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
             let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
             // Uneven shares, several updates per step, statistics over everything.
-            let config = Config {
+            let config = AgenticPpoConfig {
                 num_env_groups: 5,
                 group_size: 3,
                 mini_batch_size: 7,
@@ -180,6 +179,20 @@ fn the_order_of_checks_is_kept() {
     let mut model = Bigram::new();
     assert!(without.check(&mut model, None).unwrap_err().to_string().contains("--env"));
     assert_eq!(model.parameter_count(), 128 * 128);
-    let gae = Config { adv_estimator: Estimator::Gae, ..Config::default() };
+    let gae = AgenticPpoConfig { adv_estimator: Estimator::Gae, ..AgenticPpoConfig::default() };
     assert!(AgenticPpo::new(gae).err().unwrap().to_string().contains("critic"));
+}
+
+#[test]
+fn settings_that_draw_no_answers_are_refused_by_their_key() {
+    let refused = |config: AgenticPpoConfig| AgenticPpo::new(config).err().unwrap().to_string();
+    for (config, key) in [
+        (AgenticPpoConfig { temperature: -1.0, ..config() }, "`algo.temperature`"),
+        (AgenticPpoConfig { val_temperature: f64::NAN, ..config() }, "`algo.val_temperature`"),
+        (AgenticPpoConfig { top_p: 0.0, ..config() }, "`algo.top_p`"),
+        (AgenticPpoConfig { stop: vec![String::new()], ..config() }, "`algo.stop`"),
+    ] {
+        let message = refused(config);
+        assert!(message.contains(key), "{message}");
+    }
 }

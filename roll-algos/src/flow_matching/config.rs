@@ -1,15 +1,15 @@
 //! Options of flow matching.
 
-use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
+use roll_core::{Error, FlowSchedule, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
 
-use super::levels::Levels;
+use super::levels::{Levels, Logit, TimestepSampling};
 use super::loss::Weighting;
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `flow_matching`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct FlowMatchingConfig {
     /// How noise levels are drawn.
     pub timestep_sampling: TimestepSampling,
     /// Shift of the noise levels, and of sample videos; the model's own when absent.
@@ -24,21 +24,22 @@ pub struct Config {
     pub min_timestep_boundary: Option<f64>,
     /// Weight of a noise level in the loss.
     pub loss_weighting: LossWeighting,
-    /// Noise levels that every sample is seen at in a step, spread evenly over their distribution.
+    /// Number of noise levels at which every sample is trained in a step, spread evenly over their distribution.
     pub draws_per_sample: usize,
-    /// Draws that the model computes together: more are much faster on small models, and need as much more memory.
+    /// Number of draws that the model computes together. More are much faster on small models, and take more memory in
+    /// proportion.
     pub draws_at_once: usize,
-    /// Probability that the prompt is left empty, so that the model learns to do without.
+    /// Probability that the prompt is left empty, so that the model learns to work without one.
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
     pub num_inference_steps: usize,
     /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
     pub cache_bytes: usize,
-    /// What a loss or gradient that is not finite does.
+    /// The reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 
-impl Default for Config {
+impl Default for FlowMatchingConfig {
     fn default() -> Self {
         Self {
             timestep_sampling: TimestepSampling::Shifted,
@@ -58,18 +59,6 @@ impl Default for Config {
     }
 }
 
-/// The distribution of noise levels, before it is restricted to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TimestepSampling {
-    /// Every noise level alike.
-    Uniform,
-    /// The logistic function of a normal draw, as for Stable Diffusion 3: the middle more often.
-    LogitNormal,
-    /// As the steps of the sampler lie: `sigma = s u / (1 + (s - 1) u)` of a uniform u, with the shift s.
-    Shifted,
-}
-
 /// Weight of a noise level in the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -80,7 +69,7 @@ pub enum LossWeighting {
     Bell,
 }
 
-impl Config {
+impl FlowMatchingConfig {
     /// The noise levels to draw for a model with these facts. Fails on values that are out of range or contradict one
     /// another.
     pub fn levels(&self, facts: ScheduleFacts) -> Result<Levels> {
@@ -102,19 +91,20 @@ impl Config {
             }
         }
         self.schedule(facts)?;
-        Ok(Levels::new(self, self.shift(facts), self.range(facts)?))
+        let logit = Logit { mean: self.logit_mean, deviation: self.logit_std };
+        Ok(Levels::new(self.timestep_sampling, self.shift(facts), logit, self.range(facts)?))
     }
 
     /// The noise levels of a sample video.
     pub fn schedule(&self, facts: ScheduleFacts) -> Result<FlowSchedule> {
-        FlowSchedule::new(self.num_inference_steps, self.shift(facts))
+        FlowSchedule::new(self.num_inference_steps, self.shift(facts)).in_section("algo")
     }
 
-    /// What the loss at each noise level is multiplied by.
+    /// The weight of the loss at each noise level.
     pub fn weighting(&self, facts: ScheduleFacts) -> Result<Weighting> {
         match self.loss_weighting {
             LossWeighting::Uniform => Ok(Weighting::Uniform),
-            LossWeighting::Bell => Weighting::bell(self.shift(facts)),
+            LossWeighting::Bell => Weighting::bell(self.shift(facts)).in_section("algo"),
         }
     }
 

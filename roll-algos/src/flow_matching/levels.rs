@@ -2,12 +2,29 @@
 
 use roll_core::{Sigma, SigmaRange};
 
-use super::config::{Config, TimestepSampling};
-
 /// Points of the table that inverts a distribution without a formula.
 const POINTS: usize = 1025;
-/// Standard deviations beyond which a normal density counts as nothing.
+/// Standard deviations beyond which a normal density counts as 0.
 const REACH: f64 = 8.0;
+
+/// The distribution of noise levels, before it is restricted to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimestepSampling {
+    /// Every noise level alike.
+    Uniform,
+    /// The logistic function of a normal draw, as for Stable Diffusion 3: the middle more often.
+    LogitNormal,
+    /// As the steps of the sampler lie: `sigma = s u / (1 + (s - 1) u)` of a uniform u, with the shift s.
+    Shifted,
+}
+
+/// The normal distribution that logits are drawn from, for [`TimestepSampling::LogitNormal`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Logit {
+    pub(super) mean: f64,
+    pub(super) deviation: f64,
+}
 
 /// Noise levels within a range, by their quantiles.
 #[derive(Clone, Debug)]
@@ -25,13 +42,13 @@ enum Quantile {
 }
 
 impl Levels {
-    pub(super) fn new(config: &Config, shift: f64, range: SigmaRange) -> Self {
+    pub(super) fn new(sampling: TimestepSampling, shift: f64, logit: Logit, range: SigmaRange) -> Self {
         let shifted =
             |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|s| unshift(s.0, shift)) };
-        let quantile = match config.timestep_sampling {
+        let quantile = match sampling {
             TimestepSampling::Uniform => shifted(1.0),
             TimestepSampling::Shifted => shifted(shift),
-            TimestepSampling::LogitNormal => logits(range, config.logit_mean, config.logit_std),
+            TimestepSampling::LogitNormal => logits(range, logit),
         };
         Self { range, quantile }
     }
@@ -71,7 +88,7 @@ fn logistic(z: f64) -> f64 {
 }
 
 /// A normal density between the logits of the range's ends, by the trapezoidal rule.
-fn logits(range: SigmaRange, mean: f64, deviation: f64) -> Quantile {
+fn logits(range: SigmaRange, Logit { mean, deviation }: Logit) -> Quantile {
     let logit = |s: Sigma| (s.0 / (1.0 - s.0)).ln();
     let near = |z: f64| z.clamp(mean - REACH * deviation, mean + REACH * deviation);
     // A range further out than that keeps the one level at its near end.
@@ -98,8 +115,8 @@ mod tests {
     const LOW_NOISE: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
     const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
 
-    fn levels(timestep_sampling: TimestepSampling, range: SigmaRange) -> Levels {
-        Levels::new(&Config { timestep_sampling, ..Config::default() }, 5.0, range)
+    fn levels(sampling: TimestepSampling, range: SigmaRange) -> Levels {
+        Levels::new(sampling, 5.0, Logit { mean: 0.0, deviation: 1.0 }, range)
     }
 
     /// The share of draws below `sigma`.
@@ -124,7 +141,7 @@ mod tests {
     fn the_quantiles_are_those_of_the_formulas() {
         let uniform = levels(TimestepSampling::Uniform, LOW_NOISE);
         assert!((below(&uniform, 0.45) - 0.5).abs() < 1e-3);
-        // With shift 5 the level 0.9 stands at 0.6429 of the unshifted scale, and 5/6 at its middle.
+        // With shift 5 the level 0.9 is at 0.6429 of the unshifted scale, and 5/6 at its middle.
         assert!((below(&levels(TimestepSampling::Shifted, SigmaRange::ALL), 0.9) - 0.6429).abs() < 1e-3);
         assert!((below(&levels(TimestepSampling::Shifted, LOW_NOISE), 5.0 / 6.0) - 0.5 / 0.6429).abs() < 1e-3);
         // The logistic function of 1 is 0.7311; a normal draw is below 1 with probability 0.8413.

@@ -22,8 +22,8 @@ use roll_core::{
     Video,
 };
 
-pub use config::{Config, LossWeighting, TimestepSampling};
-pub use levels::Levels;
+pub use config::{FlowMatchingConfig, LossWeighting};
+pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
 use crate::remembered::Remembered;
@@ -42,7 +42,7 @@ const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.
 pub struct FlowMatching {
-    config: Config,
+    config: FlowMatchingConfig,
     prepared: Remembered<Prepared>,
     /// The embedding of the empty prompt.
     no_prompt: Option<Tensor>,
@@ -50,7 +50,7 @@ pub struct FlowMatching {
 
 impl FlowMatching {
     /// With these options.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
         Self { config, prepared, no_prompt: None }
     }
@@ -81,20 +81,20 @@ impl Algorithm for FlowMatching {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = self.update(context);
         if report.is_err() {
-            // Whoever catches the error finds no half-summed gradient.
+            // No half-summed gradient is left for the next step.
             update::forget(context)?;
         }
         report
     }
 }
 
-/// What the draws of a step have in common.
+/// The noise levels of a step and their weights.
 struct Distribution {
     levels: Levels,
     weighting: Weighting,
 }
 
-/// A noised clip, waiting for its velocity.
+/// A noised clip whose velocity is still to be computed.
 struct Draw {
     prepared: Arc<Prepared>,
     /// The sample's own, or that of the empty prompt.
@@ -102,7 +102,7 @@ struct Draw {
     sigma: Sigma,
     noise: Vec<f32>,
     x: Tensor,
-    /// What its loss is multiplied by.
+    /// Weight of its loss.
     weight: f64,
 }
 
@@ -178,7 +178,7 @@ impl FlowMatching {
         noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
     }
 
-    /// What depends on the sample alone; computed once while the cache has room.
+    /// The parts that depend on the sample alone, computed once while the cache has room.
     fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
         if let Some(prepared) = self.prepared.get(sample) {
             return Ok(prepared);
@@ -256,7 +256,8 @@ fn train(
     ctx.strategy.accumulate(ctx.model)
 }
 
-/// The key of a sample's draws. One that stands in a step twice (small data, large batches) gets others each time.
+/// The key of a sample's draws. A sample that occurs twice in a step (small data, large batches) gets different draws
+/// each time.
 fn draw_key(samples: &[Sample], place: usize) -> u64 {
     let index = samples[place].index;
     let before = samples[..place].iter().filter(|s| s.index == index).count() as u64;
@@ -283,7 +284,7 @@ roll_core::inventory::submit! {
         summary: "Supervised training on clips: from scratch, or fine-tuning",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
+        defaults: default_options::<FlowMatchingConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowMatching::new(parse_options("algo", options)?)))),
         planner: None,
     }

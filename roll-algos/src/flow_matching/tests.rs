@@ -1,22 +1,27 @@
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;
+use roll_testing::diffusion::{Descent, MockDiffusion, sample, values};
 
 use super::*;
-use crate::mock::{Descent, Mock, sample, values};
 use crate::update::OnNonfinite;
 
 /// One run of the algorithm on mocks.
 struct Bench {
     algorithm: FlowMatching,
-    model: Mock,
+    model: MockDiffusion,
     strategy: Descent,
     videos: bool,
 }
 
 impl Bench {
-    fn new(config: Config) -> Self {
-        Self { algorithm: FlowMatching::new(config), model: Mock::new(), strategy: Descent::default(), videos: false }
+    fn new(config: FlowMatchingConfig) -> Self {
+        Self {
+            algorithm: FlowMatching::new(config),
+            model: MockDiffusion::new(),
+            strategy: Descent::default(),
+            videos: false,
+        }
     }
 
     fn step_at(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> Result<StepReport> {
@@ -69,21 +74,21 @@ fn two() -> [Sample; 2] {
     [sample(0, "a"), sample(1, "b")]
 }
 
-fn draws(draws_per_sample: usize) -> Config {
-    Config { draws_per_sample, ..Config::default() }
+fn draws(draws_per_sample: usize) -> FlowMatchingConfig {
+    FlowMatchingConfig { draws_per_sample, ..FlowMatchingConfig::default() }
 }
 
 #[test]
 fn the_gradient_of_a_step_is_that_of_its_loss() {
-    Bench::new(Config::default()).check_gradient(&two());
+    Bench::new(FlowMatchingConfig::default()).check_gradient(&two());
     Bench::new(draws(3)).check_gradient(&two());
-    Bench::new(Config { loss_weighting: LossWeighting::Bell, ..draws(2) }).check_gradient(&two());
+    Bench::new(FlowMatchingConfig { loss_weighting: LossWeighting::Bell, ..draws(2) }).check_gradient(&two());
 }
 
 #[test]
 fn draws_at_once_give_the_same_update_as_one_by_one() {
     let gradient = |draws_at_once| {
-        let mut bench = Bench::new(Config { draws_at_once, ..draws(3) });
+        let mut bench = Bench::new(FlowMatchingConfig { draws_at_once, ..draws(3) });
         bench.step(&two());
         bench.strategy.gradient
     };
@@ -120,7 +125,7 @@ fn every_draw_stays_with_the_expert_under_training() {
 
 #[test]
 fn boundaries_narrow_the_range_and_must_meet_the_trained_expert() {
-    let bounded = |min, max| Config { min_timestep_boundary: min, max_timestep_boundary: max, ..draws(32) };
+    let bounded = |min, max| FlowMatchingConfig { min_timestep_boundary: min, max_timestep_boundary: max, ..draws(32) };
     let mut bench = Bench::new(bounded(Some(0.2), Some(0.3)));
     bench.step(&two());
     assert!(bench.timesteps().iter().all(|t| (200.0..300.0).contains(t)));
@@ -133,7 +138,7 @@ fn boundaries_narrow_the_range_and_must_meet_the_trained_expert() {
 
 #[test]
 fn draws_are_spread_over_the_distribution_and_depend_on_seed_step_and_sample() {
-    let mut bench = Bench::new(Config { timestep_sampling: TimestepSampling::Uniform, ..draws(4) });
+    let mut bench = Bench::new(FlowMatchingConfig { timestep_sampling: TimestepSampling::Uniform, ..draws(4) });
     bench.step(&[sample(0, "a")]);
     let first = bench.timesteps();
     for (quarter, t) in first.iter().enumerate() {
@@ -190,7 +195,7 @@ fn descending_the_gradient_lowers_the_loss() {
 #[test]
 fn prompts_are_dropped_as_often_as_asked_and_clips_encoded_once() {
     let dropped = |prompt_dropout| {
-        let mut bench = Bench::new(Config { prompt_dropout, ..draws(200) });
+        let mut bench = Bench::new(FlowMatchingConfig { prompt_dropout, ..draws(200) });
         bench.step(&[sample(0, "four")]);
         bench.step(&[sample(0, "four")]);
         let empty = bench.model.asked.iter().filter(|(_, prompt)| *prompt == 0.0).count();
@@ -208,16 +213,17 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
     let frames = Tensor::full([2, 3, 1, 2], f32::NAN);
     broken.video = std::sync::Arc::new(Video::new(frames, 8.0).unwrap());
     for samples in [[sample(0, "a"), broken.clone()], [broken.clone(), sample(0, "a")]] {
-        let mut bench = Bench::new(Config::default());
+        let mut bench = Bench::new(FlowMatchingConfig::default());
         let before = bench.model.adapter.clone();
         let report = bench.step_at(0, &samples, 1.0).unwrap();
         assert!(!report.applied && bench.model.adapter == before);
         assert_eq!(report.metrics["actor/nonfinite"], 1.0);
-        bench.algorithm = FlowMatching::new(Config { on_nonfinite: OnNonfinite::Stop, ..Config::default() });
+        bench.algorithm =
+            FlowMatching::new(FlowMatchingConfig { on_nonfinite: OnNonfinite::Stop, ..FlowMatchingConfig::default() });
         assert!(matches!(bench.step_at(0, &samples, 1.0), Err(Error::NonFinite { .. })));
         // Nothing of it is left behind.
         bench.step(&[sample(0, "a")]);
-        let mut fresh = Bench::new(Config::default());
+        let mut fresh = Bench::new(FlowMatchingConfig::default());
         fresh.step(&[sample(0, "a")]);
         assert_eq!(bench.strategy.gradient, fresh.strategy.gradient);
     }
@@ -225,23 +231,30 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
 
 #[test]
 fn the_check_names_what_cannot_work_and_asks_for_no_reward() {
-    let check = |config: Config| {
+    let check = |config: FlowMatchingConfig| {
         let mut bench = Bench::new(config);
         bench.algorithm.check(&mut bench.model, None).map_err(|e| e.to_string())
     };
-    let with = |spoil: fn(&mut Config)| {
-        let mut config = Config::default();
+    let with = |spoil: fn(&mut FlowMatchingConfig)| {
+        let mut config = FlowMatchingConfig::default();
         spoil(&mut config);
         check(config).unwrap_err()
     };
-    check(Config::default()).unwrap();
+    check(FlowMatchingConfig::default()).unwrap();
     assert!(with(|c| c.draws_per_sample = 0).contains("draws_per_sample"));
     assert!(with(|c| c.prompt_dropout = 1.5).contains("prompt_dropout"));
     assert!(with(|c| c.logit_std = 0.0).contains("logit_std"));
-    assert!(with(|c| c.shift = Some(-1.0)).contains("shift"));
+    assert!(with(|c| c.shift = Some(-1.0)).contains("`algo.shift`"));
     assert!(with(|c| c.max_timestep_boundary = Some(2.0)).contains("max_timestep_boundary"));
-    assert!(with(|c| c.num_inference_steps = 0).contains("num_inference_steps"));
-    let mut bench = Bench::new(Config::default());
+    assert!(with(|c| c.num_inference_steps = 0).contains("`algo.num_inference_steps`"));
+    let bell = FlowMatchingConfig {
+        loss_weighting: LossWeighting::Bell,
+        shift: Some(f64::NAN),
+        ..FlowMatchingConfig::default()
+    };
+    let weighting = bell.weighting(MockDiffusion::new().schedule()).unwrap_err().to_string();
+    assert!(weighting.contains("`algo.shift`"), "{weighting}");
+    let mut bench = Bench::new(FlowMatchingConfig::default());
     bench.model.diffusion = false;
     assert!(bench.algorithm.check(&mut bench.model, None).unwrap_err().to_string().contains("diffusion"));
 }

@@ -1,14 +1,14 @@
 //! Options of Reward-FL.
 
-use roll_core::{Error, FlowSchedule, Result, ScheduleFacts};
+use roll_core::{Error, FlowSchedule, Result, ResultExt, ScheduleFacts};
 
-use super::trajectory::Plan;
+use super::plan::{EarlyStop, LatentDtype, Plan};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `reward_fl`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct RewardFlConfig {
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
     /// First step with gradient; the steps before run without.
@@ -31,19 +31,20 @@ pub struct Config {
     pub kl_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
     pub reward_clip: Option<f64>,
-    /// What is decoded when `final_timestep` stops before the last step.
+    /// The latents that are decoded when `final_timestep` stops before the last step.
     pub early_stop: EarlyStop,
     /// Precision that latents are rounded to after every step.
     pub latent_dtype: LatentDtype,
-    /// What the reward compares with.
+    /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Every so many steps the gradient norms of reward and KL are measured apart, by a second rollout; 0 is never.
+    /// Interval, in steps, at which the gradient norms of reward and KL are measured separately, by a second rollout;
+    /// 0 never measures them.
     pub gradient_split_every: u64,
-    /// What a score, loss or gradient that is not finite does.
+    /// The reaction to a score, loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 
-impl Default for Config {
+impl Default for RewardFlConfig {
     fn default() -> Self {
         Self {
             num_inference_steps: 8,
@@ -66,27 +67,7 @@ impl Default for Config {
     }
 }
 
-/// What is decoded when the trajectory stops early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EarlyStop {
-    /// The latents as they are, still noisy: as the reference.
-    Decode,
-    /// The data that the last velocity points at: the last step goes to noise level 0.
-    PredictX0,
-}
-
-/// Precision of latents between steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LatentDtype {
-    /// As computed.
-    F32,
-    /// Rounded to bf16 after every step: as the reference. The gradient passes straight through.
-    Bf16,
-}
-
-/// What the reward compares the generated video with.
+/// The video or picture that the reward compares the generated video with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
@@ -98,13 +79,13 @@ pub enum Reference {
     Image,
 }
 
-impl Config {
+impl RewardFlConfig {
     /// The steps of a rollout under a model with these facts. Fails on values that contradict one another, naming the
     /// key and its range.
     pub fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
         let shift = self.shift.unwrap_or(facts.shift);
-        let schedule = FlowSchedule::new(self.num_inference_steps, shift)?;
+        let schedule = FlowSchedule::new(self.num_inference_steps, shift).in_section("algo")?;
         let (mid, last, steps) = (self.mid_timestep, self.final_timestep, schedule.steps());
         if last >= steps {
             let range = format!("0 to {} with num_inference_steps {steps}", steps - 1);

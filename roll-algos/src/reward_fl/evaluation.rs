@@ -2,12 +2,13 @@
 
 use roll_core::{Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Score, Video};
 
-use super::config::Config;
-use super::trajectory::{Plan, Unobserved, rollout};
+use super::config::RewardFlConfig;
+use super::plan::Plan;
+use super::trajectory::{Unobserved, rollout};
 use super::{diffusion, prepared};
 
 /// Runs the trajectory of training, without gradient, for every sample of the context.
-pub(super) fn evaluate(config: &Config, ctx: &mut EvaluationContext<'_>) -> Result<Vec<Evaluated>> {
+pub(super) fn evaluate(config: &RewardFlConfig, ctx: &mut EvaluationContext<'_>) -> Result<Vec<Evaluated>> {
     let plan = config.plan(diffusion(ctx.model)?.schedule())?;
     let samples = ctx.samples;
     let count = samples.len();
@@ -21,7 +22,12 @@ pub(super) fn evaluate(config: &Config, ctx: &mut EvaluationContext<'_>) -> Resu
     samples.iter().enumerate().map(one).collect()
 }
 
-fn sample_of(config: &Config, ctx: &mut EvaluationContext<'_>, plan: &Plan, sample: &Sample) -> Result<Evaluated> {
+fn sample_of(
+    config: &RewardFlConfig,
+    ctx: &mut EvaluationContext<'_>,
+    plan: &Plan,
+    sample: &Sample,
+) -> Result<Evaluated> {
     let model = diffusion(ctx.model)?;
     let conditioning = prepared::conditioning(model, sample)?;
     let noise = ctx.noise.evaluation_latents(sample.index, &conditioning.latent_shape)?;

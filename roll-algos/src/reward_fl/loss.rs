@@ -2,7 +2,7 @@
 
 use roll_core::{Result, Sigma, Tensor};
 
-use super::Config;
+use super::RewardFlConfig;
 
 /// Value of a sample's loss, and its slope in its two arguments.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Loss {
 
 impl Loss {
     /// The loss at `score` and `kl`.
-    pub fn at(score: f64, kl: f64, config: &Config) -> Self {
+    pub fn at(score: f64, kl: f64, config: &RewardFlConfig) -> Self {
         let reward = (score - config.reward_mean) / config.reward_std;
         let bound = config.reward_clip.unwrap_or(f64::INFINITY);
         // Not `clamp` alone: a score that is not a number must stay one that is not.
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_reference() {
-        let loss = Loss::at(-0.15267916, 0.03724366, &Config::default());
+        let loss = Loss::at(-0.15267916, 0.03724366, &RewardFlConfig::default());
         assert!((loss.value - 0.47016817).abs() < 1e-6);
         assert!((loss.d_score + 0.625).abs() < 1e-12);
         assert_eq!(loss.d_kl, 1.0);
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn beyond_the_clip_the_reward_has_no_slope() {
-        let config = Config { reward_clip: Some(1.0), ..Config::default() };
+        let config = RewardFlConfig { reward_clip: Some(1.0), ..RewardFlConfig::default() };
         assert_eq!(Loss::at(0.9, 0.0, &config), Loss { value: -0.1, d_score: -0.0, d_kl: 1.0 });
         assert!(Loss::at(0.6, 0.0, &config).d_score < 0.0);
         assert!(Loss::at(f64::NAN, 0.0, &config).value.is_nan());

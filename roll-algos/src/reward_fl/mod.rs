@@ -7,6 +7,7 @@
 
 pub mod config;
 pub mod loss;
+pub mod plan;
 pub mod trajectory;
 
 mod evaluation;
@@ -19,6 +20,7 @@ mod split;
 mod tests;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use roll_core::plan::Passes;
@@ -26,13 +28,14 @@ use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
     OnMissing, Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext,
-    StepReport, Tensor, Video,
+    StepReport, Target, Tensor, Video,
 };
 
 pub use crate::update::OnNonfinite;
-pub use config::{Config, EarlyStop, LatentDtype, Reference};
+pub use config::{Reference, RewardFlConfig};
 pub use loss::Loss;
-pub use trajectory::{Observer, Phase, Plan, Trajectory, Unobserved, rollout};
+pub use plan::{EarlyStop, LatentDtype, Plan};
+pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
 use crate::remembered::Remembered;
 use crate::{AlgorithmError, update};
@@ -45,13 +48,13 @@ const NAME: &str = "reward_fl";
 
 /// The algorithm `reward_fl`.
 pub struct RewardFl {
-    config: Config,
+    config: RewardFlConfig,
     prepared: Remembered<Prepared>,
 }
 
 impl RewardFl {
     /// With these options.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: RewardFlConfig) -> Self {
         Self { config, prepared: Remembered::new(REMEMBERED_BYTES) }
     }
 }
@@ -81,7 +84,7 @@ impl Algorithm for RewardFl {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = self.update(context);
         if report.is_err() {
-            // Whoever catches the error finds no half-summed gradient.
+            // No half-summed gradient is left for the next step.
             update::forget(context)?;
         }
         report
@@ -92,25 +95,56 @@ impl Algorithm for RewardFl {
     }
 }
 
+/// The state of a step, carried from sample to sample.
+struct Running<'a> {
+    plan: Plan,
+    /// In steps that measure the gradients of reward and KL separately.
+    split: Option<Split>,
+    watch: Watch<'a>,
+    tally: Tally,
+}
+
+/// How a sample's gradient gets to the strategy.
+enum Pass<'a> {
+    /// One rollout and one pull.
+    Whole,
+    /// A rollout before this one gave the gradient of the KL alone; `split` sums it beside the whole gradient.
+    Split { split: &'a mut Split, kl_alone: Vec<f32> },
+}
+
+/// The score of a video, or the reason why it has none.
+enum Measured {
+    /// Without a pullback where the score is the constant of [`OnMissing::Value`].
+    Score {
+        value: f64,
+        details: BTreeMap<String, f64>,
+        pullback: Option<Pullback>,
+    },
+    Skipped(String),
+}
+
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let plan = self.config.plan(diffusion(ctx.model)?.schedule())?;
         let every = self.config.gradient_split_every;
-        let mut split = (every > 0 && ctx.step.is_multiple_of(every)).then(|| Split::new(ctx.model.parameter_count()));
-        let mut watch = Watch::new(ctx.progress);
-        let mut tally = Tally::default();
+        let splits = every > 0 && ctx.step.is_multiple_of(every);
+        let mut run = Running {
+            plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
+            split: splits.then(|| Split::new(ctx.model.parameter_count())),
+            watch: Watch::new(ctx.progress),
+            tally: Tally::default(),
+        };
         ctx.strategy.discard();
 
         for sample in ctx.samples {
-            let outcome = self
-                .sample(ctx, sample, &plan, split.as_mut(), &mut watch, &mut tally)
-                .while_doing(|| format!("training on {}", sample.origin))?;
-            tally.add(sample, outcome);
-            if tally.nonfinite.is_some() {
+            let outcome =
+                self.sample(ctx, sample, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
+            run.tally.add(sample, outcome);
+            if run.tally.nonfinite.is_some() {
                 break;
             }
         }
 
+        let Running { split, mut watch, mut tally, .. } = run;
         watch.begin(Phase::Optimizer)?;
         let (scored, mut nonfinite, mut norms) = (tally.scored(), tally.nonfinite.take(), None);
         let update = update::finish(ctx, scored, &mut nonfinite, self.config.on_nonfinite, |ranks, scored| {
@@ -125,27 +159,20 @@ impl RewardFl {
     }
 
     /// Adds the gradient of one sample's loss to the strategy.
-    fn sample(
-        &mut self,
-        ctx: &mut StepContext<'_>,
-        sample: &Sample,
-        plan: &Plan,
-        split: Option<&mut Split>,
-        watch: &mut Watch<'_>,
-        tally: &mut Tally,
-    ) -> Result<Outcome> {
+    fn sample(&mut self, ctx: &mut StepContext<'_>, sample: &Sample, run: &mut Running<'_>) -> Result<Outcome> {
+        let Running { plan, split, watch, tally } = run;
         watch.begin(Phase::Encode)?;
         let prepared = self.prepare(ctx, sample)?;
         let Prepared { conditioning, target } = &*prepared;
         let noise = ctx.noise.latents(ctx.step, sample.index, &conditioning.latent_shape)?;
 
-        let kl_alone = match split {
-            Some(_) => {
+        let pass = match split {
+            None => Pass::Whole,
+            Some(split) => {
                 let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
-                Some(update::taken(ctx.model)?)
+                Pass::Split { split, kl_alone: update::taken(ctx.model)? }
             }
-            None => None,
         };
 
         let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
@@ -159,20 +186,9 @@ impl RewardFl {
         }
 
         watch.begin(Phase::Score)?;
-        let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-        let (score, details, pull_score) = match reward.score(&video, &sample.prompt, target, Grad::Record)? {
-            (Score::Value { value, details }, pullback) => {
-                let pullback = pullback.ok_or_else(|| trajectory::no_pullback(format!("`{}`", reward.name())))?;
-                (value, details, Some(pullback))
-            }
-            (Score::Missing { reason }, _) => match reward.on_missing() {
-                OnMissing::Skip => return Ok(Outcome::Skipped(reason)),
-                OnMissing::Value(value) => (value, Default::default(), None),
-                OnMissing::Error => {
-                    let (sample, reward) = (sample.origin.clone(), reward.name().to_string());
-                    return Err(AlgorithmError::NothingToScore { sample, reward, reason }.into());
-                }
-            },
+        let (score, details, pull_score) = match measure(ctx, sample, &video, target)? {
+            Measured::Score { value, details, pullback } => (value, details, pullback),
+            Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
         let loss = Loss::at(score, trajectory.kl, &self.config);
         for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
@@ -187,22 +203,22 @@ impl RewardFl {
             Some(pull_score) => Some(pull_frames(pull_score, decode, loss.d_score)?),
             None => None,
         };
-        match (split, kl_alone) {
-            (Some(split), Some(kl_alone)) => {
-                trajectory.pull(d_latents.as_ref(), loss.d_kl, watch)?;
-                split.accumulate(ctx.strategy, ctx.model, &kl_alone)?;
-            }
-            _ => {
+        match pass {
+            Pass::Whole => {
                 let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
                 let before_last = || strategy.before_last_pull(model);
                 trajectory.pull_telling(d_latents.as_ref(), loss.d_kl, watch, before_last)?;
                 ctx.strategy.accumulate(ctx.model)?;
             }
+            Pass::Split { split, kl_alone } => {
+                trajectory.pull(d_latents.as_ref(), loss.d_kl, watch)?;
+                split.accumulate(ctx.strategy, ctx.model, &kl_alone)?;
+            }
         }
         Ok(Outcome::Scored(scored))
     }
 
-    /// What depends on the sample alone; computed once while the cache has room.
+    /// The parts that depend on the sample alone, computed once while the cache has room.
     fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
         if let Some(prepared) = self.prepared.get(sample) {
             return Ok(prepared);
@@ -213,7 +229,26 @@ impl RewardFl {
     }
 }
 
-/// From the slope of the loss in the score to the cotangent of the latents.
+/// Scores a generated video, by the reward's policy where it finds nothing to score.
+fn measure(ctx: &mut StepContext<'_>, sample: &Sample, video: &Video, target: &Target) -> Result<Measured> {
+    let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
+    match reward.score(video, &sample.prompt, target, Grad::Record)? {
+        (Score::Value { value, details }, pullback) => {
+            let pullback = pullback.ok_or_else(|| trajectory::no_pullback(format!("`{}`", reward.name())))?;
+            Ok(Measured::Score { value, details, pullback: Some(pullback) })
+        }
+        (Score::Missing { reason }, _) => match reward.on_missing() {
+            OnMissing::Skip => Ok(Measured::Skipped(reason)),
+            OnMissing::Value(value) => Ok(Measured::Score { value, details: BTreeMap::new(), pullback: None }),
+            OnMissing::Error => {
+                let (sample, reward) = (sample.origin.clone(), reward.name().to_string());
+                Err(AlgorithmError::NothingToScore { sample, reward, reason }.into())
+            }
+        },
+    }
+}
+
+/// Pulls the slope of the loss in the score back to the cotangent of the latents.
 fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)
@@ -229,14 +264,14 @@ roll_core::inventory::submit! {
         summary: "Back-propagates a reward of the decoded video through the last denoising steps",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
+        defaults: default_options::<RewardFlConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
         planner: Some(Planner::Algorithm(passes)),
     }
 }
 
 fn passes(options: &Options) -> Result<Passes> {
-    let config: Config = parse_options(Kind::Algorithm.section(), options)?;
+    let config: RewardFlConfig = parse_options(Kind::Algorithm.section(), options)?;
     let forward = config.final_timestep + 1;
     Ok(Passes { forward, pulled: forward.saturating_sub(config.mid_timestep) })
 }

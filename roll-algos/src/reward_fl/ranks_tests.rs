@@ -8,8 +8,8 @@ use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{OptimizerConfig, ThreadRanks};
 
 use super::*;
-use crate::mock::{Mock, Sines, sample};
 use roll_core::*;
+use roll_testing::{MockDiffusion, Sines, sample};
 
 const LONG: Duration = Duration::from_secs(60);
 const STEPS: u64 = 10;
@@ -23,8 +23,8 @@ fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result
     ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
-        let (mut model, mut reward) = (Mock::new(), Sines::new());
-        let mut algorithm = RewardFl::new(Config { mid_timestep: 2, ..Config::default() });
+        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
+        let mut algorithm = RewardFl::new(RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() });
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut metrics = Vec::new();
         for step in 0..STEPS {
@@ -116,7 +116,7 @@ fn an_error_of_one_rank_ends_all() {
     let results = ThreadRanks::run(2, LONG, |ranks| -> Result<()> {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
-        let (mut model, mut reward) = (Mock::new(), Sines::new());
+        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
         reward.on_missing = OnMissing::Error;
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let samples = [sample(0, if rank == 1 { "missing" } else { "a person" })];
@@ -131,7 +131,7 @@ fn an_error_of_one_rank_ends_all() {
             progress: &Silent,
             want_videos: false,
         };
-        RewardFl::new(Config::default()).step(&mut context).map(drop)
+        RewardFl::new(RewardFlConfig::default()).step(&mut context).map(drop)
     });
     let said = |rank: usize| {
         let error: &dyn std::error::Error = results[rank].as_ref().unwrap_err();

@@ -1,8 +1,8 @@
 //! The gradients of reward and KL apart: which of the two drives the update?
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use roll_core::{Communicator, DiffusionModel, Model, ParameterSpec, Result, StateDict, Strategy};
+use roll_core::{Communicator, GradientSink, Model, ParameterParts, Result, Strategy, delegate_model};
 
 use crate::update::taken;
 
@@ -41,33 +41,27 @@ impl Split {
     }
 }
 
-/// A model whose accumulated gradient somebody took out to look at.
+/// A model whose accumulated gradient was taken out to be looked at, and is put back for the strategy.
 struct Holding<'a> {
     model: &'a mut dyn Model,
     gradients: Vec<f32>,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Model for Holding<'_> {
-    fn parameters(&self) -> &[ParameterSpec] {
-        self.model.parameters()
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.model.read_parameters(out)
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.model.write_parameters(values)
-    }
+    delegate_model!(self => self.model; except take_gradients, parts, deliver_gradients);
+
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         add_into.iter_mut().zip(std::mem::take(&mut self.gradients)).for_each(|(sum, g)| *sum += g);
         self.model.take_gradients(add_into)
     }
-    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
-        self.model.as_diffusion()
+
+    // The gradient is here and not in the model, where its parts and its sink would look for it.
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        None
     }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        self.model.export_adapter()
-    }
-    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        self.model.import_adapter(files)
+
+    fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
+        false
     }
 }

@@ -3,24 +3,24 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::mock::{Descent, Mock, SHAPE, Sines, sample, values};
 use roll_core::*;
+use roll_testing::diffusion::{Descent, MockDiffusion, SHAPE, Sines, sample, values};
 
 use super::*;
 
 /// One run of the algorithm on mocks.
 struct Bench {
     algorithm: RewardFl,
-    model: Mock,
+    model: MockDiffusion,
     reward: Sines,
     strategy: Descent,
 }
 
 impl Bench {
-    fn new(config: Config) -> Self {
+    fn new(config: RewardFlConfig) -> Self {
         Self {
             algorithm: RewardFl::new(config),
-            model: Mock::new(),
+            model: MockDiffusion::new(),
             reward: Sines::new(),
             strategy: Descent::default(),
         }
@@ -79,12 +79,12 @@ fn two() -> [Sample; 2] {
 
 #[test]
 fn the_gradient_of_a_whole_step_is_that_of_its_loss_when_all_steps_are_trained() {
-    Bench::new(Config { mid_timestep: 0, ..Config::default() }).check_gradient(&two());
+    Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() }).check_gradient(&two());
 }
 
 #[test]
 fn steps_before_the_first_trained_one_count_as_constants() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     // Step 3 stands at 892.9, step 4 at 833.3: the parameters that the quotient moves act from step 4 on.
     bench.model.early = Some((850.0, bench.model.adapter.clone()));
     bench.check_gradient(&two());
@@ -93,7 +93,7 @@ fn steps_before_the_first_trained_one_count_as_constants() {
 #[test]
 fn the_gradient_is_right_for_every_way_to_stop_early() {
     for early_stop in [EarlyStop::Decode, EarlyStop::PredictX0] {
-        Bench::new(Config { mid_timestep: 0, final_timestep: 4, early_stop, ..Config::default() })
+        Bench::new(RewardFlConfig { mid_timestep: 0, final_timestep: 4, early_stop, ..RewardFlConfig::default() })
             .check_gradient(&two());
     }
 }
@@ -101,7 +101,7 @@ fn the_gradient_is_right_for_every_way_to_stop_early() {
 #[test]
 fn predict_x0_decodes_where_the_last_velocity_points_and_changes_nothing_at_the_last_step() {
     let at = |final_timestep, early_stop| {
-        let config = Config { mid_timestep: 0, final_timestep, early_stop, ..Config::default() };
+        let config = RewardFlConfig { mid_timestep: 0, final_timestep, early_stop, ..RewardFlConfig::default() };
         Bench::new(config).loss(&two())
     };
     assert_eq!(at(7, EarlyStop::Decode), at(7, EarlyStop::PredictX0));
@@ -110,7 +110,7 @@ fn predict_x0_decodes_where_the_last_velocity_points_and_changes_nothing_at_the_
 
 #[test]
 fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
-    let mut bench = Bench::new(Config { mid_timestep: 0, ..Config::default() });
+    let mut bench = Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() });
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     bench.check_gradient(&two());
 
@@ -120,7 +120,7 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
             self.0.push(latents.f32s().unwrap().chunks(4).flat_map(|channel| channel[..2].to_vec()).collect());
         }
     }
-    let plan = Config::default().plan(bench.model.schedule()).unwrap();
+    let plan = RewardFlConfig::default().plan(bench.model.schedule()).unwrap();
     let conditioning = bench.model.encode(&ConditionInput::default()).unwrap();
     let mut seen = FirstFrames(Vec::new());
     rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, Grad::Record, &mut seen).unwrap();
@@ -131,14 +131,14 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
 
 #[test]
 fn a_first_frame_of_another_size_is_an_error() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     bench.model.first_frame = Some(Tensor::zeros([2, 1, 2, 2]));
     assert!(bench.step_with(&two(), 0.0, &Silent).is_err());
 }
 
 #[test]
 fn an_adapter_of_zeros_has_no_kl() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     assert!(bench.step(&two()).metrics["actor/kl_loss"] > 0.0);
     bench.model.adapter.fill(0.0);
     assert_eq!(bench.step(&two()).metrics["actor/kl_loss"], 0.0);
@@ -147,8 +147,8 @@ fn an_adapter_of_zeros_has_no_kl() {
 #[test]
 fn timestep_boundaries_restrict_the_trained_steps() {
     // Steps 4 to 7 stand at 0.833, 0.75, 0.625 and 0.417.
-    let config = Config { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..Config::default() };
-    let plan = config.plan(Mock::new().schedule()).unwrap();
+    let config = RewardFlConfig { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..RewardFlConfig::default() };
+    let plan = config.plan(MockDiffusion::new().schedule()).unwrap();
     assert_eq!(plan.trained, [6]);
     let mut bench = Bench::new(config);
     bench.step(&two());
@@ -165,8 +165,8 @@ fn bf16_latents_are_rounded_after_every_step() {
             self.0 += 1;
         }
     }
-    let config = Config { latent_dtype: LatentDtype::Bf16, ..Config::default() };
-    let mut model = Mock::new();
+    let config = RewardFlConfig { latent_dtype: LatentDtype::Bf16, ..RewardFlConfig::default() };
+    let mut model = MockDiffusion::new();
     let plan = config.plan(model.schedule()).unwrap();
     let conditioning = model.encode(&ConditionInput::default()).unwrap();
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
@@ -174,13 +174,13 @@ fn bf16_latents_are_rounded_after_every_step() {
     let trajectory = rollout(&mut model, &conditioning, &noise, &plan, Grad::Record, &mut rounded).unwrap();
     assert_eq!(rounded.0, 8);
     trajectory.pull(None, 1.0, &mut Unobserved).unwrap();
-    let (a, b) = (Bench::new(config).loss(&two()), Bench::new(Config::default()).loss(&two()));
+    let (a, b) = (Bench::new(config).loss(&two()), Bench::new(RewardFlConfig::default()).loss(&two()));
     assert!(a != b && (a - b).abs() < 0.05);
 }
 
 #[test]
 fn a_sample_with_nothing_to_score_leaves_the_update_of_the_others_as_it_is() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     let report = bench.step(&[sample(0, "a"), sample(1, "missing")]);
     assert_eq!(report.skipped, [("row 1".to_string(), "no face in any frame".to_string())]);
     assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
@@ -192,7 +192,7 @@ fn a_sample_with_nothing_to_score_leaves_the_update_of_the_others_as_it_is() {
 
 #[test]
 fn without_any_score_nothing_is_updated_and_the_report_says_so() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     let before = bench.model.adapter.clone();
     let report = bench.step_with(&[sample(0, "missing")], 1.0, &Silent).unwrap();
     assert!(!report.applied && bench.model.adapter == before);
@@ -201,7 +201,7 @@ fn without_any_score_nothing_is_updated_and_the_report_says_so() {
 
 #[test]
 fn a_missing_score_follows_its_policy() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     bench.reward.on_missing = OnMissing::Error;
     let error = bench.step_with(&[sample(0, "missing")], 0.0, &Silent).unwrap_err();
     let chain = format!("{error}: {}", std::error::Error::source(&error).unwrap());
@@ -219,19 +219,20 @@ fn a_missing_score_follows_its_policy() {
 fn what_is_not_finite_leaves_the_parameters_as_they_were() {
     for prompt in ["nan", "broken gradient"] {
         let samples = [sample(0, "a"), sample(1, prompt)];
-        let mut bench = Bench::new(Config::default());
+        let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();
         let report = bench.step_with(&samples, 1.0, &Silent).unwrap();
         assert!(!report.applied && bench.model.adapter == before, "{prompt}");
         assert_eq!(report.metrics["actor/nonfinite"], 1.0);
 
-        bench.algorithm = RewardFl::new(Config { on_nonfinite: OnNonfinite::Stop, ..Config::default() });
+        bench.algorithm =
+            RewardFl::new(RewardFlConfig { on_nonfinite: OnNonfinite::Stop, ..RewardFlConfig::default() });
         assert!(matches!(bench.step_with(&samples, 1.0, &Silent), Err(Error::NonFinite { .. })), "{prompt}");
         assert!(bench.model.adapter == before);
         // Nothing of it is left behind.
         assert!(bench.step(&[sample(0, "a")]).applied);
         let gradient = bench.strategy.gradient.clone();
-        let mut fresh = Bench::new(Config::default());
+        let mut fresh = Bench::new(RewardFlConfig::default());
         fresh.step(&[sample(0, "a")]);
         assert_eq!(gradient, fresh.strategy.gradient);
     }
@@ -239,22 +240,22 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
 
 #[test]
 fn measuring_the_gradients_apart_changes_no_bit_of_the_update() {
-    let mut plain = Bench::new(Config::default());
+    let mut plain = Bench::new(RewardFlConfig::default());
     plain.step(&two());
-    let mut split = Bench::new(Config { gradient_split_every: 1, ..Config::default() });
+    let mut split = Bench::new(RewardFlConfig { gradient_split_every: 1, ..RewardFlConfig::default() });
     let report = split.step(&two());
     assert_eq!(plain.strategy.gradient, split.strategy.gradient);
 
-    let norm_of = |config: Config| Bench::new(config).step(&two()).metrics["actor/grad_norm"];
-    let kl = norm_of(Config { reward_weight: 0.0, ..Config::default() });
-    let reward = norm_of(Config { kl_weight: 0.0, ..Config::default() });
+    let norm_of = |config: RewardFlConfig| Bench::new(config).step(&two()).metrics["actor/grad_norm"];
+    let kl = norm_of(RewardFlConfig { reward_weight: 0.0, ..RewardFlConfig::default() });
+    let reward = norm_of(RewardFlConfig { kl_weight: 0.0, ..RewardFlConfig::default() });
     assert!((report.metrics["actor/grad_norm_kl"] / kl - 1.0).abs() < 1e-4);
     assert!((report.metrics["actor/grad_norm_reward"] / reward - 1.0).abs() < 1e-4);
 }
 
 #[test]
 fn descending_the_gradient_lowers_the_loss() {
-    let mut bench = Bench::new(Config { mid_timestep: 0, ..Config::default() });
+    let mut bench = Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() });
     let losses: Vec<f64> =
         (0..5).map(|_| bench.step_with(&two(), 0.05, &Silent).unwrap().metrics["actor/loss"]).collect();
     assert!(losses.windows(2).all(|w| w[1] < w[0]), "{losses:?}");
@@ -269,10 +270,10 @@ fn an_interrupt_at_any_phase_changes_nothing() {
             self.0.fetch_sub(1, Ordering::Relaxed) == 0
         }
     }
-    let mut fresh = Bench::new(Config::default());
+    let mut fresh = Bench::new(RewardFlConfig::default());
     fresh.step(&two());
     for phase in [0, 3, 10, 14, 18, 30] {
-        let mut bench = Bench::new(Config::default());
+        let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();
         let error = bench.step_with(&two(), 1.0, &StopAt(AtomicUsize::new(phase))).unwrap_err();
         assert_eq!(error.fault(), roll_core::error::Fault::Interrupt);
@@ -291,7 +292,7 @@ fn a_step_tells_its_phases_and_times() {
         }
     }
     let phases = Phases(Mutex::default());
-    let report = Bench::new(Config::default()).step_with(&[sample(0, "a")], 0.0, &phases).unwrap();
+    let report = Bench::new(RewardFlConfig::default()).step_with(&[sample(0, "a")], 0.0, &phases).unwrap();
     let phases = phases.0.into_inner().unwrap();
     assert!(phases.iter().any(|p| p == "denoising step 8 of 8"), "{phases:?}");
     for name in "encode rollout reference decode score pull optimizer step".split(' ') {
@@ -304,7 +305,7 @@ fn a_step_tells_its_phases_and_times() {
 
 #[test]
 fn a_sample_is_prepared_once_over_epochs() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = Bench::new(RewardFlConfig::default());
     bench.step(&two());
     bench.step(&two());
     assert_eq!((bench.model.encoded, bench.reward.prepared.len()), (2, 2));
@@ -313,7 +314,7 @@ fn a_sample_is_prepared_once_over_epochs() {
 #[test]
 fn the_reward_compares_with_what_is_configured() {
     for (reference, frames) in [(Reference::Clip, 2), (Reference::FirstFrame, 1), (Reference::Image, 1)] {
-        let mut bench = Bench::new(Config { reference, ..Config::default() });
+        let mut bench = Bench::new(RewardFlConfig { reference, ..RewardFlConfig::default() });
         bench.step(&[sample(0, "a")]);
         assert_eq!(bench.reward.prepared, [frames]);
     }
@@ -321,27 +322,28 @@ fn the_reward_compares_with_what_is_configured() {
 
 #[test]
 fn the_check_names_what_cannot_work() {
-    let check = |config: Config, spoil: fn(&mut Mock, &mut Sines)| {
+    let check = |config: RewardFlConfig, spoil: fn(&mut MockDiffusion, &mut Sines)| {
         let mut bench = Bench::new(config);
         spoil(&mut bench.model, &mut bench.reward);
         let error = bench.algorithm.check(&mut bench.model, Some(&bench.reward));
         error.map_err(|e| e.to_string())
     };
-    let with = |spoil: fn(&mut Config)| {
-        let mut config = Config::default();
+    let with = |spoil: fn(&mut RewardFlConfig)| {
+        let mut config = RewardFlConfig::default();
         spoil(&mut config);
         check(config, |_, _| {}).unwrap_err()
     };
-    check(Config::default(), |_, _| {}).unwrap();
+    check(RewardFlConfig::default(), |_, _| {}).unwrap();
     assert!(with(|c| c.final_timestep = 8).contains("0 to 7"));
     assert!(with(|c| c.mid_timestep = 8).contains("mid_timestep"));
     assert!(with(|c| c.min_timestep_boundary = 0.9).contains("no step is left to train"));
     assert!(with(|c| c.reward_std = 0.0).contains("reward_std"));
-    assert!(with(|c| c.num_inference_steps = 0).contains("num_inference_steps"));
+    assert!(with(|c| c.num_inference_steps = 0).contains("`algo.num_inference_steps`"));
+    assert!(with(|c| c.shift = Some(0.0)).contains("`algo.shift`"));
     assert!(with(|c| c.kl_weight = f64::NAN).contains("kl_weight"));
-    assert!(check(Config::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
-    assert!(check(Config::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));
-    let mut bench = Bench::new(Config::default());
+    assert!(check(RewardFlConfig::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
+    assert!(check(RewardFlConfig::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));
+    let mut bench = Bench::new(RewardFlConfig::default());
     assert!(bench.algorithm.check(&mut bench.model, None).is_err());
 }
 

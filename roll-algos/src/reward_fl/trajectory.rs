@@ -1,35 +1,10 @@
 //! From noise to latents, and the discrete adjoint back.
 
-use roll_core::{Adapter, Conditioning, DType, DiffusionModel, FlowSchedule, Grad, Pullback, Result, Tensor, Timestep};
+use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Grad, Pullback, Result, Tensor, Timestep};
 
-use super::config::{EarlyStop, LatentDtype};
 use super::loss::step_kl;
+use super::plan::{LatentDtype, Plan};
 use crate::AlgorithmError;
-
-/// The steps of a rollout.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// Noise levels.
-    pub schedule: FlowSchedule,
-    /// The steps with gradient and KL, ascending.
-    pub trained: Vec<usize>,
-    /// The last step.
-    pub last: usize,
-    /// What a stop before the last step of the schedule leaves.
-    pub early_stop: EarlyStop,
-    /// Precision of latents between steps.
-    pub latent_dtype: LatentDtype,
-}
-
-impl Plan {
-    /// What step `i` multiplies its velocity by: `sigma_{i+1} - sigma_i`, or all the way to 0.
-    fn delta(&self, i: usize) -> f32 {
-        match self.early_stop {
-            EarlyStop::PredictX0 if i == self.last => -self.schedule.sigmas()[i],
-            _ => self.schedule.delta(i),
-        }
-    }
-}
 
 /// What goes on in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,13 +11,13 @@ use std::path::PathBuf;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, LanguageModel, Model,
-    Options, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Options,
+    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
 };
 
 use crate::AlgorithmError;
 use crate::stopwatch::Stopwatch;
-use crate::update::{self, OnNonfinite};
+use crate::update::{self, OnNonfinite, language};
 use conversations::{Conversations, Tokens};
 
 const NAME: &str = "sft";
@@ -39,7 +39,7 @@ pub enum TrainOn {
 /// Options of the algorithm `sft`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct SftConfig {
     /// JSON lines, each `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`.
     pub data: Option<PathBuf>,
     /// Conversations of one update, over all ranks.
@@ -56,7 +56,7 @@ pub struct Config {
     pub on_nonfinite: OnNonfinite,
 }
 
-impl Default for Config {
+impl Default for SftConfig {
     fn default() -> Self {
         Self {
             data: None,
@@ -72,13 +72,13 @@ impl Default for Config {
 
 /// The algorithm `sft`.
 pub struct Sft {
-    config: Config,
+    config: SftConfig,
     conversations: Conversations,
 }
 
 impl Sft {
     /// With these options, on these conversations.
-    pub fn new(config: Config, conversations: Conversations) -> Result<Self> {
+    pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
         for (name, value) in [("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)] {
             if value == 0 {
                 return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
@@ -88,7 +88,7 @@ impl Sft {
     }
 
     fn open(options: &Options, context: &BuildContext) -> Result<Self> {
-        let config: Config = parse_options("algo", options)?;
+        let config: SftConfig = parse_options("algo", options)?;
         let Some(path) = &config.data else {
             let problem = "no data are named: give a file of JSON lines, each with a list of `messages`";
             return Err(Error::config("algo.data", problem));
@@ -98,13 +98,9 @@ impl Sft {
     }
 }
 
-fn language(model: &mut dyn Model) -> Result<&mut dyn LanguageModel> {
-    Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm: NAME })?)
-}
-
 impl Algorithm for Sft {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        language(model)?;
+        language(model, NAME)?;
         if model.parameter_count() == 0 {
             return Err(AlgorithmError::NothingToTrain.into());
         }
@@ -130,7 +126,7 @@ impl Algorithm for Sft {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = self.update(context);
         if report.is_err() {
-            // Whoever catches the error finds no half-summed gradient.
+            // No half-summed gradient is left for the next step.
             update::forget(context)?;
         }
         report
@@ -154,7 +150,7 @@ impl Sft {
         let rows = self.rows(ctx)?;
         let mut batch = Vec::new();
         for row in rows {
-            let model = language(ctx.model)?;
+            let model = language(ctx.model, NAME)?;
             let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
             let tokens = self.conversations.tokens(row, self.config.train_on, model)?;
             match tokens.ids.len() {
@@ -239,7 +235,7 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
     }
     let shape = [chunk.len(), width];
     let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
-    let (stats, pullback) = language(ctx.model)?.evaluate(&ids, &mask, Adapter::On, Grad::Record)?;
+    let (stats, pullback) = language(ctx.model, NAME)?.evaluate(&ids, &mask, Adapter::On, Grad::Record)?;
     let over = |values: &Tensor| -> Result<f64> {
         let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
         Ok(values.map(|(v, _)| f64::from(*v)).sum())
@@ -264,7 +260,7 @@ roll_core::inventory::submit! {
         summary: "Trains a language model on conversations",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
+        defaults: default_options::<SftConfig>,
         factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
         planner: None,
     }

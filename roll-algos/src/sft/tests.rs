@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used)]
-use roll_core::Message;
+use roll_core::{LanguageModel, Message};
+use roll_testing::Bigram;
 
 use super::conversations::Conversations;
 use super::*;
-use crate::mock_language::Bigram;
 
 fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -57,7 +57,7 @@ fn a_template_that_rewrites_history_is_refused() {
 
 #[test]
 fn options_that_make_no_training_are_refused() {
-    let zero = Config { batch_size: 0, ..Config::default() };
+    let zero = SftConfig { batch_size: 0, ..SftConfig::default() };
     assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
     let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
     let told = Sft::open(&Options::new(), &context).err().unwrap().to_string();

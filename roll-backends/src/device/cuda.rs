@@ -5,12 +5,12 @@ use std::ffi::c_int;
 use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// The names that cudarc tries, which has no error for none of them (`.cargo/config.toml` says for which version).
+/// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
 const NVRTC: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
-/// What the kernels include: the second for tensor cores, and of another part of the toolkit than the first.
+/// The headers that the kernels include. The second, for tensor cores, comes with another part of the toolkit.
 const HEADERS: [&str; 2] = ["cuda_fp16.h", "crt/mma.h"];
 
-/// What is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
+/// Fails with what is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
 pub fn usable(number: usize) -> Result<(), String> {
     let driver = find(&DRIVER).ok_or_else(|| {
         let names = DRIVER.join(" or ");

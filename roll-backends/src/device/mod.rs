@@ -35,7 +35,7 @@ impl Backend {
     /// All there are, in this build or in another.
     pub const ALL: [Self; 5] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda, Self::Wgpu];
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -211,7 +211,7 @@ fn too_few(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
 }
 
-/// The dtype that products with weights of `dtype` are taken in, where nobody says otherwise: bf16 weights in bf16 on
+/// The dtype that products with weights of `dtype` are taken in, unless another is asked for: bf16 weights in bf16 on
 /// GPUs, which have units for it, anything else in f32.
 pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }

@@ -1,6 +1,10 @@
 //! The functions of NCCL and of the CUDA runtime that are used here, found at run time.
 //!
 //! Declared from NCCL 2's `nccl.h` and CUDA's `cuda_runtime_api.h`; both keep these for a whole major version.
+//!
+//! The crate `cudarc` declares them too, but cudarc 0.19 looks for `libnccl.so` and never for `libnccl.so.2`, the only name
+//! that NVIDIA's wheel and Debian's `libnccl2` install, nor for a CUDA runtime newer than the version it is built against;
+//! and a function that a library lacks is a panic there.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -9,7 +13,7 @@ use libloading::Library;
 
 use super::NcclError;
 
-/// `ncclUniqueId`: what the ranks of a job know one another by. Passed by value.
+/// `ncclUniqueId`, which identifies a job to its ranks. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; UniqueId::BYTES]);

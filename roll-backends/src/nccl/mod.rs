@@ -21,7 +21,7 @@ use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 
 use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
 
-/// Up to so many values a collective goes over the host: the way over the device takes longer.
+/// A collective of at most this many values goes over the host: the way over the device takes longer.
 const SMALL: usize = 1 << 12;
 
 /// Why there are no ranks over NCCL.
@@ -42,12 +42,12 @@ pub enum NcclError {
         /// The loader's reason.
         reason: String,
     },
-    /// A library is not what its name says, or too old.
+    /// A library lacks a function: it is another library or too old.
     #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
     Symbol {
         /// The library.
         file: &'static str,
-        /// What was looked for.
+        /// The function that it lacks.
         symbol: &'static str,
         /// The loader's reason.
         #[source]
@@ -68,9 +68,9 @@ pub enum NcclError {
         library: &'static str,
         /// The function.
         call: &'static str,
-        /// What it gave.
+        /// The code that it returned.
         code: c_int,
-        /// What that means, in the library's words.
+        /// The library's description of the code.
         text: String,
     },
     /// Another rank cannot take part.
@@ -105,7 +105,7 @@ pub struct NcclRanks {
 
 struct State {
     stream: Handle,
-    /// Staging memory on the device: what is sent, and what is received.
+    /// Staging memory on the device: one buffer to send from, one to receive into.
     buffers: [Buffer; 2],
 }
 
@@ -236,7 +236,7 @@ impl NcclRanks {
                 return Err(lost.into());
             }
             if since.elapsed() > timeout {
-                // Who did not come is not known to NCCL.
+                // NCCL does not tell which rank is absent.
                 let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
                 self.fail(&lost.to_string());
                 *lock(&self.lost) = Some(lost.clone());
@@ -343,7 +343,7 @@ impl Drop for NcclRanks {
             return;
         }
         let state = lock(&self.state);
-        // SAFETY: nothing runs on the stream any more, and nobody uses the handles after this.
+        // SAFETY: nothing runs on the stream any more, and the handles are not used after this.
         unsafe {
             (self.cuda.set_device)(self.device);
             (self.nccl.comm_destroy)(self.comm);

@@ -79,7 +79,7 @@ impl Offloaded {
 
 fn meanwhile<T: Send + 'static>(copy: impl FnOnce() -> Result<T> + Send + 'static) -> Receiver<Result<T>> {
     let (send, coming) = mpsc::channel();
-    // Whoever dropped the other end wants nothing any more.
+    // Sending fails when the receiver was dropped: the tensor is not wanted any more.
     std::thread::spawn(move || send.send(copy()).unwrap_or(()));
     coming
 }

@@ -38,7 +38,7 @@ impl Pinned {
     }
 }
 
-/// From a GPU to the host, ATen takes pinned memory where nobody waits for the copy.
+/// From a GPU to the host, ATen takes pinned memory for a copy that is not waited for.
 fn copy(values: &Tensor, to: Device) -> Result<Tensor> {
     let (do_not_wait, always) = (true, true);
     let failed = |e: TchError| BackendError::Offload { reason: e.to_string() };

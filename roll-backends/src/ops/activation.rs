@@ -1,22 +1,24 @@
 //! Element-wise activations.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
-use super::{operator, pull};
+use super::record::record;
 
 /// GELU in its tanh form.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as ActivationOps>::fused_gelu_tanh(x.into_dispatch()))
+    apply(x, Activation::GeluTanh)
 }
 
 /// `x * sigmoid(x)`.
 pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as ActivationOps>::fused_silu(x.into_dispatch()))
+    apply(x, Activation::Silu)
+}
+
+fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as ActivationOps>::apply_activation(x.into_dispatch(), activation))
 }
 
 /// The activations as the run-time dispatch calls them. A backend implements [`ActivationKernel`].
@@ -27,10 +29,8 @@ pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Autodiff
 )]
 pub trait ActivationOps: Backend {
-    /// See [`gelu_tanh`].
-    fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// See [`silu`].
-    fn fused_silu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`Activation`].
+    fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 }
 
 /// Which activation.
@@ -75,77 +75,22 @@ pub trait ActivationKernel: Backend {
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBE: f64 = 0.044_715;
 
-/// What the tanh of GELU is taken of: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+/// The argument of GELU's tanh: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
 fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
     x.clone() * (x.squared() * GELU_CUBE + 1.0) * GELU_SCALE
 }
 
 impl<B: ActivationKernel> ActivationOps for B {
-    fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::activation_forward(Activation::GeluTanh, x)
-    }
-
-    fn fused_silu(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::activation_forward(Activation::Silu, x)
+    fn apply_activation(x: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
+        B::activation_forward(activation, x)
     }
 }
 
 impl<B: ActivationKernel, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
-    fn fused_gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        tracked::<B, C>(Activation::GeluTanh, x)
-    }
-
-    fn fused_silu(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        tracked::<B, C>(Activation::Silu, x)
-    }
-}
-
-fn tracked<B: ActivationKernel, C: CheckpointStrategy>(
-    activation: Activation,
-    x: FloatTensor<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>> {
-    #[derive(Debug)]
-    struct Apply;
-    impl<B: ActivationKernel> Backward<B, 1> for Apply {
-        type State = (Activation, FloatTensor<B>);
-        fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-            pull::<B, _, 1>(ops, gradients, |(activation, x), d_y, _| {
-                [Some(B::activation_backward(activation, x, d_y))]
-            });
-        }
-    }
-    let (x, node) = x.into_parts();
-    operator::<_, B, C, 1>(Apply, [node], || (B::activation_forward(activation, x.clone()), (activation, x)))
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::Flex;
-
-    use super::*;
-    use crate::ops::flex::Values;
-    use crate::ops::kernels::activation as kernels;
-
-    impl ActivationKernel for Flex {
-        fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
-            let x = Values::of(x);
-            x.like(kernels::forward(kernel(activation), x.slice()))
-        }
-
-        fn activation_backward(
-            activation: Activation,
-            x: FloatTensor<Self>,
-            d_y: FloatTensor<Self>,
-        ) -> FloatTensor<Self> {
-            let (x, d_y) = (Values::of(x), Values::of(d_y));
-            x.like(kernels::backward(kernel(activation), x.slice(), d_y.slice()))
-        }
-    }
-
-    fn kernel(activation: Activation) -> kernels::Activation {
-        match activation {
-            Activation::GeluTanh => kernels::Activation::GeluTanh,
-            Activation::Silu => kernels::Activation::Silu,
-        }
+    fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
+        record::<B, C, _, 1>([x], |[x]| {
+            let y = B::activation_forward(activation, x.clone());
+            (y, move |d_y, _| [Some(B::activation_backward(activation, x, d_y))])
+        })
     }
 }

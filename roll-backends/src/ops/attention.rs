@@ -1,22 +1,21 @@
 //! Scaled dot-product attention.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::product::ProductKernel;
-use super::{operator, pull, tiled};
+use super::record::{Cotangents, record};
+use super::tiled;
 
 /// How [`attention_with`] weighs values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    /// The factor of the products of queries and keys; `1 / sqrt(d)` unless given.
     pub scale: Option<f32>,
     /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
     pub causal: bool,
-    /// What the operands are rounded to; nothing unless given. The result has their dtype again.
+    /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
     pub products: Option<DType>,
 }
 
@@ -41,7 +40,8 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     let dtype = q.dtype();
     let products = options.products.unwrap_or(dtype);
     let [q, k, v] = [q, k, v].map(|x| in_dtype(x, products).into_dispatch());
-    let out = Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, heads, scale, options.causal));
+    let call = AttentionCall { heads, scale, causal: options.causal };
+    let out = Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, call));
     in_dtype(out, dtype)
 }
 
@@ -62,9 +62,7 @@ pub trait AttentionOps: Backend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        heads: usize,
-        scale: f32,
-        causal: bool,
+        call: AttentionCall,
     ) -> FloatTensor<Self>;
 }
 
@@ -73,7 +71,7 @@ pub trait AttentionOps: Backend {
 pub struct AttentionCall {
     /// Heads, side by side in each row.
     pub heads: usize,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of the products of queries and keys.
     pub scale: f32,
     /// Whether later keys are hidden.
     pub causal: bool,
@@ -95,21 +93,14 @@ pub trait AttentionKernel: ProductKernel {
         d_out: FloatTensor<Self>,
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted)
     }
 }
 
 impl<B: AttentionKernel> AttentionOps for B {
-    fn attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        heads: usize,
-        scale: f32,
-        causal: bool,
-    ) -> FloatTensor<Self> {
-        Self::attention_forward([q, k, v], AttentionCall { heads, scale, causal }).0
+    fn attention(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, call: AttentionCall) -> FloatTensor<B> {
+        B::attention_forward([q, k, v], call).0
     }
 }
 
@@ -118,88 +109,11 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> 
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        heads: usize,
-        scale: f32,
-        causal: bool,
+        call: AttentionCall,
     ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Attention;
-        #[derive(Clone, Debug)]
-        struct State<T> {
-            qkv: [T; 3],
-            out: T,
-            softmax: T,
-            call: AttentionCall,
-        }
-        impl<B: AttentionKernel> Backward<B, 3> for Attention {
-            type State = State<FloatTensor<B>>;
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 3>(ops, gradients, |State { qkv, out, softmax, call }, d_out, wanted| {
-                    B::attention_backward(qkv, out, softmax, d_out, call, wanted)
-                });
-            }
-        }
-        let call = AttentionCall { heads, scale, causal };
-        let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
-        let qkv = [q, k, v];
-        operator::<_, B, C, 3>(Attention, [q_node, k_node, v_node], || {
+        record::<B, C, _, 3>([q, k, v], |qkv| {
             let (out, softmax) = B::attention_forward(qkv.clone(), call);
-            (out.clone(), State { qkv, out, softmax, call })
+            (out.clone(), move |d_out, wanted| B::attention_backward(qkv, out, softmax, d_out, call, wanted))
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::{Values, rounded, tensor};
-    use crate::ops::kernels::attention::{RowSoftmax, Saved, Shape, Wanted, backward, forward};
-
-    fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
-        let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-        let AttentionCall { heads, scale, causal } = call;
-        Shape { queries, keys, heads, width: channels / heads, scale, causal }
-    }
-
-    impl AttentionKernel for Flex {
-        fn attention_forward(
-            [q, k, v]: [FloatTensor<Self>; 3],
-            call: AttentionCall,
-        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let (shape, dtype) = (shape(&q, &k, call), q.dtype());
-            let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
-            let mut out = vec![0.0; q.slice().len()];
-            let mut softmax = vec![RowSoftmax::default(); shape.heads * shape.queries];
-            forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
-            let softmax = bytemuck::cast_slice(&softmax).to_vec();
-            let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
-            (rounded(q.like(out), dtype), softmax)
-        }
-
-        fn attention_backward(
-            [q, k, v]: [FloatTensor<Self>; 3],
-            out: FloatTensor<Self>,
-            softmax: FloatTensor<Self>,
-            d_out: FloatTensor<Self>,
-            call: AttentionCall,
-            wanted: [bool; 3],
-        ) -> [Option<FloatTensor<Self>>; 3] {
-            let (shape, dtype) = (shape(&q, &k, call), q.dtype());
-            let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
-            let (out, softmax, d_out) = (Values::of(out), Values::of(softmax), Values::of(d_out));
-            let saved = Saved {
-                q: q.slice(),
-                k: k.slice(),
-                v: v.slice(),
-                out: out.slice(),
-                softmax: bytemuck::cast_slice(softmax.slice()),
-                d_out: d_out.slice(),
-            };
-            let [dq, dk, dv] = backward(shape, saved, Wanted { q: wanted[0], k: wanted[1], v: wanted[2] });
-            let [dq, dk, dv] = [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))];
-            [dq, dk, dv].map(|d| d.map(|d| rounded(d, dtype)))
-        }
     }
 }

@@ -1,13 +1,11 @@
 //! The RMS norm of the Wan VAE.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
-use super::{operator, pull};
+use super::record::{Cotangents, record};
 
 /// `x / max(|x|, 1e-12) * sqrt(C) * gain`, the norm taken over the channels of `[C, T, H, W]`: the RMS norm of the
 /// Wan VAE.
@@ -54,28 +52,24 @@ pub trait ChannelNormKernel: Backend {
         (y.reshape(shape).0, factors.0)
     }
 
-    /// The wanted ones of the gradients of x and gain.
+    /// The wanted ones of the gradients of x and gain, given x, gain and the factors that the forward pass returned.
     fn channel_norm_backward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
+        saved: [FloatTensor<Self>; 3],
         silu: bool,
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
-        composed_backward::<Self>(x, gain, factors, silu, d_y, wanted)
+    ) -> Cotangents<Self, 2> {
+        composed_backward::<Self>(saved, silu, d_y, wanted)
     }
 }
 
 /// [`ChannelNormKernel::channel_norm_backward`] in the operations of any backend.
 pub(super) fn composed_backward<B: Backend>(
-    x: FloatTensor<B>,
-    gain: FloatTensor<B>,
-    factors: FloatTensor<B>,
+    [x, gain, factors]: [FloatTensor<B>; 3],
     silu: bool,
     d_y: FloatTensor<B>,
     wanted: [bool; 2],
-) -> [Option<FloatTensor<B>>; 2] {
+) -> Cotangents<B, 2> {
     let (x, gain, factors) = (Expression::<B>(x), Expression(gain), Expression::<B>(factors));
     let shape @ [channels, ..]: [usize; 4] = x.dims();
     let (x, d_y) = (by_position(x), by_position(Expression(d_y)));
@@ -109,66 +103,16 @@ fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {
 }
 
 impl<B: ChannelNormKernel> ChannelNormOps for B {
-    fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self> {
-        Self::channel_norm_forward(x, gain, silu).0
+    fn channel_norm(x: FloatTensor<B>, gain: FloatTensor<B>, silu: bool) -> FloatTensor<B> {
+        B::channel_norm_forward(x, gain, silu).0
     }
 }
 
 impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B, C> {
     fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct ChannelNorm;
-        impl<B: ChannelNormKernel> Backward<B, 2> for ChannelNorm {
-            type State = ([FloatTensor<B>; 3], bool);
-            fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 2>(ops, gradients, |([x, gain, factors], silu), d_y, wanted| {
-                    B::channel_norm_backward(x, gain, factors, silu, d_y, wanted)
-                });
-            }
-        }
-        let ((x, x_node), (gain, gain_node)) = (x.into_parts(), gain.into_parts());
-        operator::<_, B, C, 2>(ChannelNorm, [x_node, gain_node], || {
+        record::<B, C, _, 2>([x, gain], |[x, gain]| {
             let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), silu);
-            (y, ([x, gain, factors], silu))
+            (y, move |d_y, wanted| B::channel_norm_backward([x, gain, factors], silu, d_y, wanted))
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::Flex;
-
-    use super::*;
-    use crate::ops::flex::{Values, tensor};
-    use crate::ops::kernels::channel_norm::{Then, backward, forward};
-
-    impl ChannelNormKernel for Flex {
-        fn channel_norm_forward(
-            x: FloatTensor<Self>,
-            gain: FloatTensor<Self>,
-            silu: bool,
-        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let (x, gain) = (Values::of(x), Values::of(gain));
-            let (y, factors) = forward(x.slice(), gain.slice(), then(silu));
-            let positions = factors.len();
-            (x.like(y), tensor(factors, [positions]))
-        }
-
-        fn channel_norm_backward(
-            x: FloatTensor<Self>,
-            gain: FloatTensor<Self>,
-            factors: FloatTensor<Self>,
-            silu: bool,
-            d_y: FloatTensor<Self>,
-            wanted: [bool; 2],
-        ) -> [Option<FloatTensor<Self>>; 2] {
-            let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
-            let [d_x, d_gain] = backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), then(silu), wanted);
-            [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
-        }
-    }
-
-    fn then(silu: bool) -> Then {
-        if silu { Then::Silu } else { Then::Nothing }
     }
 }

@@ -1,14 +1,12 @@
 //! Convolution over time and space.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{DType, Tensor, module};
 
 use super::expression::Expression;
-use super::{operator, pull};
+use super::record::{Cotangents, record};
 
 /// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
 /// result `[C_out, T', H', W']`. `padding` zeros are put on both sides of each axis, fewer than the kernel has taps
@@ -41,8 +39,7 @@ const FEW_POSITIONS: usize = 2048;
 /// [`conv3d`] by our own kernel, whatever the size.
 pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, padding: [usize; 3]) -> Tensor<4> {
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    let [pt, ph, pw] = padding;
-    Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d(x, weight, bias, pt, ph, pw))
+    Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d(x, weight, bias, padding))
 }
 
 /// The convolution as the run-time dispatch calls it. A backend implements [`ConvKernel`].
@@ -58,32 +55,24 @@ pub trait ConvOps: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        frames: usize,
-        rows: usize,
-        columns: usize,
+        padding: [usize; 3],
     ) -> FloatTensor<Self>;
 }
 
 /// The convolution and its gradients on one backend.
 pub trait ConvKernel: Backend {
     /// The result.
-    fn conv_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        padding: [usize; 3],
-    ) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
         without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }
 
     /// The wanted ones of the gradients of x, weight and bias.
     fn conv_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        [x, weight]: [FloatTensor<Self>; 2],
         padding: [usize; 3],
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         let (x, d_y) = (with_batch::<Self>(x), with_batch::<Self>(d_y));
         let d_x = wanted[0].then(|| {
             without_batch::<Self>(Self::conv3d_x_backward(x.clone(), weight.clone(), d_y.clone(), options(padding)))
@@ -116,14 +105,12 @@ fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 
 impl<B: ConvKernel> ConvOps for B {
     fn fused_conv3d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        frames: usize,
-        rows: usize,
-        columns: usize,
-    ) -> FloatTensor<Self> {
-        Self::conv_forward(x, weight, bias, [frames, rows, columns])
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        padding: [usize; 3],
+    ) -> FloatTensor<B> {
+        B::conv_forward([x, weight, bias], padding)
     }
 }
 
@@ -132,66 +119,11 @@ impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        frames: usize,
-        rows: usize,
-        columns: usize,
+        padding: [usize; 3],
     ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Conv;
-        impl<B: ConvKernel> Backward<B, 3> for Conv {
-            type State = ([FloatTensor<B>; 2], [usize; 3]);
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 3>(ops, gradients, |([x, weight], padding), d_y, wanted| {
-                    B::conv_backward(x, weight, padding, d_y, wanted)
-                });
-            }
-        }
-        let ((x, x_node), (weight, weight_node), (bias, bias_node)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        let padding = [frames, rows, columns];
-        operator::<_, B, C, 3>(Conv, [x_node, weight_node, bias_node], || {
-            (B::conv_forward(x.clone(), weight.clone(), bias, padding), ([x, weight], padding))
+        record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
+            let y = B::conv_forward([x.clone(), weight.clone(), bias], padding);
+            (y, move |d_y, wanted| B::conv_backward([x, weight], padding, d_y, wanted))
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::{Values, tensor};
-    use crate::ops::kernels::conv::{Shape, backward, forward};
-
-    fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> Shape {
-        let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
-        Shape { inputs, outputs, size, kernel, padding }
-    }
-
-    impl ConvKernel for Flex {
-        fn conv_forward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            padding: [usize; 3],
-        ) -> FloatTensor<Self> {
-            let shape = shape(&x, &weight, padding);
-            let [t, h, w] = shape.output().unwrap_or_default();
-            let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-            tensor(forward(shape, x.slice(), weight.slice(), bias.slice()), [shape.outputs, t, h, w])
-        }
-
-        fn conv_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            padding: [usize; 3],
-            d_y: FloatTensor<Self>,
-            wanted: [bool; 3],
-        ) -> [Option<FloatTensor<Self>>; 3] {
-            let shape = shape(&x, &weight, padding);
-            let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
-            let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
-            [d_x.map(|d| x.like(d)), d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
-        }
     }
 }

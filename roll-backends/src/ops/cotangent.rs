@@ -1,12 +1,10 @@
 //! Starting a backward pass from a cotangent.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
-use super::{operator, pull};
+use super::record::record;
 
 /// A scalar whose gradient with respect to `y` is `cotangent`; its value is 0, and means nothing.
 ///
@@ -43,15 +41,10 @@ impl SeedOps for burn::backend::Cube {}
 
 impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
     fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Seed;
-        impl<B: Backend> Backward<B, 1> for Seed {
-            type State = FloatTensor<B>;
-            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 1>(ops, gradients, |cotangent, _, _| [Some(cotangent)]);
-            }
-        }
-        let ((y, node), cotangent) = (y.into_parts(), cotangent.into_primitive());
-        operator::<_, B, C, 1>(Seed, [node], || (B::seed_cotangent(y, cotangent.clone()), cotangent))
+        let cotangent = cotangent.into_primitive();
+        record::<B, C, _, 1>([y], |[y]| {
+            let zero = B::seed_cotangent(y, cotangent.clone());
+            (zero, move |_, _| [Some(cotangent)])
+        })
     }
 }

@@ -1,13 +1,12 @@
 //! The residual with a gate.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::{Expression, summed_rows};
-use super::{assert_row_operand, operator, pull};
+use super::norm::assert_row_operand;
+use super::record::{Cotangents, record};
 
 /// `x + y * gate`; gate is `[1, D]` or `[L, D]`.
 pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
@@ -42,7 +41,7 @@ pub trait GateKernel: Backend {
         gate: FloatTensor<Self>,
         d_z: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> Cotangents<Self, 2> {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
         let d_y = wanted[0].then(|| (d_z.clone() * gate).0);
@@ -59,54 +58,12 @@ impl<B: GateKernel> GateOps for B {
 
 impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct GatedAdd;
-        impl<B: GateKernel> Backward<B, 3> for GatedAdd {
-            type State = [FloatTensor<B>; 2];
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 3>(ops, gradients, |[y, gate], d_z, [x_wanted, y_wanted, gate_wanted]| {
-                    let [d_y, d_gate] = B::gated_add_backward(y, gate, d_z.clone(), [y_wanted, gate_wanted]);
-                    [x_wanted.then_some(d_z), d_y, d_gate]
-                });
-            }
-        }
-        let ((x, x_node), (y, y_node), (gate, gate_node)) = (x.into_parts(), y.into_parts(), gate.into_parts());
-        operator::<_, B, C, 3>(GatedAdd, [x_node, y_node, gate_node], || {
-            (B::gated_add_forward(x, y.clone(), gate.clone()), [y, gate])
+        record::<B, C, _, 3>([x, y, gate], |[x, y, gate]| {
+            let z = B::gated_add_forward(x, y.clone(), gate.clone());
+            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted, gate_wanted]: [bool; 3]| {
+                let [d_y, d_gate] = B::gated_add_backward(y, gate, d_z.clone(), [y_wanted, gate_wanted]);
+                [x_wanted.then_some(d_z), d_y, d_gate]
+            })
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::Values;
-    use crate::ops::kernels::norm as kernels;
-    use crate::ops::kernels::rows::RowOperand;
-
-    impl GateKernel for Flex {
-        fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-            let [rows, width] = x.shape().dims::<2>();
-            let (x, y, gate) = (Values::of(x), Values::of(y), Values::of(gate));
-            x.like(kernels::gated_add(x.slice(), y.slice(), rows, RowOperand::new(gate.slice(), rows, width)))
-        }
-
-        fn gated_add_backward(
-            y: FloatTensor<Self>,
-            gate: FloatTensor<Self>,
-            d_z: FloatTensor<Self>,
-            wanted: [bool; 2],
-        ) -> [Option<FloatTensor<Self>>; 2] {
-            let [rows, width] = y.shape().dims::<2>();
-            let (y, gate, d_z) = (Values::of(y), Values::of(gate), Values::of(d_z));
-            let operand = RowOperand::new(gate.slice(), rows, width);
-            let d_y = wanted[0].then(|| y.like(kernels::gated_add_backward_y(rows, operand, d_z.slice())));
-            let d_gate = wanted[1].then(|| {
-                gate.like(kernels::gated_add_backward_gate(rows, y.slice(), operand.is_shared(), d_z.slice()))
-            });
-            [d_y, d_gate]
-        }
     }
 }

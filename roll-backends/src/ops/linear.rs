@@ -1,14 +1,12 @@
 //! Linear layers, with and without a low-rank part.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
 use super::product::ProductKernel;
-use super::{operator, pull};
+use super::record::{Cotangents, record};
 
 /// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result is f32.
 ///
@@ -121,7 +119,7 @@ pub trait LinearKernel: ProductKernel {
         saved: SavedLinear<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 5],
-    ) -> [Option<FloatTensor<Self>>; 5] {
+    ) -> Cotangents<Self, 5> {
         let (x, weight, d_y) = (Expression::<Self>(saved.x), Expression::<Self>(saved.weight), Expression(d_y));
         let dtype = weight.dtype();
         let d_bias = wanted[2].then(|| {
@@ -154,24 +152,7 @@ pub trait LinearKernel: ProductKernel {
     }
 }
 
-impl<B: LinearKernel> LinearOps for B {
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::linear_forward(x, weight, bias, None).0
-    }
-
-    fn fused_linear_lora(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        scale: f32,
-    ) -> FloatTensor<Self> {
-        Self::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
-    }
-}
-
-/// What the backward of a linear layer needs.
+/// The values of the forward pass that the backward pass of a linear layer needs.
 #[derive(Clone, Debug)]
 pub struct SavedLinear<T> {
     /// The operand.
@@ -182,24 +163,32 @@ pub struct SavedLinear<T> {
     pub lora: Option<(Lora<T>, T)>,
 }
 
+impl<B: LinearKernel> LinearOps for B {
+    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+        B::linear_forward(x, weight, bias, None).0
+    }
+
+    fn fused_linear_lora(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        down: FloatTensor<B>,
+        up: FloatTensor<B>,
+        scale: f32,
+    ) -> FloatTensor<B> {
+        B::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
+    }
+}
+
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Linear;
-        impl<B: LinearKernel> Backward<B, 3> for Linear {
-            type State = SavedLinear<FloatTensor<B>>;
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 3>(ops, gradients, |saved, d_y, [x, weight, bias]| {
-                    let [d_x, d_weight, d_bias, ..] = B::linear_backward(saved, d_y, [x, weight, bias, false, false]);
-                    [d_x, d_weight, d_bias]
-                });
-            }
-        }
-        let ((x, x_node), (weight, weight_node), (bias, bias_node)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        operator::<_, B, C, 3>(Linear, [x_node, weight_node, bias_node], || {
+        record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
             let (y, _) = B::linear_forward(x.clone(), weight.clone(), bias, None);
-            (y, SavedLinear { x, weight, lora: None })
+            (y, move |d_y, [d_x, d_weight, d_bias]: [bool; 3]| {
+                let saved = SavedLinear { x, weight, lora: None };
+                let [d_x, d_weight, d_bias, ..] = B::linear_backward(saved, d_y, [d_x, d_weight, d_bias, false, false]);
+                [d_x, d_weight, d_bias]
+            })
         })
     }
 
@@ -211,95 +200,11 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         up: FloatTensor<Self>,
         scale: f32,
     ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct LinearLora;
-        impl<B: LinearKernel> Backward<B, 5> for LinearLora {
-            type State = SavedLinear<FloatTensor<B>>;
-            fn backward(self, ops: Ops<Self::State, 5>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 5>(ops, gradients, B::linear_backward);
-            }
-        }
-        let ((x, x_node), (weight, weight_node), (bias, bias_node)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        let ((down, down_node), (up, up_node)) = (down.into_parts(), up.into_parts());
-        let nodes = [x_node, weight_node, bias_node, down_node, up_node];
-        operator::<_, B, C, 5>(LinearLora, nodes, || {
+        record::<B, C, _, 5>([x, weight, bias, down, up], |[x, weight, bias, down, up]| {
             let lora = Lora { down, up, scale };
             let (y, inner) = B::linear_forward(x.clone(), weight.clone(), bias, Some(lora.clone()));
-            (y, SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) })
+            let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
+            (y, move |d_y, wanted| B::linear_backward(saved, d_y, wanted))
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::{Values, rounded, tensor};
-    use crate::ops::kernels::linear::{self as kernels, Shape};
-
-    fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
-        let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
-        Shape { rows, inputs, outputs }
-    }
-
-    /// The low-rank part as the kernels take it.
-    struct LoraValues {
-        down: Values,
-        up: Values,
-        scale: f32,
-        rank: usize,
-    }
-
-    impl LoraValues {
-        fn of(lora: Lora<FloatTensor<Flex>>) -> Self {
-            let [rank, _] = lora.down.shape().dims::<2>();
-            Self { down: Values::of(lora.down), up: Values::of(lora.up), scale: lora.scale, rank }
-        }
-
-        fn kernel(&self) -> kernels::Lora<'_> {
-            kernels::Lora { a: self.down.slice(), b: self.up.slice(), scale: self.scale, rank: self.rank }
-        }
-    }
-
-    impl LinearKernel for Flex {
-        fn linear_forward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            lora: Option<Lora<FloatTensor<Self>>>,
-        ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-            let shape = shape(&x, &weight);
-            let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-            let lora = lora.map(LoraValues::of);
-            let (y, inner) =
-                kernels::forward(shape, x.slice(), weight.slice(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
-            let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
-            (tensor(y, [shape.rows, shape.outputs]), inner)
-        }
-
-        fn linear_backward(
-            saved: SavedLinear<FloatTensor<Self>>,
-            d_y: FloatTensor<Self>,
-            wanted: [bool; 5],
-        ) -> [Option<FloatTensor<Self>>; 5] {
-            let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
-            let (x, weight, d_y) = (Values::of(saved.x), Values::of(saved.weight), Values::of(d_y));
-            let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
-            let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
-            let [d_x, d_weight, d_bias, d_down, d_up] =
-                kernels::backward(shape, x.slice(), weight.slice(), parts, d_y.slice(), wanted);
-            let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
-                d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
-            };
-            [
-                d_x.map(|d| rounded(x.like(d), dtype)),
-                d_weight.map(|d| rounded(weight.like(d), dtype)),
-                d_bias.map(|d| tensor(d, [shape.outputs])),
-                like_lora(d_down, |lora| &lora.down),
-                like_lora(d_up, |lora| &lora.up),
-            ]
-        }
     }
 }

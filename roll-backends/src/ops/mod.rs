@@ -1,9 +1,25 @@
-//! Operators with a fused forward and their own backward.
+//! Operators with a fused forward pass and a backward pass of their own.
 //!
-//! One file per family: the public function, the trait through which Burn's dispatch reaches it, the trait of kernels
-//! that a backend implements, and the backward pass. The kernels have default bodies in the operations of any backend, so
-//! that a backend joins by an empty implementation; flex overrides them with kernels of our own on host slices, libtorch
-//! with ATen's fused ones, CubeCL's devices with kernels in CubeCL.
+//! `X.rs` holds, for one family: the public function, `XOps`, through which Burn's run-time dispatch reaches it, its
+//! recording for autodiff, and `XKernel`, what a backend computes. The methods of `XKernel` have default bodies in the
+//! operations of any backend, so an empty implementation is enough to join. What a backend computes by itself:
+//!
+//! | `X`            | any backend (default)     | flex                | libtorch                  | wgpu, cuda             |
+//! |----------------|---------------------------|---------------------|---------------------------|------------------------|
+//! | `activation`   | `activation`              | `flex/activation`   | `libtorch/elementwise`    | `cube/activation`      |
+//! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
+//! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
+//! | `conv`         | `conv` (Burn's)           | `flex/conv`         | default                   | default                |
+//! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
+//! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
+//! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
+//! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
+//! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
+//! | `cotangent`    | `cotangent`               | default             | default                   | default                |
+//!
+//! The files of `flex/` call the functions of `kernels/`, which compute on slices and know no tensors. `expression` writes
+//! formulas over the tensors of any backend, `record` records an operator for the backward pass, and `portable` gives flex
+//! the default kernels, to test them.
 
 mod activation;
 mod attention;
@@ -25,16 +41,11 @@ mod norm;
 #[cfg(feature = "portable-kernels")]
 mod portable;
 mod product;
+mod record;
 mod rope;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 mod tiled;
-
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn::backend::{Autodiff, Backend, tensor::FloatTensor};
-use burn::tensor::Tensor;
 
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
 pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
@@ -45,50 +56,5 @@ pub use gate::{GateKernel, GateOps, gated_add};
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};
 pub use product::{ProductKernel, ProductOps, product};
+pub use record::Cotangents;
 pub use rope::{RopeKernel, RopeOps, rope};
-
-/// Runs an operator and, if one of its parents is tracked, records it. `forward` returns the result and what the
-/// backward needs.
-fn operator<O, B, C, const N: usize>(
-    backward: O,
-    parents: [NodeGuard; N],
-    forward: impl FnOnce() -> (FloatTensor<B>, O::State),
-) -> FloatTensor<Autodiff<B, C>>
-where
-    O: Backward<B, N>,
-    B: Backend,
-    C: CheckpointStrategy,
-{
-    let (result, saved) = forward();
-    match backward.prepare::<C>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(prepared) => prepared.finish(saved, result),
-        OpsKind::UnTracked(prepared) => prepared.finish(result),
-    }
-}
-
-/// The backward of an operator: `gradients_of` gets what the forward saved, the cotangent of the result and which
-/// parents are tracked, and returns the gradients of those.
-fn pull<B: Backend, S, const N: usize>(
-    ops: Ops<S, N>,
-    gradients: &mut Gradients,
-    gradients_of: impl FnOnce(S, FloatTensor<B>, [bool; N]) -> [Option<FloatTensor<B>>; N],
-) where
-    S: Clone + Send + std::fmt::Debug + 'static,
-{
-    let cotangent = gradients.consume::<B>(&ops.node);
-    let wanted = ops.parents.each_ref().map(Option::is_some);
-    let found = gradients_of(ops.state, cotangent, wanted);
-    for (parent, gradient) in ops.parents.into_iter().zip(found) {
-        if let (Some(parent), Some(gradient)) = (parent, gradient) {
-            gradients.register::<B>(parent.id, gradient);
-        }
-    }
-}
-
-fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>) {
-    let ([rows, width], found) = (x.dims(), operand.dims());
-    assert!(
-        found[1] == width && (found[0] == 1 || found[0] == rows),
-        "{what}: expected [1, {width}] or [{rows}, {width}], found {found:?}"
-    );
-}

@@ -1,13 +1,11 @@
 //! Layer norm and RMS norm.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::{Expression, summed_rows};
-use super::{assert_row_operand, operator, pull};
+use super::record::{Cotangents, record};
 
 /// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
 /// `[L, D]`.
@@ -23,6 +21,15 @@ pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
     let gain: Tensor<2> = gain.unsqueeze();
     assert_row_operand("the gain of an RMS norm", &gain, &x);
     Tensor::from_dispatch(<Dispatch as NormOps>::fused_rms_norm(x.into_dispatch(), gain.into_dispatch(), eps))
+}
+
+/// Fails unless `operand` has one row, or as many as `x`, of the width of `x`.
+pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>) {
+    let ([rows, width], found) = (x.dims(), operand.dims());
+    assert!(
+        found[1] == width && (found[0] == 1 || found[0] == rows),
+        "{what}: expected [1, {width}] or [{rows}, {width}], found {found:?}"
+    );
 }
 
 /// The norms as the run-time dispatch calls them. A backend implements [`NormKernel`].
@@ -75,7 +82,7 @@ pub trait NormKernel: Backend {
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         composed_backward::<Self>(saved, d_y, wanted)
     }
 }
@@ -86,7 +93,7 @@ pub(super) fn composed_backward<B: NormKernel>(
     saved: SavedNorm<FloatTensor<B>>,
     d_y: FloatTensor<B>,
     wanted: [bool; 3],
-) -> [Option<FloatTensor<B>>; 3] {
+) -> Cotangents<B, 3> {
     let (x, gain, moments) = (Expression::<B>(saved.x), Expression(saved.gain), Expression(saved.moments));
     let d_y = Expression(d_y);
     let [_, count]: [usize; 2] = moments.dims();
@@ -111,22 +118,7 @@ pub(super) fn composed_backward<B: NormKernel>(
     [d_x, d_gain, d_shift]
 }
 
-impl<B: NormKernel> NormOps for B {
-    fn fused_layer_norm(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self> {
-        Self::norm_forward(x, gain, Some(shift), eps).0
-    }
-
-    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        Self::norm_forward(x, gain, None, eps).0
-    }
-}
-
-/// What the backward of a norm needs.
+/// The values of the forward pass that the backward pass of a norm needs.
 #[derive(Clone, Debug)]
 pub struct SavedNorm<T> {
     /// The operand.
@@ -145,6 +137,16 @@ pub struct SavedNorm<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedShift(pub bool);
 
+impl<B: NormKernel> NormOps for B {
+    fn fused_layer_norm(x: FloatTensor<B>, gain: FloatTensor<B>, shift: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+        B::norm_forward(x, gain, Some(shift), eps).0
+    }
+
+    fn fused_rms_norm(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+        B::norm_forward(x, gain, None, eps).0
+    }
+}
+
 impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     fn fused_layer_norm(
         x: FloatTensor<Self>,
@@ -152,88 +154,22 @@ impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         shift: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct LayerNorm;
-        impl<B: NormKernel> Backward<B, 3> for LayerNorm {
-            type State = SavedNorm<FloatTensor<B>>;
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 3>(ops, gradients, B::norm_backward);
-            }
-        }
-        let ((x, x_node), (gain, gain_node), (shift, shift_node)) =
-            (x.into_parts(), gain.into_parts(), shift.into_parts());
-        operator::<_, B, C, 3>(LayerNorm, [x_node, gain_node, shift_node], || {
-            let layer = Some(SharedShift(burn::backend::TensorMetadata::shape(&shift).dims::<2>()[0] == 1));
+        record::<B, C, _, 3>([x, gain, shift], |[x, gain, shift]| {
+            let layer = Some(SharedShift(shift.shape()[0] == 1));
             let (y, moments) = B::norm_forward(x.clone(), gain.clone(), Some(shift), eps);
-            (y, SavedNorm { x, gain, moments, layer, eps })
+            let saved = SavedNorm { x, gain, moments, layer, eps };
+            (y, move |d_y, wanted| B::norm_backward(saved, d_y, wanted))
         })
     }
 
     fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct RmsNorm;
-        impl<B: NormKernel> Backward<B, 2> for RmsNorm {
-            type State = SavedNorm<FloatTensor<B>>;
-            fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 2>(ops, gradients, |saved, d_y, [x, gain]| {
-                    let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [x, gain, false]);
-                    [d_x, d_gain]
-                });
-            }
-        }
-        let ((x, x_node), (gain, gain_node)) = (x.into_parts(), gain.into_parts());
-        operator::<_, B, C, 2>(RmsNorm, [x_node, gain_node], || {
+        record::<B, C, _, 2>([x, gain], |[x, gain]| {
             let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, eps);
-            (y, SavedNorm { x, gain, moments, layer: None, eps })
+            let saved = SavedNorm { x, gain, moments, layer: None, eps };
+            (y, move |d_y, [d_x, d_gain]: [bool; 2]| {
+                let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [d_x, d_gain, false]);
+                [d_x, d_gain]
+            })
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::{Values, tensor};
-    use crate::ops::kernels::norm::{self, Norm};
-    use crate::ops::kernels::rows::RowOperand;
-
-    impl NormKernel for Flex {
-        fn norm_forward(
-            x: FloatTensor<Self>,
-            gain: FloatTensor<Self>,
-            shift: Option<FloatTensor<Self>>,
-            eps: f64,
-        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-            let [rows, width] = x.shape().dims::<2>();
-            let (x, gain, shift) = (Values::of(x), Values::of(gain), shift.map(Values::of));
-            let norm = if shift.is_some() { Norm::Layer } else { Norm::Rms };
-            let gain = RowOperand::new(gain.slice(), rows, width);
-            let shift = shift.as_ref().map(|shift| RowOperand::new(shift.slice(), rows, width));
-            let (y, moments) = norm::forward(norm, x.slice(), rows, gain, shift, eps);
-            (x.like(y), tensor(bytemuck::cast_slice(&moments).to_vec(), [rows, 2]))
-        }
-
-        fn norm_backward(
-            saved: SavedNorm<FloatTensor<Self>>,
-            d_y: FloatTensor<Self>,
-            wanted: [bool; 3],
-        ) -> [Option<FloatTensor<Self>>; 3] {
-            let [rows, width] = saved.x.shape().dims::<2>();
-            let kind = if saved.layer.is_some() { Norm::Layer } else { Norm::Rms };
-            let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));
-            let cotangent = Values::of(d_y.clone());
-            let gain = RowOperand::new(gain_values.slice(), rows, width);
-            let moments = bytemuck::cast_slice(moments.slice());
-            let d = cotangent.slice();
-            let d_x = wanted[0].then(|| x.like(norm::backward_x(kind, x.slice(), moments, gain, d)));
-            let d_gain =
-                wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
-            let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| match shared {
-                true => tensor(norm::backward_shift(rows, d), [1, width]),
-                false => d_y,
-            });
-            [d_x, d_gain, d_shift]
-        }
     }
 }

@@ -1,10 +1,11 @@
-//! Flex with the default kernels instead of its own, so that they are tested: backends use them for what they have no
-//! better kernel for.
+//! Flex with the default kernels instead of its own, to test them: other backends use a default kernel where they have no
+//! better one.
 
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, GateKernel, LinearKernel, NormKernel, RopeKernel,
+    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, GateKernel, LinearKernel, NormKernel,
+    ProductKernel, RopeKernel,
 };
 
 impl ActivationKernel for Flex {}
@@ -14,4 +15,5 @@ impl ConvKernel for Flex {}
 impl GateKernel for Flex {}
 impl LinearKernel for Flex {}
 impl NormKernel for Flex {}
+impl ProductKernel for Flex {}
 impl RopeKernel for Flex {}

@@ -3,14 +3,12 @@
 //! `Tensor::matmul` leaves that to the backend: of bf16 it may round the sums, and on NVIDIA's GPUs CubeCL takes f32 in
 //! TF32, which keeps eleven bits of each operand.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
-use super::{operator, pull};
+use super::record::record;
 
 /// `a b` of `[M, K]` and `[K, N]`, both f32: what `Tensor::matmul` is on backends where f32 means f32.
 pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
@@ -54,26 +52,14 @@ impl<B: ProductKernel> ProductOps for B {
 
 impl<B: ProductKernel, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     fn matrix_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Product;
-        impl<B: ProductKernel> Backward<B, 2> for Product {
-            type State = [FloatTensor<B>; 2];
-            fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 2>(ops, gradients, |[a, b], d_y, wanted| {
-                    let (a, b, d_y) = (Expression::<B>(a), Expression::<B>(b), Expression::<B>(d_y));
-                    let d_a = wanted[0].then(|| d_y.clone().matmul(b.t()).0);
-                    let d_b = wanted[1].then(|| a.t().matmul(d_y).0);
-                    [d_a, d_b]
-                });
-            }
-        }
-        let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
-        operator::<_, B, C, 2>(Product, [a_node, b_node], || (B::product(a.clone(), b.clone()), [a, b]))
+        record::<B, C, _, 2>([a, b], |[a, b]| {
+            let y = B::product(a.clone(), b.clone());
+            (y, move |d_y: FloatTensor<B>, [a_wanted, b_wanted]: [bool; 2]| {
+                let (a, b, d_y) = (Expression::<B>(a), Expression::<B>(b), Expression::<B>(d_y));
+                let d_a = a_wanted.then(|| d_y.clone().matmul(b.t()).0);
+                let d_b = b_wanted.then(|| a.t().matmul(d_y).0);
+                [d_a, d_b]
+            })
+        })
     }
 }
-
-#[cfg(feature = "flex")]
-impl ProductKernel for burn::backend::Flex {}
-
-#[cfg(feature = "libtorch")]
-impl ProductKernel for burn::backend::LibTorch {}

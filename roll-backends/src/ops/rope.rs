@@ -1,13 +1,11 @@
 //! Rotary position embedding.
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
-use super::{operator, pull};
+use super::record::record;
 
 /// Rotates neighbouring pairs of each head of `x` `[L, heads * d]` by the angles whose cosine and sine are given,
 /// `[L, d / 2]`. The angles are constants: no gradient reaches them.
@@ -39,14 +37,8 @@ pub trait RopeOps: Backend {
 
 /// The rotation on one backend.
 pub trait RopeKernel: Backend {
-    /// Rotates by the angles, or `back` by minus the angles, which is also the gradient.
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        back: bool,
-    ) -> FloatTensor<Self> {
+    /// Rotates by the angles, given as cosine and sine, or `back` by minus the angles, which is also the gradient.
+    fn rotate(x: FloatTensor<Self>, angles: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let x = Expression::<Self>(x);
         let [rows, channels] = x.dims();
         let half = channels / heads / 2;
@@ -55,8 +47,8 @@ pub trait RopeKernel: Backend {
         }
         let pairs = x.reshape([rows, heads, half, 2]);
         let (even, odd) = (pairs.clone().narrow(3, 0..1), pairs.narrow(3, 1..2));
-        let angle = |of: FloatTensor<Self>| Expression::<Self>(of).reshape([rows, 1, half, 1]);
-        let (cos, sin) = (angle(cos), angle(sin) * if back { -1.0 } else { 1.0 });
+        let [cos, sin] = angles.map(|angle| Expression::<Self>(angle).reshape([rows, 1, half, 1]));
+        let sin = sin * if back { -1.0 } else { 1.0 };
         let turned_even = even.clone() * cos.clone() - odd.clone() * sin.clone();
         let turned_odd = even * sin + odd * cos;
         Expression::cat(vec![turned_even, turned_odd], 3).reshape([rows, channels]).0
@@ -64,51 +56,17 @@ pub trait RopeKernel: Backend {
 }
 
 impl<B: RopeKernel> RopeOps for B {
-    fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self> {
-        Self::rotate(x, cos, sin, heads, false)
+    fn rope(x: FloatTensor<B>, cos: FloatTensor<B>, sin: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
+        B::rotate(x, [cos, sin], heads, false)
     }
 }
 
 impl<B: RopeKernel, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
     fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Rotate;
-        impl<B: RopeKernel> Backward<B, 1> for Rotate {
-            type State = (FloatTensor<B>, FloatTensor<B>, usize);
-            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                pull::<B, _, 1>(ops, gradients, |(cos, sin, heads), d_y, _| {
-                    [Some(B::rotate(d_y, cos, sin, heads, true))]
-                });
-            }
-        }
-        let (x, node) = x.into_parts();
-        let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        operator::<_, B, C, 1>(Rotate, [node], || {
-            (B::rotate(x, cos.clone(), sin.clone(), heads, false), (cos, sin, heads))
+        let angles = [cos, sin].map(|angle| angle.into_primitive());
+        record::<B, C, _, 1>([x], |[x]| {
+            let y = B::rotate(x, angles.clone(), heads, false);
+            (y, move |d_y, _| [Some(B::rotate(d_y, angles, heads, true))])
         })
-    }
-}
-
-#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-mod on_flex {
-    use burn::backend::{Flex, TensorMetadata};
-
-    use super::*;
-    use crate::ops::flex::Values;
-    use crate::ops::kernels::rope::{Turn, rotate};
-
-    impl RopeKernel for Flex {
-        fn rotate(
-            x: FloatTensor<Self>,
-            cos: FloatTensor<Self>,
-            sin: FloatTensor<Self>,
-            heads: usize,
-            back: bool,
-        ) -> FloatTensor<Self> {
-            let [rows, _] = x.shape().dims::<2>();
-            let (x, cos, sin) = (Values::of(x), Values::of(cos), Values::of(sin));
-            let turn = if back { Turn::Back } else { Turn::Forward };
-            x.like(rotate(x.slice(), cos.slice(), sin.slice(), rows, heads, turn))
-        }
     }
 }

@@ -12,6 +12,7 @@ use burn::tensor::{DType, TensorData};
 use super::AttentionCall;
 use super::expression::Expression;
 use super::product::ProductKernel;
+use super::record::Cotangents;
 
 /// Scores of one block: 64 MiB. There are a few temporaries of this size.
 const BLOCK_SCORES: usize = 1 << 24;
@@ -176,7 +177,7 @@ pub fn backward<B: ProductKernel>(
     d_out: FloatTensor<B>,
     call: AttentionCall,
     wanted: [bool; 3],
-) -> [Option<FloatTensor<B>>; 3] {
+) -> Cotangents<B, 3> {
     let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
     let dtype = q.dtype();
     pull::<B>(&tiling, [q, k, v], [out, d_out], Expression(softmax), dtype, wanted)
@@ -189,7 +190,7 @@ fn pull<B: ProductKernel>(
     softmax: Expression<B>,
     dtype: DType,
     wanted: [bool; 3],
-) -> [Option<FloatTensor<B>>; 3] {
+) -> Cotangents<B, 3> {
     let [q, k, v] = qkv.map(|x| tiling.by_head::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
         return [q, k, v].map(|x| Some(tiling.together(x.zeros(x.dims::<3>()), dtype)));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use roll_core::{Communicator, Error, ParameterSpec, Result};
 
 use crate::BackendError;
-use crate::rounds::{Rounds, Service};
+use crate::overlap::{OverlappedRanks, Service};
 use crate::weights::Ahead;
 
 /// Values that are gathered at a time when many are read.
@@ -14,14 +14,14 @@ const AT_ONCE: usize = 1 << 22;
 
 /// Each rank's part of every tensor. Segments are gathered when they are computed with, the next in the background.
 pub(super) struct Divided {
-    rounds: Arc<Rounds>,
+    ranks: Arc<OverlappedRanks>,
     service: u32,
     layout: Arc<Layout>,
     own: Arc<Own>,
     ahead: Ahead<Gathered>,
 }
 
-/// Where what is.
+/// The place of each tensor, in the flat layout and in a rank's part.
 struct Layout {
     names: Vec<String>,
     /// Elements of each tensor.
@@ -56,8 +56,8 @@ impl Divided {
         mut values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
         ranks: Arc<dyn Communicator>,
     ) -> Result<Self> {
-        let rounds = Rounds::of(ranks);
-        let (rank, world) = (rounds.rank().0, rounds.world_size());
+        let ranks = OverlappedRanks::of(ranks);
+        let (rank, world) = (ranks.rank().0, ranks.world_size());
         let lens: Vec<usize> = specs.iter().map(ParameterSpec::len).collect();
         let mut starts = vec![0];
         starts.extend(lens.iter().scan(0, |at, len| {
@@ -75,8 +75,8 @@ impl Divided {
             layout.keep(index, &whole, &mut parts);
         }
         let own = Arc::new(Own { layout: layout.clone(), values: Mutex::new(Values { parts, version: 0 }) });
-        let service = rounds.offer(own.clone());
-        Ok(Self { rounds, service, layout, own, ahead: Ahead::default() })
+        let service = ranks.offer(own.clone());
+        Ok(Self { ranks, service, layout, own, ahead: Ahead::default() })
     }
 
     pub(super) fn version(&self) -> u32 {
@@ -89,13 +89,13 @@ impl Divided {
 
     /// The tensors whose name starts with `prefix`, by position, as of `version` writes.
     pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
-        let found = self.ahead.segment(prefix, self.rounds.overlaps(), |prefix| {
+        let found = self.ahead.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (send, coming) = mpsc::channel();
             let range = self.layout.range(prefix)?;
             let (what, layout) = ([range.start as u32, range.end as u32], self.layout.clone());
-            // Nobody waits any more when the parameters were dropped.
+            // Sending fails when the parameters were dropped: then no receiver is left.
             let then = move |all: Result<Vec<f32>>| drop(send.send(all.and_then(|all| layout.assemble(range, &all))));
-            self.rounds.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
+            self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
             Ok(coming)
         })?;
         if found.version == Some(version) {
@@ -141,7 +141,7 @@ impl Divided {
     }
 
     fn gather(&self, which: Range<usize>) -> Result<Gathered> {
-        let all = self.rounds.ask(self.service, [which.start as u32, which.end as u32], &[])?;
+        let all = self.ranks.ask(self.service, [which.start as u32, which.end as u32], &[])?;
         let gathered = self.layout.assemble(which, &all)?;
         match gathered.version {
             Some(_) => Ok(gathered),
@@ -205,7 +205,7 @@ impl Service for Own {
                 "another rank asks for the parameters {first} to {end} of {count}: do all ranks train the same model?"
             )));
         }
-        // Copied, so that nobody who writes or reads waits for other ranks.
+        // Copied, so that the lock is not held while other ranks are waited for.
         let own = {
             let values = self.lock();
             let mut own = values.parts[self.layout.starts[first]..self.layout.starts[end]].to_vec();
@@ -259,23 +259,24 @@ mod tests {
                     let (a, b) = (whole.snapshot(), divided.snapshot());
                     // Ranks look at different segments, and differently often.
                     for prefix in ["in.", "b.0.", "b.1.", "out", "b.0."].iter().skip(rank) {
-                        let found = b.segment(prefix)?;
+                        let (expected, found) = (a.segment(prefix)?, b.segment(prefix)?);
                         for spec in specs().iter().filter(|s| s.name.starts_with(prefix)) {
-                            let bits = |s: &crate::Snapshot| s.get(&spec.name).unwrap().2.clone().into_data();
-                            assert_eq!(bits(&a), bits(&found));
+                            let bits = |s: &crate::ParameterSegment| s.get(&spec.name).unwrap().2.clone().into_data();
+                            assert_eq!(bits(&expected), bits(&found));
                         }
-                        assert_eq!(found.iter().count(), specs().iter().filter(|s| s.name.starts_with(prefix)).count());
+                        let count = specs().iter().filter(|s| s.name.starts_with(prefix)).count();
+                        assert_eq!([expected.iter().count(), found.iter().count()], [count; 2]);
                     }
                     let mut read = [vec![0.0; all], vec![0.0; all]];
                     whole.read(&mut read[0])?;
                     divided.read(&mut read[1])?;
                     assert_eq!(read[0], read[1]);
-                    Rounds::of(ranks.clone()).settle()?;
+                    OverlappedRanks::of(ranks.clone()).settle()?;
                     let new: Vec<f32> = specs()[1..4].iter().flat_map(|s| values(s, round as f32)).collect();
                     whole.write_part(1..4, &new)?;
                     divided.write_part(1..4, &new)?;
                 }
-                Rounds::of(ranks).settle()
+                OverlappedRanks::of(ranks).settle()
             });
             results.into_iter().for_each(|result| result.unwrap());
         }

@@ -1,4 +1,15 @@
 //! The trainable tensors of a model, and the gradients that pullbacks add up.
+//!
+//! Where the values are, if parameters are whole or divided among the ranks (`divided.rs`):
+//!
+//! | type       | values of                              | whole                 | divided                                 |
+//! |------------|----------------------------------------|-----------------------|-----------------------------------------|
+//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which gathers them           |
+//! | `Own`      | one rank, now                          | -                     | its part of each tensor, in host memory |
+//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then    |
+//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device     |
+//!
+//! A segment of a divided snapshot is an error once the parameters were written again: the old values are gone.
 
 mod divided;
 
@@ -32,10 +43,11 @@ enum Home {
     /// On the device, all of them.
     Device(Mutex<Arc<Vec<Tensor<1>>>>),
     /// Each rank has a part.
-    Ranks(Divided),
+    Ranks(Arc<Divided>),
 }
 
-/// The values at one instant: what a forward pass and its pullback read, whatever is written meanwhile.
+/// The values at one instant: what a forward pass and its pullback read, whatever is written meanwhile. They are read
+/// segment by segment ([`Snapshot::segment`]).
 #[derive(Clone)]
 pub struct Snapshot {
     parameters: Parameters,
@@ -46,10 +58,23 @@ pub struct Snapshot {
 #[derive(Clone)]
 enum Held {
     All(Arc<Vec<Tensor<1>>>),
-    /// Of some parameters, by position.
-    Some(Arc<BTreeMap<usize, Tensor<1>>>),
     /// With the ranks, as of this number of writes.
-    Divided(u32),
+    Divided(Arc<Divided>, u32),
+}
+
+/// Some parameters of a [`Snapshot`], on the device. Those that were gathered from the ranks are freed with it.
+pub struct ParameterSegment {
+    parameters: Parameters,
+    prefix: String,
+    values: OnDevice,
+}
+
+/// The values of a segment.
+enum OnDevice {
+    /// All parameters, by position; the segment is those of its prefix.
+    All(Arc<Vec<Tensor<1>>>),
+    /// By position.
+    Gathered(BTreeMap<usize, Tensor<1>>),
 }
 
 impl Parameters {
@@ -70,7 +95,7 @@ impl Parameters {
         ranks: Arc<dyn Communicator>,
     ) -> Result<Self> {
         let divided = Divided::new(&specs, values, ranks)?;
-        Ok(Self::at_home(specs, Home::Ranks(divided), device))
+        Ok(Self::at_home(specs, Home::Ranks(Arc::new(divided)), device))
     }
 
     fn at_home(specs: Vec<ParameterSpec>, home: Home, device: &Device) -> Self {
@@ -99,7 +124,7 @@ impl Parameters {
     pub fn snapshot(&self) -> Snapshot {
         let values = match &self.shared.home {
             Home::Device(values) => Held::All(lock(values).clone()),
-            Home::Ranks(divided) => Held::Divided(divided.version()),
+            Home::Ranks(divided) => Held::Divided(divided.clone(), divided.version()),
         };
         Snapshot { parameters: self.clone(), values }
     }
@@ -117,7 +142,7 @@ impl Parameters {
         *lock(&self.shared.sink) = sink.map(|sink| (sink, first));
     }
 
-    /// Adds to the gradient of parameter `index`, and hands it on where somebody waits for it.
+    /// Adds to the gradient of parameter `index`, and hands it on where a sink takes it.
     pub fn add_gradient(&self, index: usize, gradient: Tensor<1>) {
         let before = lock(&self.shared.gradients)[index].take();
         let sum = match before {
@@ -226,31 +251,34 @@ impl Snapshot {
         &self.parameters
     }
 
-    /// The parameters whose name starts with `prefix`, on the device: gathered where they are divided among the ranks,
-    /// and gone with what is returned. Otherwise the snapshot itself, which costs nothing.
-    pub fn segment(&self, prefix: &str) -> Result<Self> {
-        let (Held::Divided(version), Home::Ranks(divided)) = (&self.values, &self.parameters.shared.home) else {
-            return Ok(self.clone());
-        };
+    /// Parameters whose names start with `prefix`, on the device. Sharded parameters are gathered from all ranks and freed
+    /// when the returned value is dropped. Otherwise it costs nothing.
+    pub fn segment(&self, prefix: &str) -> Result<ParameterSegment> {
         let device = self.parameters.device();
-        let gathered = divided.segment(prefix, *version)?;
-        let values = gathered.into_iter().map(|(index, values)| (index, upload(values, device))).collect();
-        Ok(Self { parameters: self.parameters.clone(), values: Held::Some(Arc::new(values)) })
+        let values = match &self.values {
+            Held::All(values) => OnDevice::All(values.clone()),
+            Held::Divided(divided, version) => {
+                let gathered = divided.segment(prefix, *version)?;
+                OnDevice::Gathered(gathered.into_iter().map(|(i, values)| (i, upload(values, device))).collect())
+            }
+        };
+        Ok(ParameterSegment { parameters: self.parameters.clone(), prefix: prefix.into(), values })
+    }
+}
+
+impl ParameterSegment {
+    /// The parameters that these are some of.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
     }
 
-    /// Position, shape and value of a parameter.
-    ///
-    /// # Panics
-    /// When the values are divided among the ranks: take a [`Snapshot::segment`] first.
+    /// Position, shape and value of a parameter of this segment.
     pub fn get(&self, name: &str) -> Option<(usize, &[usize], &Tensor<1>)> {
         let index = self.parameters.position(name)?;
         Some((index, &self.parameters.specs()[index].shape, self.value(index)?))
     }
 
-    /// Position, name and shape, and value of each that there is.
-    ///
-    /// # Panics
-    /// As [`Snapshot::get`].
+    /// Position, name and shape, and value of each.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<1>)> {
         let specs = self.parameters.specs().iter().enumerate();
         specs.filter_map(|(i, spec)| Some((i, spec, self.value(i)?)))
@@ -258,9 +286,9 @@ impl Snapshot {
 
     fn value(&self, index: usize) -> Option<&Tensor<1>> {
         match &self.values {
-            Held::All(values) => values.get(index),
-            Held::Some(values) => values.get(&index),
-            Held::Divided(_) => panic!("parameters that are divided among ranks are read segment by segment"),
+            OnDevice::All(values) if self.parameters.specs()[index].name.starts_with(&self.prefix) => values.get(index),
+            OnDevice::All(_) => None,
+            OnDevice::Gathered(values) => values.get(&index),
         }
     }
 }

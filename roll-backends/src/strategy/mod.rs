@@ -9,19 +9,18 @@ use roll_core::{Error, Model, OptimizerConfig, Result};
 pub use single::{Single, SingleOptions};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
-/// Fails on a model or on settings that can only be mistakes.
+/// Fails on a model or on settings that can only be mistakes. Loading a configuration refuses such settings already, and
+/// earlier; this check is for programs that make an [`OptimizerConfig`] themselves.
 fn check(model: &dyn Model, config: &OptimizerConfig) -> Result<()> {
-    for (i, beta) in config.betas.iter().enumerate() {
-        if !(0.0..1.0).contains(beta) {
-            return Err(Error::config(format!("optimizer.betas[{i}]"), format!("must lie in [0, 1), found {beta}")));
-        }
+    if let Some(beta) = config.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
+        return Err(Error::config("training.betas", format!("expected numbers in [0, 1), found {beta}")));
     }
     for (key, value) in
         [("eps", config.eps), ("weight_decay", config.weight_decay), ("max_grad_norm", config.max_grad_norm)]
     {
         if !(value.is_finite() && value >= 0.0) {
-            let problem = format!("must be finite and at least 0, found {value}");
-            return Err(Error::config(format!("optimizer.{key}"), problem));
+            let problem = format!("expected a finite number of at least 0, found {value}");
+            return Err(Error::config(format!("training.{key}"), problem));
         }
     }
     if model.parameter_count() == 0 {
@@ -32,11 +31,15 @@ fn check(model: &dyn Model, config: &OptimizerConfig) -> Result<()> {
     Ok(())
 }
 
-/// Fails on what no update can be made with.
+/// Fails on numbers that no update can be made with.
 fn check_step(learning_rate: f64, scale: f64) -> Result<()> {
-    match learning_rate.is_finite() && scale.is_finite() {
+    if !learning_rate.is_finite() {
+        let problem = format!("expected a finite number at every step, found {learning_rate}");
+        return Err(Error::config("training.learning_rate", problem));
+    }
+    match scale.is_finite() {
         true => Ok(()),
-        false => Err(Error::Misuse(format!("learning rate {learning_rate} and scale {scale} must be finite"))),
+        false => Err(Error::Misuse(format!("the gradient's scale must be finite, found {scale}"))),
     }
 }
 

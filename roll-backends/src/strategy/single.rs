@@ -90,7 +90,7 @@ impl Strategy for Single {
         }
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
         scale(&mut a.gradients, coefficient);
-        // Somebody else may have written them: a checkpoint, an import.
+        // Read again: a checkpoint or an import may have written them since the last step.
         model.read_parameters(&mut a.parameters)?;
         a.optimizer.update(&mut a.parameters, &a.gradients, &mut a.moments, learning_rate);
         model.write_parameters(&a.parameters)?;
@@ -261,13 +261,24 @@ mod tests {
     #[test]
     fn settings_that_can_only_be_mistakes_are_refused() {
         let mut model = FlatModel::two();
-        for config in [
-            OptimizerConfig { betas: [1.0, 0.9], ..Default::default() },
-            OptimizerConfig { eps: f64::NAN, ..Default::default() },
-            OptimizerConfig { max_grad_norm: -1.0, ..Default::default() },
+        for (key, config) in [
+            ("training.betas", OptimizerConfig { betas: [1.0, 0.9], ..Default::default() }),
+            ("training.eps", OptimizerConfig { eps: f64::NAN, ..Default::default() }),
+            ("training.max_grad_norm", OptimizerConfig { max_grad_norm: -1.0, ..Default::default() }),
         ] {
-            assert!(Single::default().attach(&mut model, &config).is_err());
+            let message = Single::default().attach(&mut model, &config).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
         }
         assert!(Single::default().accumulate(&mut model).is_err());
+    }
+
+    #[test]
+    fn a_learning_rate_that_is_not_finite_is_an_error_of_the_configuration() {
+        let mut model = FlatModel::two();
+        let mut strategy = attached(&mut model);
+        let error = strategy.step(&mut model, f64::NAN, 1.0).unwrap_err();
+        assert!(error.to_string().contains("training.learning_rate"), "{error}");
+        assert_eq!(error.fault(), roll_core::Fault::User);
+        assert!(matches!(strategy.step(&mut model, 1e-3, f64::INFINITY), Err(roll_core::Error::Misuse(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! Bringing the next segment while the network computes with this one.
+//! Fetching the next segment while the network computes with the current one.
 
 use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use roll_core::{Error, Result};
 
-/// Something on its way: it comes, or the reason why not.
+/// A segment on its way: it arrives, or an error does.
 pub type Coming<T> = Receiver<Result<T>>;
 
-/// Brings segments one ahead of their use: two exist at once, the one that is computed with and the one on its way.
+/// Fetches segments one ahead of their use. Two exist at a time: the one that is computed with and the one on its way.
 ///
-/// Which one is next is learnt: what came last time after the same two. A wrong guess costs bringing it.
+/// The next segment is guessed: the one that followed the same two last time. A wrong guess costs one needless fetch.
 #[derive(Debug)]
 pub struct Ahead<T> {
     state: Mutex<State<T>>,
@@ -31,14 +31,14 @@ impl<T> Default for Ahead<T> {
 }
 
 impl<T> Ahead<T> {
-    /// The segment `name`, which was on its way or is brought now; `begin` sends one on its way. Then the next one is
-    /// begun, if `begins_next`.
+    /// The segment `name`, which was on its way or is fetched now; `begin` starts a fetch. Then the fetch of the next
+    /// segment is started, if `begins_next`.
     pub fn segment(&self, name: &str, begins_next: bool, begin: impl Fn(&str) -> Result<Coming<T>>) -> Result<T> {
         let mut state = self.lock();
         let segment = match state.coming.take() {
             Some((guess, coming)) if guess == name => arrived(name, coming)?,
             wrong => {
-                // It must be gone before the right one comes. Why it failed, if it did, concerns nobody.
+                // It must be gone before the right one comes. Its error, if any, does not matter: it was not asked for.
                 drop(wrong.map(|(_, coming)| coming.recv()));
                 arrived(name, begin(name)?)?
             }

@@ -12,7 +12,7 @@ use roll_core::{ParameterSpec, Result, StateDict};
 pub use ahead::{Ahead, Coming};
 pub use sharded::Sharded;
 
-use crate::{BackendError, NdTensor, Snapshot, Tape};
+use crate::{BackendError, NdTensor, ParameterSegment, Tape};
 
 /// Weights of one segment of a network, by the checkpoint's key.
 pub type Weights = Arc<HashMap<String, Weight>>;
@@ -92,15 +92,15 @@ impl Resident {
         Self { device: device.clone(), weights, segments: Default::default() }
     }
 
-    /// All parameters of `snapshot` as weights, recorded on `tape`: with a tape that is on, a network that reads its
+    /// The parameters of `segment` as weights, recorded on `tape`: with a tape that is on, a network that reads its
     /// weights from this store runs inside the tape's autodiff graph and can be trained.
-    pub fn tracked(snapshot: &Snapshot, tape: &Tape) -> Self {
+    pub fn tracked(segment: &ParameterSegment, tape: &Tape) -> Self {
         let weight = |(index, spec, value): (usize, &ParameterSpec, &Tensor<1>)| {
             let leaf = NdTensor::from_flat(tape.leaf(index, value), spec.shape.as_slice());
             (spec.name.clone(), Weight::from_tensor(leaf))
         };
-        let device = snapshot.parameters().device().clone();
-        Self { device, weights: snapshot.iter().map(weight).collect(), segments: Default::default() }
+        let device = segment.parameters().device().clone();
+        Self { device, weights: segment.iter().map(weight).collect(), segments: Default::default() }
     }
 }
 

@@ -8,15 +8,16 @@ use burn::tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 
 use super::{Ahead, Weight, WeightStore, Weights};
-use crate::rounds::{Rounds, Service};
+use crate::overlap::{OverlappedRanks, Service};
 
 /// Every rank keeps an equal part of every weight in host memory; a segment is put together when it is asked for, and
-/// kept by nobody. While a network computes with one, the next is gathered in the background, where the rounds overlap
-/// ([`Rounds::overlaps`]): the memory of one segment more. Ranks may ask for different segments, and differently often.
+/// not kept. While a network computes with one, the next is gathered in the background if overlap is on
+/// ([`OverlappedRanks::overlaps`]), which takes the memory of one more segment. Ranks may ask for different segments, and
+/// differently often.
 ///
 /// bf16 weights are kept and sent as bf16.
 pub struct Sharded {
-    rounds: Arc<Rounds>,
+    ranks: Arc<OverlappedRanks>,
     service: u32,
     shards: Arc<Shards>,
     ahead: Ahead<Weights>,
@@ -47,8 +48,8 @@ impl Sharded {
     /// Keeps this rank's part of `state`, which all ranks have, as `dtype` (f32 or bf16). Mapped tensors are read where
     /// their part lies.
     pub fn new(state: &StateDict, dtype: DType, device: &Device, ranks: Arc<dyn Communicator>) -> Result<Self> {
-        let rounds = Rounds::of(ranks);
-        let (rank, world) = (rounds.rank().0, rounds.world_size());
+        let ranks = OverlappedRanks::of(ranks);
+        let (rank, world) = (ranks.rank().0, ranks.world_size());
         let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
         for (key, tensor) in state {
             // Cut in the dtype that is kept: f32 where another is stored, as the resident store has it.
@@ -78,8 +79,8 @@ impl Sharded {
         }
         own.shrink_to_fit();
         let shards = Arc::new(Shards { device: device.clone(), dtype, entries, own, world });
-        let service = rounds.offer(shards.clone());
-        Ok(Self { rounds, service, shards, ahead: Ahead::default() })
+        let service = ranks.offer(shards.clone());
+        Ok(Self { ranks, service, shards, ahead: Ahead::default() })
     }
 
     /// Bytes that this rank keeps.
@@ -90,16 +91,16 @@ impl Sharded {
 
 impl WeightStore for Sharded {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        self.ahead.segment(prefix, self.rounds.overlaps(), |prefix| {
+        self.ahead.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (send, coming) = mpsc::channel();
             let (range, shards) = (self.shards.range(prefix), self.shards.clone());
             let what = [range.start as u32, range.end as u32];
             // Put together by the thread that gathered it: that too is out of the network's way.
             let then = move |gathered: Result<Vec<f32>>| {
-                // Nobody waits any more when the store was dropped.
+                // Sending fails when the store was dropped: then no receiver is left.
                 let _ = send.send(gathered.and_then(|gathered| shards.assemble(range, &gathered)));
             };
-            self.rounds.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
+            self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
             Ok(coming)
         })
     }
@@ -223,7 +224,7 @@ mod tests {
                             assert_eq!(weight.shape(), theirs[key].shape());
                         }
                     }
-                    Rounds::of(ranks).settle()?;
+                    OverlappedRanks::of(ranks).settle()?;
                     assert_eq!(store.shape("b.1.w"), Some(vec![64, 3]));
                     Ok(store.bytes())
                 });
@@ -275,8 +276,8 @@ mod tests {
         for overlap in [true, false] {
             let results = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
                 let ranks = Arc::new(Counting(ranks, AtomicUsize::new(0)));
-                let rounds = Rounds::of(ranks.clone());
-                rounds.set_overlap(overlap);
+                let overlapped = OverlappedRanks::of(ranks.clone());
+                overlapped.set_overlap(overlap);
                 let store = Sharded::new(&state, DType::F32, &device, ranks.clone())?;
                 let mut used = 0;
                 for pass in 0..PASSES {
@@ -285,7 +286,8 @@ mod tests {
                         let weights = store.segment(&format!("b.{i}."))?;
                         let value = weights[&format!("b.{i}.w")].f32::<1>()?.into_data();
                         assert_eq!(value.try_into_vec::<f32>().unwrap(), vec![i as f32; 64]);
-                        // Once the order is known, the next one comes without being asked for.
+                        // Once the order is known, the next one comes without being asked for; when is not measured: the
+                        // bound only ends a test in which it never comes.
                         let since = std::time::Instant::now();
                         while overlap && pass > 1 && ranks.1.load(Ordering::SeqCst) <= used {
                             assert!(since.elapsed() < Duration::from_secs(30), "block {i} of pass {pass}");
@@ -293,7 +295,7 @@ mod tests {
                         }
                     }
                 }
-                rounds.settle()?;
+                overlapped.settle()?;
                 Ok(ranks.1.load(Ordering::SeqCst))
             });
             for gathered in results {

@@ -50,6 +50,7 @@ pub fn ask(args: Ask) -> Result<()> {
         seed: args.seed,
         numbers: Vec::new(),
     };
+    sampling.check().map_err(of_flag)?;
     let begun = Instant::now();
     let made = model.generate(std::slice::from_ref(&prompt), &sampling)?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -61,4 +62,12 @@ pub fn ask(args: Ask) -> Result<()> {
     println!("{}", model.detokenize(&tokens)?);
     tracing::info!("{} tokens in, {count} out, {:.1} tokens a second", prompt.len(), count as f64 / seconds);
     Ok(())
+}
+
+/// An error of a field of [`Sampling`] as one of the flag that sets it: `top_p` is `--top-p`.
+fn of_flag(error: Error) -> Error {
+    match error {
+        Error::Config { key, problem } => Error::Unsupported(format!("--{}: {problem}", key.replace('_', "-"))),
+        other => other,
+    }
 }

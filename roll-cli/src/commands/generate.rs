@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_algos::sampling;
-use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, Video};
+use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, ResultExt, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::progress::Bar;
 
@@ -31,7 +31,10 @@ pub fn generate(args: Generate) -> Result<()> {
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
     let input = ConditionInput { prompt: args.prompt, image, end_image: None, frames: args.frames, size };
     let conditioning = diffusion.encode(&input)?;
-    let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift)?;
+    if args.steps == 0 {
+        return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
+    }
+    let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift).in_section("model")?;
     let noise = loaded.config.noise().latents(0, args.noise, &conditioning.latent_shape)?;
     let adapter = if args.adapter.is_some() { Adapter::On } else { Adapter::Off };
     let bar = TerminalBar::new(args.steps as u64, "steps");

@@ -56,7 +56,8 @@ impl Pass {
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
-        let (trainable, lora_scale, products) = (self.trainable.as_ref(), self.lora_scale, self.products);
+        let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
+        let (trainable, lora_scale, products) = (trainable.as_ref(), self.lora_scale, self.products);
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 }

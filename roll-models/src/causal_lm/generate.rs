@@ -10,7 +10,7 @@ use super::config::LmConfig;
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
-use super::sampling::{check, draw};
+use super::sampling::draw;
 
 /// Tells after which texts and ids a row ends.
 pub struct Endings<'a> {
@@ -60,7 +60,7 @@ pub fn generate(
     endings: &Endings<'_>,
     prefixes: &Prefixes,
 ) -> Result<Vec<Generation>> {
-    check(sampling)?;
+    sampling.check()?;
     let LmConfig { context, vocab, layers, .. } = *network.config();
     let noise = Noise::new(sampling.seed);
     let trainable = network.trainable(Adapter::On);

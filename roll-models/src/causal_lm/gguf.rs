@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::chat::ChatTemplate;
 use super::config::{LmConfig, Rope, RopeScaling};
-use super::source::Parts;
+use super::parts::Parts;
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
 

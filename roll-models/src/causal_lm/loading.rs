@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::model::CausalLm;
 use super::network::Network;
-use super::source::{self, Parts};
+use super::parts::Parts;
+use super::source;
+use crate::comma_list::{self, split};
+use crate::hub::Hub;
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
 use crate::weights::{Checkpoint, stored_dtype};
@@ -22,9 +25,11 @@ use crate::weights::{Checkpoint, stored_dtype};
 pub struct CausalLmOptions {
     /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
     /// a chat template in `chat_template.jinja` or `tokenizer_config.json`. Or a GGUF file, which holds all of it.
+    /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
     /// `null`: the small model that is built in.
     pub model_path: Option<PathBuf>,
-    /// Layers that carry the LoRA, by the end of their name, comma-separated.
+    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas.
+    #[serde(deserialize_with = "comma_list::required")]
     pub lora_target_modules: String,
     /// Rank of the LoRA; 0 trains every weight instead.
     pub lora_rank: usize,
@@ -38,7 +43,7 @@ pub struct CausalLmOptions {
     pub use_gradient_checkpointing_offload: bool,
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
-    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
@@ -65,13 +70,12 @@ impl Default for CausalLmOptions {
 impl CausalLmOptions {
     /// What is trained.
     fn trainable(&self) -> Trainable {
-        let targets = self.lora_target_modules.split(',').map(str::trim).filter(|t| !t.is_empty());
         match self.lora_rank {
             0 => Trainable::Full,
             rank => Trainable::Lora {
                 rank,
                 alpha: self.lora_alpha.unwrap_or(rank as f64),
-                targets: targets.map(Into::into).collect(),
+                targets: split(&self.lora_target_modules),
             },
         }
     }
@@ -105,7 +109,7 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
     let Parts { mut config, state, tokenizer, template, place } = match &options.model_path {
-        Some(path) => source::open(&context.resolve(path))?,
+        Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };
     if let Some(length) = options.max_length {
@@ -122,7 +126,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         .while_doing(reading)?
         .with_memory(options.memory())
         .with_products(options.compute_dtype.of(dtype, &device)?);
-    network.train(&options.trainable(), &Noise::new(context.seed), &state)?;
+    network.train(&options.trainable(), &Noise::new(context.seed), &state).in_section("model")?;
     let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(path) = &options.lora_checkpoint {
         let path = context.resolve(path);
@@ -130,4 +134,23 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         model.import_adapter(&files).while_doing(|| format!("reading {}", path.display()))?;
     }
     Ok(model)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn lists_are_those_of_yaml_and_unknown_layers_are_refused_by_their_key() {
+        let parsed = |targets: serde_json::Value| {
+            let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
+            parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
+        };
+        let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
+        assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let message = open(&list, &context).err().unwrap().chain();
+        assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
+    }
 }

@@ -14,6 +14,7 @@ mod loading;
 mod model;
 mod network;
 pub mod packed;
+mod parts;
 mod prefixes;
 mod sampling;
 mod source;

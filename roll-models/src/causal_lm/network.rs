@@ -207,7 +207,8 @@ impl Network {
 
     fn head(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
         let name = self.config.head_weight();
-        if let Some((index, shape, value)) = trainable.and_then(|s| s.get(name)) {
+        let trainable = trainable.map(|all| all.segment(name)).transpose()?;
+        if let Some((index, shape, value)) = trainable.as_ref().and_then(|s| s.get(name)) {
             let value = value.clone().reshape([shape[0], shape[1]]);
             return Ok(HeadWeight::Trained(value, index));
         }

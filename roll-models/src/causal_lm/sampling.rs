@@ -12,21 +12,6 @@ pub struct Drawn {
     pub log_prob: f32,
 }
 
-/// Fails on settings that draw nothing.
-pub fn check(sampling: &Sampling) -> Result<()> {
-    if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
-        let problem = format!("expected a number of at least 0, found {}", sampling.temperature);
-        return Err(Error::config("temperature", problem));
-    }
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return Err(Error::config("top_p", format!("expected a number in (0, 1], found {}", sampling.top_p)));
-    }
-    if sampling.stop.iter().any(String::is_empty) {
-        return Err(Error::config("stop", "an empty text would stop at once"));
-    }
-    Ok(())
-}
-
 /// Draws one token from a row of logits. Temperature 0 takes the likeliest, the lowest id among equals, with the
 /// log-probability it has at temperature 1. Fails when the logits are not finite.
 pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
@@ -136,8 +121,8 @@ mod tests {
         for logits in [vec![f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![]] {
             assert!(draw(&logits, &sampling(), &mut rng).is_err());
         }
-        assert!(check(&Sampling { top_p: 0.0, ..sampling() }).is_err());
-        assert!(check(&Sampling { temperature: -1.0, ..sampling() }).is_err());
-        assert!(check(&Sampling { stop: vec![String::new()], ..sampling() }).is_err());
+        assert!(Sampling { top_p: 0.0, ..sampling() }.check().is_err());
+        assert!(Sampling { temperature: -1.0, ..sampling() }.check().is_err());
+        assert!(Sampling { stop: vec![String::new()], ..sampling() }.check().is_err());
     }
 }

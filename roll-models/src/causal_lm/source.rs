@@ -1,27 +1,39 @@
-//! Where a model comes from: a Hugging Face directory, a GGUF file, or the program itself.
+//! Where a model comes from: a Hugging Face directory, a GGUF file, the Hugging Face hub, or the program itself.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, StateDict};
+use roll_core::{Error, Result, ResultExt};
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
 use super::gguf;
+use super::parts::Parts;
 use super::tokenizer::Tokenizer;
+use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
 
-/// What a model is put together from.
-pub struct Parts {
-    /// Shape of the network.
-    pub config: LmConfig,
-    /// Weights under the names of Hugging Face.
-    pub state: StateDict,
-    /// Text to ids, where there is one.
-    pub tokenizer: Option<Tokenizer>,
-    /// How conversations are written, where it is told.
-    pub template: Option<ChatTemplate>,
-    /// Where all this was found, for messages.
-    pub place: String,
+/// Files that every published model has.
+const NEEDED: &[&str] = &["config.json", "*.safetensors"];
+/// Files that it may have: texts of the tokenizer and the chat template, the index of shards.
+const ALSO: &[&str] = &["*.json", "*.jinja"];
+
+/// The place of the model `name`: the path `resolved`, or a published model, `ORG/NAME` for its directory and
+/// `ORG/NAME:FILE.gguf` for one file. It is downloaded where it is missing. A path that exists comes first.
+pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
+    let name = name.to_string_lossy();
+    let (model, file) = name.split_once(':').map_or((&*name, None), |(model, file)| (model, Some(file)));
+    let published = model.split('/').filter(|part| !part.is_empty()).count() == 2 && !name.starts_with(['.', '/', '~']);
+    // `NAME.gguf` in a folder is a path that does not exist.
+    if resolved.exists() || !published || (file.is_none() && model.ends_with(".gguf")) {
+        return Ok(resolved);
+    }
+    let found = match file {
+        None => hub.directory(model, NEEDED, ALSO),
+        Some(file) => hub.directory(model, &[file], &[]).map(|directory| directory.join(file)),
+    };
+    found.map_err(Error::from).while_doing(|| {
+        format!("the path {} does not exist; looking for a published model instead", resolved.display())
+    })
 }
 
 /// The model at `path`: a directory, or a GGUF file.
@@ -80,4 +92,31 @@ pub fn built_in() -> Result<Parts> {
         template: Some(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).map_err(broken)?),
         place: place.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_path_comes_first_and_then_a_published_model() {
+        let root = tempfile::tempdir().unwrap();
+        let hub = Hub { caches: vec![root.path().join("hub")], folders: Vec::new(), remote: None };
+        let snapshot = root.path().join("hub/models--org--name/snapshots/x");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        for file in ["config.json", "model.safetensors", "model.gguf"] {
+            std::fs::write(snapshot.join(file), b"").unwrap();
+        }
+        let locate = |name: &str| locate(Path::new(name), root.path().join(name), &hub);
+        assert_eq!(locate("org/name").unwrap(), snapshot);
+        assert_eq!(locate("org/name:model.gguf").unwrap(), snapshot.join("model.gguf"));
+        for path in ["plain", "./org/name", "a/b/c", "models/other.gguf"] {
+            assert_eq!(locate(path).unwrap(), root.path().join(path));
+        }
+        std::fs::create_dir_all(root.path().join("org/name")).unwrap();
+        assert_eq!(locate("org/name").unwrap(), root.path().join("org/name"));
+        let missing = locate("org/none").unwrap_err().chain();
+        assert!(missing.contains("does not exist") && missing.contains("hf download org/none"), "{missing}");
+    }
 }

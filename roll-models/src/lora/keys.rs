@@ -6,6 +6,9 @@ use super::error::LoraError;
 use super::layer_names;
 use super::{Convention, Expert};
 
+/// Key of the header under which files without a place for scales keep them.
+pub(super) const ALPHAS_KEY: &str = "lora_alphas";
+
 /// Which tensor of a layer a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
@@ -82,7 +85,7 @@ const OTHER_KINDS: &[(&str, &str)] = &[
     (".lora_embedding_", "a LoRA of an embedding"),
 ];
 
-/// Whether the key looks like one of a LoRA (or a kin of it), whoever wrote it.
+/// Whether the key looks like one of a LoRA or a related format, of any program.
 pub fn is_lora_key(key: &str) -> bool {
     key.starts_with("lora_unet_")
         || MATRICES.iter().any(|(infix, _)| key.contains(infix))

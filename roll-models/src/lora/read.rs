@@ -9,14 +9,11 @@ use serde_json::Value;
 use crate::weights::{Checkpoint, WeightsError};
 
 use super::error::{LoraError, some};
-use super::keys::{self, Key, Part};
+use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
 use super::peft::{self, Config};
 use super::write::{rounded, scaled};
 use super::{Convention, Difference, Expert, Layer, Lora};
-
-/// Key of the header under which files without a place for scales keep them.
-pub(super) const ALPHAS_KEY: &str = "lora_alphas";
 
 /// A LoRA file: one adapter, or one for each of two transformers.
 #[derive(Clone, Debug)]
@@ -295,7 +292,7 @@ impl RawLayer {
                 check_shapes(path, name, &down, &unscaled, None)?;
                 unscaled
             }
-            // Written by this project: the scale stands in the matrix, by a power of two.
+            // Written by this project: the matrix contains the scale, a power of two.
             (None, Some(_), Some(Convention::DiffSynth)) => {
                 let scale = alpha.map_or(1.0, |alpha| alpha / rank as f64);
                 if scale == 0.0 {

@@ -9,10 +9,9 @@ use serde_json::Value;
 use crate::weights::{WeightsError, save_safetensors};
 
 use super::error::{LoraError, some};
-use super::keys::UNSCALED;
+use super::keys::{ALPHAS_KEY, UNSCALED};
 use super::layer_names::{self, Names};
 use super::peft;
-use super::read::ALPHAS_KEY;
 use super::{Convention, Expert, Layer, Lora};
 
 /// How a LoRA is written.

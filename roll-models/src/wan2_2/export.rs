@@ -6,10 +6,10 @@ use roll_core::{DType, Error, Result, StateDict};
 
 use crate::weights::{Checkpoint, expand_glob};
 
+use super::adapter_io::EXPERT_FILE;
 use super::components::heads;
 use super::dit::DitConfig;
 use super::init::{make_directory, save};
-use super::model::EXPERT_FILE;
 
 /// Writes the transformer in `trained`, a checkpoint directory of a run with `lora_rank: 0` or a weight file, to
 /// `out/diffusion_pytorch_model.safetensors`, stored as `dtype`. `base` is the directory of the expert that the training

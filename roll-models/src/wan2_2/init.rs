@@ -9,9 +9,9 @@ use serde_json::json;
 
 use crate::weights::save_safetensors;
 
+use super::adapter_io::EXPERT_FILE;
 use super::dit::DitConfig;
-use super::init_tiny::TinyKind;
-use super::model::EXPERT_FILE;
+use super::kind::TinyKind;
 
 /// How large a transformer is. Channels and patches are those of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,14 +12,14 @@ use roll_core::{
     communicator,
 };
 
+use crate::hub::Hub;
 use crate::lora;
 use crate::weights::{Checkpoint, Streamed};
 
 use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, DitConfig, Trainable};
-use super::hub::Hub;
-use super::model::{Parts, Settings, Sources, TextEncoder, Wan, trainable};
+use super::model::{Parts, Settings, Sources, TextEncoder, Wan};
 use super::options::{Placement, WanOptions};
 use super::paths::ComponentFiles;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
@@ -56,7 +56,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
              `roll init-tiny DIR` writes a small checkpoint to try things with",
         ));
     }
-    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env())?;
+    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env()).in_section("model")?;
     let present: Vec<&str> = if files.dit2.is_some() { vec!["dit", "dit2"] } else { vec!["dit"] };
     let trained = options.trained_experts(&present)?;
     let dit = open_dit("dit", &files.dit, options, &trained, context.seed, &device)?;
@@ -75,7 +75,11 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         None => None,
     };
     let tiling = match (options.vae_tile_size, options.vae_tile_stride) {
-        (Some(size), Some(stride)) => Some(Tiling { size, stride }),
+        (Some(size), Some(stride)) => {
+            let tiling = Tiling { size, stride };
+            tiling.check().in_section("model")?;
+            Some(tiling)
+        }
         (None, None) => None,
         _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
     };
@@ -151,12 +155,12 @@ fn open_dit(
         .with_products(options.compute_dtype.of(dtype, device)?);
         // The two experts start from different adapters: their names are part of the draws' key.
         let noise = Noise::new(seed ^ u64::from(name == "dit2"));
-        let trainable = trainable(options, trained, name);
+        let trainable = options.trainable(trained, name);
         let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
         dit.train(&trainable, &noise, &base)?;
         Ok(dit)
     };
-    opened().while_doing(|| format!("reading {}", file.path().display()))
+    opened().in_section("model").while_doing(|| format!("reading {}", file.path().display()))
 }
 
 fn open_text(
@@ -173,7 +177,7 @@ fn open_text(
             "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json",
         )
     })?;
-    let tokenizer = Tokenizer::load(place)?;
+    let tokenizer = Tokenizer::load(place).in_section("model")?;
     let encoder = Umt5::streamed(file, device).while_doing(|| format!("reading {}", file.path().display()))?;
     if tokenizer.vocabulary() > encoder.config().vocab {
         return Err(Error::bad_file(
@@ -205,5 +209,45 @@ fn text_len(files: &ComponentFiles) -> Result<usize> {
             format!("the experts were trained with prompts of {length} and of {} tokens (`text_len`)", of(low)),
         )),
         None => Ok(length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::init_tiny::{TinyKind, init_tiny};
+    use super::*;
+
+    fn refused(spoil: impl FnOnce(&mut WanOptions)) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let files = init_tiny(dir.path(), TinyKind::T2v, 0).unwrap();
+        let mut options = WanOptions {
+            model_paths: Some(files.model_paths),
+            tokenizer_path: Some(files.tokenizer),
+            lora_rank: 2,
+            ..WanOptions::default()
+        };
+        spoil(&mut options);
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.path().into(), placement: None };
+        open(&options, &context).err().unwrap().chain()
+    }
+
+    #[test]
+    fn errors_name_the_key_with_its_section() {
+        let targets = refused(|o| o.lora_target_modules = "nosuch".into());
+        assert!(targets.contains("`model.lora_target_modules`"), "{targets}");
+        let heads = refused(|o| o.num_heads = Some(7));
+        assert!(heads.contains("`model.num_heads`"), "{heads}");
+        let tokenizer = refused(|o| o.tokenizer_path = Some("nowhere".into()));
+        assert!(tokenizer.contains("`model.tokenizer_path`"), "{tokenizer}");
+        let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (Some([4, 4]), Some([4, 8])));
+        assert!(tiles.contains("`model.vae_tile_stride`"), "{tiles}");
+        let list = refused(|o| {
+            let list = o.model_paths.as_ref().unwrap();
+            let path = list.with_file_name("vae.json");
+            std::fs::write(&path, r#"["Wan2.1_VAE.safetensors"]"#).unwrap();
+            o.model_paths = Some(path);
+        });
+        assert!(list.contains("`model.model_paths`"), "{list}");
     }
 }

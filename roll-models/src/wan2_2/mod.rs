@@ -1,18 +1,21 @@
 //! Wan2.2, and the Wan2.1 models that share its code. One implementation, configured by what the checkpoint says.
 
 mod adapter;
+mod adapter_io;
 pub mod clip;
 pub mod components;
 pub mod conditioning;
 pub mod dit;
+mod expert;
 pub mod export;
-pub mod hub;
 pub mod init;
 pub mod init_tiny;
+mod kind;
 pub mod loading;
 mod model;
 pub mod names;
 mod options;
+mod parameters;
 pub mod paths;
 pub mod plan;
 mod resize;
@@ -21,5 +24,5 @@ pub mod tokenizer;
 pub mod umt5;
 pub mod vae;
 
-pub use model::{Parts, Settings, TextEncoder, Wan, trainable};
+pub use model::{Parts, Settings, TextEncoder, Wan};
 pub use options::{Placement, WanOptions};

@@ -1,23 +1,20 @@
 //! The Wan model as the algorithms see it: experts, VAE and encoders behind the traits of roll-core.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use roll_backends::Parameters;
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
-    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, Sigma, SigmaRange, StateDict, Tensor, Timestep,
-    VelocityInput, WeightPlacement, model::flat,
+    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    WeightPlacement,
 };
 
-use crate::lora;
-
-use super::adapter;
+use super::adapter_io;
 use super::clip::Clip;
 use super::conditioning;
-use super::dit::{Dit, Trainable};
+use super::dit::Dit;
+use super::expert::{Expert, trained_levels};
 use super::tokenizer::Tokenizer;
 use super::umt5::Umt5;
 use super::vae::{Chunking, Vae};
@@ -29,16 +26,13 @@ const T2V_BOUNDARY: f64 = 0.875;
 /// Channels that tell an I2V model which frames are known.
 const MASK_CHANNELS: usize = 4;
 
-/// Name, without extension, of a transformer's weight file in the official repositories.
-pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
-
 /// Prompts to embeddings.
 pub struct TextEncoder {
     /// Text to ids.
     pub tokenizer: Tokenizer,
     /// Ids to embeddings.
     pub encoder: Umt5,
-    /// Rows of an embedding: what a prompt is padded or cut to.
+    /// Rows of an embedding: prompts are padded or cut to this length.
     pub length: usize,
 }
 
@@ -78,31 +72,25 @@ pub struct Settings {
 
 /// A Wan model.
 pub struct Wan {
-    experts: Vec<Expert>,
+    pub(super) experts: Vec<Expert>,
     vae: Vae,
     text: Option<TextEncoder>,
     clip: Option<Clip>,
     schedule: ScheduleFacts,
     end_image: bool,
     chunking: Chunking,
-    specs: Vec<ParameterSpec>,
+    pub(super) specs: Vec<ParameterSpec>,
     sources: Option<Sources>,
     placement: Option<WeightPlacement>,
 }
 
-/// What encodings are made with.
+/// The files and settings that encodings depend on.
 #[derive(Clone, Debug)]
 pub struct Sources {
     /// Files of VAE, text encoder, tokenizer and image encoder.
     pub files: Vec<PathBuf>,
-    /// What else they depend on.
+    /// Everything else that they depend on.
     pub settings: String,
-}
-
-struct Expert {
-    name: &'static str,
-    dit: Dit,
-    lora: bool,
 }
 
 impl Wan {
@@ -117,10 +105,7 @@ impl Wan {
         let experts: Vec<_> = [("dit", Some(parts.dit)), ("dit2", parts.dit2)]
             .into_iter()
             .filter_map(|(name, dit)| Some((name, dit?)))
-            .map(|(name, dit)| {
-                let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
-                Expert { name, dit, lora }
-            })
+            .map(|(name, dit)| Expert::new(name, dit))
             .collect();
         let specs = experts.iter().flat_map(Expert::specs).collect();
         let trained = trained_levels(&experts, boundary);
@@ -143,7 +128,7 @@ impl Wan {
         Self { placement: Some(placement), ..self }
     }
 
-    /// Tells what encodings are made with, so that they can be kept.
+    /// Adds the files and settings that encodings depend on, so that they can be cached.
     pub fn with_sources(self, sources: Sources) -> Self {
         Self { sources: Some(sources), ..self }
     }
@@ -170,100 +155,9 @@ impl Wan {
         Ok([facts.z_channels, frames, height, width])
     }
 
-    /// Calls `f` with each trained expert and its part of a flat vector.
-    fn each_part<T>(
-        &self,
-        mut flat: T,
-        split: impl Fn(T, usize) -> (T, T),
-        mut f: impl FnMut(&Expert, T) -> Result<()>,
-    ) -> Result<()> {
-        for expert in &self.experts {
-            let n = expert.specs().map(|s| s.len()).sum();
-            let (head, tail) = split(flat, n);
-            f(expert, head)?;
-            flat = tail;
-        }
-        Ok(())
-    }
-
-    /// Calls `f` with the parameters of each expert that `which` touches, the positions among them, and their part of
-    /// the flat vector.
-    fn each_of<T>(
-        &self,
-        which: Range<usize>,
-        mut flat: T,
-        split: impl Fn(T, usize) -> (T, T),
-        f: impl Fn(&Parameters, Range<usize>, T) -> Result<()>,
-    ) -> Result<()>
-    where
-        T: AsRef<[f32]>,
-    {
-        let expected: usize = self.specs.get(which.clone()).unwrap_or_default().iter().map(ParameterSpec::len).sum();
-        if flat.as_ref().len() != expected {
-            return Err(Error::shape("part of the parameters", format!("[{expected}]"), &[flat.as_ref().len()]));
-        }
-        let mut first = 0;
-        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
-            let specs = parameters.specs();
-            let own = which.start.max(first) - first..which.end.min(first + specs.len()).max(first) - first;
-            first += specs.len();
-            if own.start < own.end {
-                let (head, tail) = split(flat, specs[own.clone()].iter().map(ParameterSpec::len).sum());
-                f(parameters, own, head)?;
-                flat = tail;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_len(&self, found: usize) -> Result<()> {
-        let expected = self.parameter_count();
-        match found == expected {
-            true => Ok(()),
-            false => Err(Error::shape("flat parameters", format!("[{expected}]"), &[found])),
-        }
-    }
-
-    /// Bytes of the trainable parameters that this process keeps: its part, where they are divided among ranks.
-    pub fn parameter_bytes(&self) -> usize {
-        self.experts.iter().filter_map(|e| e.dit.parameters()).map(Parameters::bytes).sum()
-    }
-
     /// Names of the files that [`Model::export_adapter`] gives.
     pub fn adapter_files(&self) -> Vec<String> {
-        self.experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| self.file_name(e)).collect()
-    }
-
-    /// Name of the file that an expert's adapter, or all of its weights, are written to.
-    fn file_name(&self, expert: &Expert) -> String {
-        let trained = self.experts.iter().filter(|e| e.dit.parameters().is_some()).count();
-        let stem = if expert.lora { "adapter" } else { EXPERT_FILE };
-        match (trained, expert.name) {
-            (1, _) => stem.into(),
-            (_, "dit") => format!("{stem}_high_noise"),
-            _ => format!("{stem}_low_noise"),
-        }
-    }
-}
-
-/// The noise levels of the experts that have trainable parameters.
-fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
-    let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
-    match (boundary.map(Sigma), trains(0), trains(1)) {
-        (Some(boundary), true, false) => SigmaRange { low: boundary, ..SigmaRange::ALL },
-        (Some(boundary), false, true) => SigmaRange { high: boundary, ..SigmaRange::ALL },
-        _ => SigmaRange::ALL,
-    }
-}
-
-impl Expert {
-    fn which(&self) -> lora::Expert {
-        if self.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
-    }
-
-    fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
-        let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
-        specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
+        adapter_io::files(&self.experts)
     }
 }
 
@@ -277,30 +171,15 @@ impl Model for Wan {
     }
 
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.check_len(out.len())?;
-        self.each_part(
-            out,
-            |flat, n| flat.split_at_mut(n),
-            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.read(part)),
-        )
+        self.read_part(0..self.specs.len(), out)
     }
 
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.check_len(values.len())?;
-        self.each_part(
-            values,
-            |flat, n| flat.split_at(n),
-            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.write(part)),
-        )
+        self.write_part(0..self.specs.len(), values)
     }
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.check_len(add_into.len())?;
-        self.each_part(
-            add_into,
-            |flat, n| flat.split_at_mut(n),
-            |e, part| e.dit.parameters().map_or(Ok(()), |p| p.take_gradients(part)),
-        )
+        self.take_gradients_part(0..self.specs.len(), add_into)
     }
 
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
@@ -321,60 +200,11 @@ impl Model for Wan {
     }
 
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        let mut files = BTreeMap::new();
-        for expert in &self.experts {
-            let Some(parameters) = expert.dit.parameters() else { continue };
-            let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
-            parameters.read(&mut values)?;
-            let state = flat::to_state(parameters.specs(), &values)?;
-            let state = match expert.lora {
-                true => adapter::to_file(state, expert.dit.lora_scale())?,
-                false => state,
-            };
-            files.insert(self.file_name(expert), state);
-        }
-        Ok(files)
+        adapter_io::export(&self.experts)
     }
 
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        // Everything is read and checked before anything is written.
-        let mut parts = Vec::new();
-        for expert in &self.experts {
-            let Some(parameters) = expert.dit.parameters() else { continue };
-            let name = self.file_name(expert);
-            // One file for one adapter is that adapter's, whatever it is called.
-            let only = files.values().next().filter(|_| files.len() == 1 && self.adapter_files().len() == 1);
-            let file = files.get(&name).or(only).ok_or_else(|| {
-                let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
-                Error::Unsupported(format!(
-                    "the adapter has no file `{name}` for expert `{}`; it has: {found}",
-                    expert.name
-                ))
-            })?;
-            let state = match expert.lora {
-                true => adapter::from_file(&name, file, expert.which(), expert.dit.lora_scale())?,
-                false => file.clone(),
-            };
-            parts.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
-        }
-        for (parameters, values) in parts {
-            parameters.write(&values)?;
-        }
-        Ok(())
-    }
-}
-
-impl ParameterParts for Wan {
-    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        self.each_of(which, out, |flat, n| flat.split_at_mut(n), Parameters::read_part)
-    }
-
-    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
-        self.each_of(which, values, |flat, n| flat.split_at(n), Parameters::write_part)
-    }
-
-    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        self.each_of(which, add_into, |flat, n| flat.split_at_mut(n), Parameters::take_gradients_part)
+        adapter_io::import(&self.experts, files)
     }
 }
 
@@ -487,7 +317,7 @@ impl DiffusionModel for Wan {
     }
 }
 
-/// Puts the tensors of a stack where they belong.
+/// Puts the tensors of a stack into the slots `places`.
 fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Result<()> {
     for (place, part) in places.iter().zip(stack.unstack()?) {
         slots[*place] = Some(part);
@@ -497,15 +327,4 @@ fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Res
 
 fn gathered(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
     Tensor::stack(&slots.into_iter().flatten().collect::<Vec<_>>())
-}
-
-/// What is trained of the expert `name`.
-pub fn trainable(options: &super::WanOptions, trained: &[String], name: &str) -> Trainable {
-    match (trained.iter().any(|t| t == name), options.lora_rank) {
-        (false, _) => Trainable::Frozen,
-        (true, 0) => Trainable::Full,
-        (true, rank) => {
-            Trainable::Lora { rank, alpha: options.lora_alpha.unwrap_or(rank as f64), targets: options.lora_targets() }
-        }
-    }
 }

@@ -1,11 +1,13 @@
-//! What a user can say about a Wan model.
+//! Options of the Wan models.
 
 use std::path::PathBuf;
 
 use roll_core::{Error, Result, WeightPlacement};
 use serde::{Deserialize, Serialize};
 
+use crate::comma_list::{self, split};
 use crate::precision::{ComputeDType, WeightsDType};
+use crate::trainable::Trainable;
 
 /// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,15 +16,20 @@ pub struct WanOptions {
     /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
     /// layout.
     pub model_paths: Option<PathBuf>,
-    /// `ORG/NAME:PATTERN` entries, comma-separated, looked up in the Hugging Face cache.
+    /// List of `ORG/NAME:PATTERN` entries: files of the Hugging Face cache, downloaded where they are missing.
+    #[serde(deserialize_with = "comma_list::optional")]
     pub model_id_with_origin_paths: Option<String>,
     /// Directory of the UMT5 `tokenizer.json`.
     pub tokenizer_path: Option<PathBuf>,
-    /// Experts that are trained, comma-separated: `dit` (high noise), `dit2` (low noise).
+    /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
+    /// one of YAML, or a text with commas.
+    #[serde(deserialize_with = "comma_list::required")]
     pub trainable_models: String,
-    /// Experts that carry the LoRA; those of `trainable_models` unless given.
+    /// List of the experts that carry the LoRA; those of `trainable_models` unless given.
+    #[serde(deserialize_with = "comma_list::optional")]
     pub lora_base_model: Option<String>,
-    /// Layers that carry the LoRA, by the end of their name, comma-separated.
+    /// List of the layers that carry the LoRA, by the end of their name.
+    #[serde(deserialize_with = "comma_list::required")]
     pub lora_target_modules: String,
     /// Rank of the LoRA; 0 trains every weight of the experts instead.
     pub lora_rank: usize,
@@ -34,11 +41,12 @@ pub struct WanOptions {
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
     pub use_gradient_checkpointing_offload: bool,
-    /// Inputs beside the prompt, comma-separated: `input_image`, `end_image`.
+    /// List of the inputs beside the prompt: `input_image`, `end_image`.
+    #[serde(deserialize_with = "comma_list::required")]
     pub extra_inputs: String,
     /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
     pub weights_dtype: WeightsDType,
-    /// What products of matrices and attention are taken in: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
@@ -63,14 +71,14 @@ pub struct WanOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// As the strategy wants it; resident when it does not care.
+    /// As the strategy asks; resident if it does not ask.
     #[default]
     Auto,
     /// On the device, all the time.
     Resident,
     /// In their memory-mapped files; read block by block, one ahead.
     Streamed,
-    /// Divided among the ranks; gathered block by block.
+    /// Sharded over the ranks; gathered block by block.
     Sharded,
 }
 
@@ -144,6 +152,17 @@ impl WanOptions {
         Ok(names)
     }
 
+    /// What is trained of `expert`, when the experts `trained` are.
+    pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
+        match (trained.iter().any(|name| name == expert), self.lora_rank) {
+            (false, _) => Trainable::Frozen,
+            (true, 0) => Trainable::Full,
+            (true, rank) => {
+                Trainable::Lora { rank, alpha: self.lora_alpha.unwrap_or(rank as f64), targets: self.lora_targets() }
+            }
+        }
+    }
+
     /// The layers that carry the LoRA.
     pub fn lora_targets(&self) -> Vec<String> {
         split(&self.lora_target_modules)
@@ -155,6 +174,56 @@ impl WanOptions {
     }
 }
 
-fn split(list: &str) -> Vec<String> {
-    list.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Into::into).collect()
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::registry::parse_options;
+    use serde_json::json;
+
+    use super::*;
+
+    fn parsed(options: serde_json::Value) -> Result<WanOptions> {
+        parse_options("model", options.as_object().unwrap())
+    }
+
+    #[test]
+    fn lists_are_those_of_yaml_or_texts_with_commas() {
+        let text = parsed(json!({
+            "trainable_models": "dit,dit2", "lora_base_model": null, "lora_target_modules": "q,k",
+            "extra_inputs": "input_image,end_image", "model_id_with_origin_paths": "o/n:a*,o/n:b",
+        }));
+        let list = parsed(json!({
+            "trainable_models": ["dit", "dit2"], "lora_target_modules": ["q", " k"],
+            "extra_inputs": ["input_image", "end_image"], "model_id_with_origin_paths": ["o/n:a*", "o/n:b"],
+        }));
+        let (text, list) = (text.unwrap(), list.unwrap());
+        assert_eq!(text, list);
+        assert_eq!(list.trained_experts(&["dit", "dit2"]).unwrap(), ["dit", "dit2"]);
+        assert_eq!((list.lora_targets(), list.wants("end_image")), (vec!["q".into(), "k".into()], true));
+        let base = parsed(json!({"lora_base_model": ["dit"]})).unwrap();
+        assert_eq!(base.trained_experts(&["dit", "dit2"]).unwrap(), ["dit"]);
+    }
+
+    #[test]
+    fn what_is_no_list_is_an_error_that_names_the_key() {
+        for (options, key) in [
+            (json!({"trainable_models": 3}), "model.trainable_models"),
+            (json!({"extra_inputs": null}), "model.extra_inputs"),
+            (json!({"lora_base_model": ["dit", 2]}), "model.lora_base_model"),
+            (json!({"lora_target_modules": ["q,k"]}), "model.lora_target_modules"),
+        ] {
+            let message = parsed(options).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_expert_is_trained_as_the_options_say() {
+        let options = WanOptions { lora_rank: 4, ..WanOptions::default() };
+        let trained = ["dit2".to_string()];
+        assert_eq!(options.trainable(&trained, "dit"), Trainable::Frozen);
+        let expected = Trainable::Lora { rank: 4, alpha: 4.0, targets: options.lora_targets() };
+        assert_eq!(options.trainable(&trained, "dit2"), expected);
+        assert_eq!(WanOptions { lora_rank: 0, ..options }.trainable(&trained, "dit2"), Trainable::Full);
+    }
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt};
 
+use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
-use super::hub::Hub;
 
 /// The networks of a pipeline, under official key names. Nothing is loaded yet.
 #[derive(Clone, Debug)]
@@ -39,7 +39,8 @@ pub enum PathEntry {
 }
 
 impl ComponentFiles {
-    /// Resolves the two keys of the configuration; entries of both are taken together, as in the reference.
+    /// Resolves the two options of the model; entries of both are taken together, as in the reference. Errors name the
+    /// options without their section, which the caller adds.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = Vec::new();
         if let Some(path) = model_paths {
@@ -62,13 +63,13 @@ impl ComponentFiles {
     /// Reads `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob. Components are
     /// recognised by their keys; of two transformers the first is the high-noise expert. Relative paths start from
     /// the directory of the JSON file, then from the working directory. A directory of the official or the diffusers
-    /// layout may stand in place of the JSON file.
+    /// layout may be given in place of the JSON file.
     pub fn from_json(path: impl AsRef<Path>) -> Result<Self> {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
     }
 
-    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, in the local caches. An entry without a pattern is
-    /// the whole model.
+    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, on this machine or by downloading them. An entry
+    /// without a pattern is the whole model.
     pub fn from_ids(ids: &str, hub: &Hub) -> Result<Self> {
         Self::resolve(None, Some(ids), hub)
     }
@@ -134,7 +135,7 @@ fn open_entry(entry: &PathEntry, directory: &Path) -> Result<Vec<Found>> {
 
 /// The files that a path or glob of the JSON means.
 fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
-    // An absolute path stands for itself in `join`.
+    // `join` replaces the directory by an absolute path.
     let places = [directory.join(entry), PathBuf::from(entry)];
     if let Some(path) = places.iter().find(|p| p.exists()) {
         return Ok(vec![path.clone()]);
@@ -165,7 +166,11 @@ fn from_ids(ids: &str, hub: &Hub) -> Result<Vec<Found>> {
                 let files = hub.files(model, pattern)?;
                 found.push(Found::Weights(Checkpoint::open_shards(&files)?));
             }
-            _ => found.extend(from_directory(&hub.directory(id.trim_end_matches(':'))?)?),
+            _ => found.extend(from_directory(&hub.directory(
+                id.trim_end_matches("./").trim_end_matches(':'),
+                &["**"],
+                &[],
+            )?)?),
         }
     }
     Ok(found)
@@ -184,7 +189,7 @@ const FOLDERS: &[(&str, &str)] = &[
     ("", "model"),
 ];
 
-/// Files of official repositories that stand at their top.
+/// Files at the top of official repositories.
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
 /// Where tokenizers lie in the official and the diffusers layout.

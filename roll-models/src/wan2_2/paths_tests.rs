@@ -151,7 +151,7 @@ fn models_are_found_in_the_local_caches() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = root.path().join("hub/models--Wan-AI--Wan2.2-I2V-A14B/snapshots/0123abc");
     init_tiny(&snapshot, TinyKind::I2v, 0).unwrap();
-    let hub = Hub { caches: vec![root.path().join("hub")], folders: vec![root.path().join("models")] };
+    let hub = Hub { caches: vec![root.path().join("hub")], folders: vec![root.path().join("models")], remote: None };
     let id = "Wan-AI/Wan2.2-I2V-A14B";
     let ids = format!(
         "{id}:high_noise_model/diffusion_pytorch_model*.safetensors,{id}:low_noise_model/diffusion_pytorch_model*.safetensors,\

@@ -6,8 +6,8 @@ use roll_core::{Error, Result};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
-use super::hub::Hub;
 use super::text::clean;
+use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
 const END: &str = "</s>";
@@ -24,7 +24,8 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
-    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up in the local caches.
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on this machine and downloaded if it is
+    /// missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
@@ -98,7 +99,7 @@ fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     }
     let name = place.to_string_lossy();
     let looks_like_a_model = name.split('/').count() == 2 && !name.starts_with(['.', '/']);
-    match looks_like_a_model.then(|| hub.directory(&name)) {
+    match looks_like_a_model.then(|| hub.directory(&name, &["**/tokenizer.json"], &[])) {
         Some(Ok(directory)) => find(&directory, &Hub::default()),
         Some(Err(e)) => Err(e.into()),
         None => Err(Error::config(
@@ -241,7 +242,7 @@ mod tests {
         let nested = dir.path().join("models/google/umt5-xxl");
         std::fs::create_dir_all(&nested).unwrap();
         tiny(&nested);
-        let hub = Hub { caches: vec![], folders: vec![dir.path().join("models")] };
+        let hub = Hub { caches: vec![], folders: vec![dir.path().join("models")], remote: None };
         for place in [nested.join(FILE), nested, dir.path().join("models"), "google/umt5-xxl".into()] {
             Tokenizer::load_with(&place, &hub).unwrap();
         }

@@ -89,7 +89,7 @@ fn gradients_of_all_weights_match_central_differences() {
     let mut values = vec![0.0; state.values().map(Tensor::len).sum()];
     parameters.read(&mut values).unwrap();
     let encode = |tape: &Tape| {
-        let store = Resident::tracked(&parameters.snapshot(), tape);
+        let store = Resident::tracked(&parameters.snapshot().segment("").unwrap(), tape);
         Umt5::with_store(config(), Arc::new(store)).hidden_recorded(&[3, 7, 29, 1], &[0, 1, 3]).unwrap()
     };
     let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| Ok(vec![encode(tape).into()])).unwrap();

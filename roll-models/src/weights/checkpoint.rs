@@ -8,7 +8,8 @@ use roll_core::{StateDict, Tensor};
 use serde::Deserialize;
 
 use super::error::WeightsError;
-use super::file::{TensorInfo, WeightFile};
+use super::file::WeightFile;
+use super::info::TensorInfo;
 
 /// The weights of one network: names, shapes and dtypes without loading, tensors on demand. Cloning is cheap.
 #[derive(Clone)]

@@ -1,36 +1,16 @@
-//! One weight file, whatever its format.
+//! One weight file, of any format.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Tensor};
+use roll_core::Tensor;
 
 use super::error::WeightsError;
+use super::info::TensorInfo;
 use super::pth::PthFile;
 use super::safetensors::{MAX_HEADER, SafetensorsFile};
-
-/// What a file says about a tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Dtype, when it is one that can be loaded.
-    pub dtype: Option<DType>,
-    /// Name of the dtype in the file, in lower case.
-    pub stored: String,
-    /// Shape.
-    pub shape: Vec<usize>,
-}
-
-impl TensorInfo {
-    pub(super) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
-        self.dtype.ok_or_else(|| WeightsError::DType {
-            path: path.into(),
-            tensor: tensor.into(),
-            found: self.stored.clone(),
-        })
-    }
-}
 
 /// Extensions of the two formats.
 const SAFETENSORS: &[&str] = &["safetensors"];

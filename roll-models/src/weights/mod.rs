@@ -5,6 +5,7 @@ mod checkpoint;
 mod error;
 mod file;
 pub mod gguf;
+mod info;
 mod pth;
 mod rewrite;
 mod safetensors;
@@ -19,7 +20,8 @@ use std::path::PathBuf;
 
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
-pub use file::{TensorInfo, WeightFile};
+pub use file::WeightFile;
+pub use info::TensorInfo;
 pub use rewrite::{Change, Outputs, rewrite};
 pub use safetensors::parse_safetensors;
 pub use save::save_safetensors;

@@ -8,7 +8,7 @@ use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
 use roll_core::{DType, Tensor};
 
 use super::error::WeightsError;
-use super::file::TensorInfo;
+use super::info::TensorInfo;
 
 /// Python objects that carry no code and appear in plain state dictionaries.
 const HARMLESS: &[&str] = &[

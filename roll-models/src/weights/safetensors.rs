@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::error::WeightsError;
-use super::file::TensorInfo;
+use super::info::TensorInfo;
 
 /// Longest header: the format's own limit. A header is parsed into memory, so it must be bounded.
 pub(super) const MAX_HEADER: u64 = 100_000_000;

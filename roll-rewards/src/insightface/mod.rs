@@ -24,9 +24,6 @@ pub use networks::{FaceNetworks, FrameFace};
 pub use reward::IdentityReward;
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod fake_networks;
-#[cfg(test)]
 mod gradient_check;
 #[cfg(test)]
 mod tests;

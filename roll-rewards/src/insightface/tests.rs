@@ -7,9 +7,9 @@ use std::path::Path;
 use roll_core::{
     BuildContext, Fault, Grad, OnMissing, Options, Registry, Result, RewardScorer, Score, Target, Tensor, Video,
 };
+use roll_testing::faces::{self, SIDE};
 
 use super::align::Alignment;
-use super::fake_networks::{self, SIDE};
 use super::gradient_check::{dot, noise};
 use super::{ChannelOrder, Config, FaceNetworks, IdentityReward, Undetected};
 
@@ -39,7 +39,7 @@ fn config(change: impl FnOnce(&mut Config)) -> Config {
 
 fn reward(change: impl FnOnce(&mut Config)) -> IdentityReward {
     let directory = tempfile::tempdir().unwrap();
-    fake_networks::write(directory.path());
+    faces::write(directory.path());
     let config = config(change);
     let device = roll_backends::device("flex").unwrap();
     IdentityReward::new(FaceNetworks::load(directory.path(), &config, &device).unwrap(), config)
@@ -173,7 +173,7 @@ fn a_target_of_another_scorer_is_refused() {
 fn the_reward_is_registered_and_its_options_are_checked() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("faces")).unwrap();
-    fake_networks::write(&directory.path().join("faces"));
+    faces::write(&directory.path().join("faces"));
     let registry = Registry::linked().unwrap();
     let make = |options: serde_json::Value| -> Result<Box<dyn RewardScorer>> {
         let context =
@@ -213,7 +213,7 @@ fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
     let said = refusal(directory.path(), |_| ());
     assert!(said.contains("no face detector") && said.contains("no .onnx file"), "{said}");
 
-    fake_networks::write(directory.path());
+    faces::write(directory.path());
     std::fs::rename(at("arcface_fake.onnx"), at("mine.onnx")).unwrap();
     std::fs::write(at("broken.onnx"), b"no model").unwrap();
     let said = refusal(directory.path(), |_| ());
@@ -237,7 +237,7 @@ fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
 fn an_embedder_of_another_name_is_recognised_by_its_shape() {
     // The fake one has 8 outputs instead of 512; its declared shape is what counts.
     let directory = tempfile::tempdir().unwrap();
-    fake_networks::write(directory.path());
+    faces::write(directory.path());
     let path = directory.path().join("arcface_fake.onnx");
     let bytes = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

@@ -7,12 +7,11 @@ use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
 use super::*;
 
-/// A Python program of `body` after the frame functions of the example; `None`, said aloud, without Python.
+/// A Python program of `body` after the frame functions of the example; `None` skips the test, where there is no
+/// Python.
 fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<RemoteReward<Program>>> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
-        let line = b"SKIPPED: reward commands are not tested without python3\n";
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), line);
-        return None;
+        roll_testing::skip!("reward commands are not tested without python3", needs = "python");
     }
     let example = include_str!("../../../examples/reward_command/brightness.py");
     let functions = example.split("def main").next().unwrap();
@@ -89,12 +88,13 @@ fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
 
 #[test]
 fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
-    for hang in ["read(); time.sleep(60)", "time.sleep(60)"] {
+    for hang in ["read(); time.sleep(600)", "time.sleep(600)"] {
         let begun = Instant::now();
         let hangs = |c: &mut Config| (c.timeout, c.restarts) = (0.3, 0);
         let Some(told) = told(&format!("{HELLO}\n{hang}"), hangs) else { return };
         assert!(told.contains("no answer within 0.3 s"), "{told}");
-        assert!(begun.elapsed().as_secs() < 20);
+        // Sooner than it would have ended by itself.
+        assert!(begun.elapsed().as_secs() < 600);
     }
 }
 

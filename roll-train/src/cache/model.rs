@@ -1,12 +1,8 @@
 //! A diffusion model whose encodings are kept.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, LanguageModel,
-    Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
-    WeightPlacement,
+    ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Model, Result, ScheduleFacts, StateDict, Tensor,
+    delegate_diffusion, delegate_model,
 };
 
 use super::CacheStore;
@@ -45,46 +41,23 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
     model.as_diffusion().ok_or_else(|| Error::Misuse("a diffusion model is none any more".into()))
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Model for CachedModel {
-    fn parameters(&self) -> &[ParameterSpec] {
-        self.inner.parameters()
-    }
-    fn parameter_count(&self) -> usize {
-        self.inner.parameter_count()
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.inner.read_parameters(out)
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.inner.write_parameters(values)
-    }
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.inner.take_gradients(add_into)
-    }
-    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-        self.inner.parts()
-    }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.inner.deliver_gradients(sink)
-    }
-    fn weight_placement(&self) -> Option<WeightPlacement> {
-        self.inner.weight_placement()
-    }
+    delegate_model!(self => self.inner; except as_diffusion);
+
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
     }
-    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
-        self.inner.as_language()
-    }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        self.inner.export_adapter()
-    }
-    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        self.inner.import_adapter(files)
-    }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
+    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, encode, encoding_key, encode_video);
+
+    fn encoding_key(&self) -> Result<Option<String>> {
+        Ok(Some(self.key.clone()))
+    }
+
     fn schedule(&self) -> ScheduleFacts {
         self.facts
     }
@@ -102,34 +75,6 @@ impl DiffusionModel for CachedModel {
         let state =
             self.store.get("encodings", &key.finish(), || to_state(diffusion(inner.as_mut())?.encode(input)?))?;
         from_state(state)
-    }
-
-    fn velocity(
-        &mut self,
-        latents: &Tensor,
-        timestep: Timestep,
-        conditioning: &Conditioning,
-        adapter: Adapter,
-        grad: Grad,
-    ) -> Result<(Tensor, Option<Pullback>)> {
-        diffusion(self.inner.as_mut())?.velocity(latents, timestep, conditioning, adapter, grad)
-    }
-
-    fn velocities(
-        &mut self,
-        inputs: &[VelocityInput<'_>],
-        adapter: Adapter,
-        grad: Grad,
-    ) -> Result<(Tensor, Option<Pullback>)> {
-        diffusion(self.inner.as_mut())?.velocities(inputs, adapter, grad)
-    }
-
-    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        diffusion(self.inner.as_mut())?.decode(latents, grad)
-    }
-
-    fn encoding_key(&self) -> Result<Option<String>> {
-        Ok(Some(self.key.clone()))
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {

@@ -302,9 +302,12 @@ mod tests {
         for i in 1..60 {
             doubling += &format!("x{i}: ['${{x{0}}}', '${{x{0}}}']\nt{i}: ${{t{0}}}${{t{0}}}\n", i - 1);
         }
+        // 2^59 values: an error that came after they were made would never come.
         assert!(problem(&doubling).contains("interpolation"));
         let chain: String = (0..5000).map(|i| format!("k{i}: ${{k{}}}\n", i + 1)).collect();
-        problem(&chain);
-        problem(&format!("a: {}b{}\n", "${".repeat(20_000), "}".repeat(20_000)));
+        let told = problem(&(chain + "k5000: 1\n"));
+        assert!(told.contains("deep"), "{told}");
+        let told = problem(&format!("a: {}b{}\n", "${".repeat(20_000), "}".repeat(20_000)));
+        assert!(told.contains("deep"), "{told}");
     }
 }

@@ -240,9 +240,14 @@ mod tests {
             let list = vec![format!("*a{}", i - 1); 10].join(",");
             text += &format!("a{i}: &a{i} [{list}]\n");
         }
-        problem(&text);
-        problem(&"[".repeat(100_000));
-        problem(&format!("a: {}1", "{x: ".repeat(1000)));
+        // 10^12 numbers, of which no more are made than the budget has.
+        let told = problem(&text);
+        assert!(told.contains(&format!("nodes: {}", MAX_NODES + 1)), "{told}");
+        for deep in ["[".repeat(100_000), format!("a: {}1", "{x: ".repeat(1000))] {
+            let told = problem(&deep);
+            // The scanner's limit comes before that of the budget where it is a list within a list.
+            assert!(told.contains("recursion limit exceeded") || told.contains("Depth"), "{told}");
+        }
     }
 
     #[test]

@@ -18,12 +18,13 @@ impl Trainer {
     /// Opens data and networks.
     pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let config = &loaded.config;
-        let store = config.data.cache_dir.as_deref().map(CacheStore::open).transpose()?;
+        let data_config = config.data.resolved(|path| context.resolve(path));
+        let store = data_config.cache_dir.as_deref().map(CacheStore::open).transpose()?;
         let mut reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
         let source = algorithm.data_source();
         let dataset = match source {
-            DataSource::Clips => Some(Arc::new(Dataset::open(&config.data)?)),
+            DataSource::Clips => Some(Arc::new(Dataset::open(&data_config)?)),
             DataSource::Own { .. } => None,
         };
         if let Some(env) = &config.env {

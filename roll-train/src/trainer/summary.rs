@@ -42,6 +42,9 @@ pub struct Summary {
     /// The same for people.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
+    /// Encodings that were found in `data.cache_dir`, and those that were computed.
+    #[serde(skip)]
+    pub encodings: Option<[u64; 2]>,
     /// The metrics to show first.
     #[serde(skip)]
     pub headlines: Vec<Headline>,
@@ -53,7 +56,8 @@ pub struct Summary {
 impl Trainer {
     /// Writes what a run leaves at its end.
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<Summary> {
-        if let Some([found, computed]) = self.store.as_ref().map(CacheStore::counts) {
+        let encodings = self.store.as_ref().map(CacheStore::counts);
+        if let Some([found, computed]) = encodings {
             tracing::info!("encodings: {found} were kept from before, {computed} computed");
         }
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
@@ -70,6 +74,7 @@ impl Trainer {
             adapter: self.saved.as_ref().map(state::adapter_files).unwrap_or_default(),
             figures,
             lines: results::lines(&self.record, &self.headlines, &self.labels),
+            encodings,
             headlines: self.headlines.clone(),
             written: Vec::new(),
         };

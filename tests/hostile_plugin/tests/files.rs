@@ -134,7 +134,7 @@ fn a_search_path_gives_its_plugins_and_leaves_out_the_rest() {
     assert!(found[0].layout_checked && found[0].abi == ABI_VERSION);
 }
 
-/// The library that `cc` makes of `source`; `None`, said aloud, where there is no `cc`.
+/// The library that `cc` makes of `source`; `None` skips the test, where there is no `cc`.
 fn compile(dir: &tempfile::TempDir, name: &str, source: &str, arguments: &[&str]) -> Option<PathBuf> {
     let (code, library) = (dir.path().join(format!("{name}.c")), dir.path().join(format!("lib{name}.so")));
     std::fs::write(&code, source).unwrap();
@@ -153,9 +153,7 @@ fn compile(dir: &tempfile::TempDir, name: &str, source: &str, arguments: &[&str]
             Some(library)
         }
         Err(error) => {
-            let line = format!("SKIPPED: plugins in C are not tested without a C compiler (cc: {error})\n");
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-            None
+            roll_testing::skip!(format!("plugins in C are not tested without a C compiler (cc: {error})"), needs = "cc")
         }
     }
 }

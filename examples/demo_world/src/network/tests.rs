@@ -17,14 +17,14 @@ fn difference(network: &Network) -> f32 {
     let mut draw = noise.uniform(Purpose::Synthetic, 0, 0);
     values.iter_mut().for_each(|v| *v += 0.02 * draw());
     let parameters = split(network, &values, &device);
-    let snapshot = parameters.snapshot();
+    let parameters = parameters.snapshot().segment("").unwrap();
     let [h, w] = network.picture;
     let batch: Vec<f32> = (0..2 * 3 * h * w).map(|_| draw()).collect();
     let batch = Tensor::<4>::from_data(TensorData::new(batch, [2, 3, h, w]), (&device, DType::F32));
     let (weights, tape) = (Weights::default(), Tape::off());
     let scope = Scope {
         weights: &weights,
-        trainable: Some(&snapshot),
+        trainable: Some(&parameters),
         lora_scale: 1.0,
         tape: &tape,
         products: burn::tensor::DType::F32,

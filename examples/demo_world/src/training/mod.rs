@@ -172,12 +172,12 @@ fn gradient(
     let zeros = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();
     let parameters = Parameters::new(specs, zeros, device);
     parameters.write(values)?;
-    let snapshot = parameters.snapshot();
+    let segment = parameters.snapshot().segment("")?;
     let weights: Weights = Arc::new(HashMap::new());
     let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
         let scope = Scope {
             weights: &weights,
-            trainable: Some(&snapshot),
+            trainable: Some(&segment),
             lora_scale: 1.0,
             tape,
             products: burn::tensor::DType::F32,

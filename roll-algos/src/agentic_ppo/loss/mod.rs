@@ -6,20 +6,16 @@
 mod config;
 mod variants;
 
-use std::collections::BTreeMap;
-
 use roll_core::{Error, Result};
 
 use super::aggregate::{Aggregation, Totals};
 use super::correction::{Correction, correct};
 use super::grid::{Grid, Mask};
 use super::kl::KlEstimate;
+use super::metrics::ActorMetrics;
 use super::statistics::segment_means;
 pub use config::{LossConfig, PgVariant, RatioType};
 use variants::{View, losses};
-
-/// Metrics by name. A suffix `@sum`, `@max`, `@min` says how micro-batches are joined ([`super::metrics`]).
-pub type Metrics = BTreeMap<String, f64>;
 
 /// One micro-batch.
 #[derive(Clone, Copy, Debug)]
@@ -54,8 +50,8 @@ pub struct PolicyLoss {
     pub d_log_probs: Grid,
     /// Gradient in `entropy`, when the loss has an entropy bonus.
     pub d_entropy: Option<Grid>,
-    /// Metrics under the reference's names.
-    pub metrics: Metrics,
+    /// Metrics, joined with those of the other micro-batches as each of them says.
+    pub metrics: ActorMetrics,
 }
 
 /// The loss of one micro-batch of a step with `totals`:
@@ -110,7 +106,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     if let Some(reference) = inputs.ref_log_probs.map(silence) {
         let kl_weights = weights.masked(mask);
         let kl_loss = kl_weights.dot(&KlEstimate::K3.of(&log_probs, &reference));
-        metrics.insert("actor/kl_loss@sum".into(), kl_loss);
+        metrics.sum("kl_loss", kl_loss);
         if config.use_kl_loss {
             value += config.kl_loss_coef * kl_loss;
             let slopes = KlEstimate::K3.slopes(&log_probs, &reference);
@@ -124,21 +120,20 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
         let entropy_loss = weights.dot(&entropy);
         value -= config.entropy_loss_coef * entropy_loss;
         d_entropy = Some(weights.map(|w| -config.entropy_loss_coef * w).masked(response));
-        metrics.insert("actor/entropy@sum".into(), entropy_loss);
+        metrics.sum("entropy", entropy_loss);
     }
 
     let aggregate = |grid: &Grid| config.loss_agg_mode.of(&grid.masked(mask), mask, totals);
-    let mut put = |name: &str, value: f64| metrics.insert(format!("actor/{name}"), value);
-    put("pg_loss@sum", pg_loss);
-    put("total_loss@sum", value);
-    put("approxkl@sum", aggregate(&KlEstimate::Mse.of(&log_probs, &old)));
-    put("policykl@sum", aggregate(&KlEstimate::Kl.of(&log_probs, &old)));
-    put("ratio_mean@sum", Aggregation::SeqMeanTokenMean.of(&ratio, mask, totals));
+    metrics.sum("pg_loss", pg_loss);
+    metrics.sum("total_loss", value);
+    metrics.sum("approxkl", aggregate(&KlEstimate::Mse.of(&log_probs, &old)));
+    metrics.sum("policykl", aggregate(&KlEstimate::Kl.of(&log_probs, &old)));
+    metrics.sum("ratio_mean", Aggregation::SeqMeanTokenMean.of(&ratio, mask, totals));
     let kept = || ratio.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(r, _)| *r);
     // Of nothing there is no extreme; the reference reports 0 and 1e10.
     if mask.count() > 0 {
-        put("ratio_max@max", kept().fold(f64::NEG_INFINITY, f64::max));
-        put("ratio_min@min", kept().fold(f64::INFINITY, f64::min));
+        metrics.max("ratio_max", kept().fold(f64::NEG_INFINITY, f64::max));
+        metrics.min("ratio_min", kept().fold(f64::INFINITY, f64::min));
     }
     metrics.extend(correction.metrics.clone());
     Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })

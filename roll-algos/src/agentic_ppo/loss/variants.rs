@@ -1,11 +1,10 @@
 //! The forms of the policy gradient, token by token.
 
-use std::collections::BTreeMap;
-
+use super::LossInputs;
 use super::config::{LossConfig, PgVariant};
-use super::{LossInputs, Metrics};
 use crate::agentic_ppo::aggregate::{Aggregation, Totals};
 use crate::agentic_ppo::grid::{Grid, Mask};
+use crate::agentic_ppo::metrics::ActorMetrics;
 use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
 
 /// Loss of one token, and its slopes.
@@ -23,7 +22,7 @@ pub(super) struct Variant {
     pub values: Grid,
     pub d_log_prob: Grid,
     pub d_ratio: Grid,
-    pub metrics: Metrics,
+    pub metrics: ActorMetrics,
 }
 
 /// What the variants see of a batch, besides the inputs.
@@ -102,7 +101,7 @@ impl View<'_> {
                 d_ratio.row_mut(b)[t] = token.d_ratio;
             }
         }
-        Variant { values, d_log_prob, d_ratio, metrics: BTreeMap::new() }
+        Variant { values, d_log_prob, d_ratio, metrics: ActorMetrics::default() }
     }
 
     /// 1 where the ratio is as `condition` says.
@@ -129,53 +128,50 @@ impl View<'_> {
     }
 }
 
-fn metrics(view: &View<'_>, low: f64, high: f64) -> Metrics {
+fn metrics(view: &View<'_>, low: f64, high: f64) -> ActorMetrics {
     let config = view.config;
-    let mut metrics = Metrics::new();
-    let mut put = |name: &str, value: f64| {
-        metrics.insert(format!("actor/{name}"), value);
-    };
+    let mut metrics = ActorMetrics::default();
     match config.pg_variant {
         PgVariant::Vanilla => {}
         PgVariant::Ppo => {
             let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
-            put("ppo_ratio_low_clipfrac@sum", view.fraction(&below));
-            put("ppo_ratio_high_clipfrac@sum", view.fraction(&above));
-            put("ppo_ratio_clipfrac@sum", view.fraction(&below.zip(&above, |b, a| b + a)));
+            metrics.sum("ppo_ratio_low_clipfrac", view.fraction(&below));
+            metrics.sum("ppo_ratio_high_clipfrac", view.fraction(&above));
+            metrics.sum("ppo_ratio_clipfrac", view.fraction(&below.zip(&above, |b, a| b + a)));
             let clipped =
                 view.ratio.zip(view.inputs.advantages, |r, a| f64::from(u8::from(r.clamp(low, high) * a < r * a)));
-            put("clipfrac@sum", config.loss_agg_mode.of(&clipped, view.mask, view.totals));
+            metrics.sum("clipfrac", config.loss_agg_mode.of(&clipped, view.mask, view.totals));
         }
         PgVariant::Tis => {
             let (low, high) = (config.tis_lower_bound, config.tis_upper_bound);
             let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
-            put("tis_lower_clipfrac@sum", view.fraction(&below));
-            put("tis_upper_clipfrac@sum", view.fraction(&above));
-            put("tis_total_clipfrac@sum", view.fraction(&below.zip(&above, |b, a| b + a)));
-            put("tis_clipped_ratio_mean@sum", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
-            put("tis_lower_bound", low);
-            put("tis_upper_bound", high);
+            metrics.sum("tis_lower_clipfrac", view.fraction(&below));
+            metrics.sum("tis_upper_clipfrac", view.fraction(&above));
+            metrics.sum("tis_total_clipfrac", view.fraction(&below.zip(&above, |b, a| b + a)));
+            metrics.sum("tis_clipped_ratio_mean", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
+            metrics.mean("tis_lower_bound", low);
+            metrics.mean("tis_upper_bound", high);
         }
-        PgVariant::Topr => topr_metrics(view, &mut put),
+        PgVariant::Topr => topr_metrics(view, &mut metrics),
         PgVariant::Cispo => {
             let (low, high) = (1.0 - config.cispo_epsilon_low, 1.0 + config.cispo_epsilon_high);
             let (below, above) = (view.where_ratio(|r| r < low), view.where_ratio(|r| r > high));
-            put("cispo_cispo_epsilon_low", config.cispo_epsilon_low);
-            put("cispo_cispo_epsilon_high", config.cispo_epsilon_high);
-            put("cispo_cispo_clip_lower", low);
-            put("cispo_cispo_clip_upper", high);
-            put("cispo_cispo_use_unified_mask", f64::from(u8::from(config.cispo_use_unified_mask)));
-            put("cispo_cispo_lower_clipfrac", view.mean(&below));
-            put("cispo_cispo_upper_clipfrac", view.mean(&above));
-            put("cispo_cispo_total_clipfrac", view.mean(&below.zip(&above, |b, a| b + a)));
-            put("cispo_clipped_ratio_mean@sum", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
+            metrics.mean("cispo_cispo_epsilon_low", config.cispo_epsilon_low);
+            metrics.mean("cispo_cispo_epsilon_high", config.cispo_epsilon_high);
+            metrics.mean("cispo_cispo_clip_lower", low);
+            metrics.mean("cispo_cispo_clip_upper", high);
+            metrics.mean("cispo_cispo_use_unified_mask", f64::from(u8::from(config.cispo_use_unified_mask)));
+            metrics.mean("cispo_cispo_lower_clipfrac", view.mean(&below));
+            metrics.mean("cispo_cispo_upper_clipfrac", view.mean(&above));
+            metrics.mean("cispo_cispo_total_clipfrac", view.mean(&below.zip(&above, |b, a| b + a)));
+            metrics.sum("cispo_clipped_ratio_mean", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
             if config.cispo_use_unified_mask {
                 let advantages = view.inputs.advantages;
                 let good = above.zip(advantages, |clipped, a| if a > 0.0 { clipped } else { 0.0 });
                 let bad = below.zip(advantages, |clipped, a| if a < 0.0 { clipped } else { 0.0 });
-                put("cispo_cispo_masked_positive_tokens", view.mean(&good));
-                put("cispo_cispo_masked_negative_tokens", view.mean(&bad));
-                put("cispo_cispo_kept_tokens", view.mean(&good.zip(&bad, |g, b| 1.0 - g - b)));
+                metrics.mean("cispo_cispo_masked_positive_tokens", view.mean(&good));
+                metrics.mean("cispo_cispo_masked_negative_tokens", view.mean(&bad));
+                metrics.mean("cispo_cispo_kept_tokens", view.mean(&good.zip(&bad, |g, b| 1.0 - g - b)));
             }
         }
         PgVariant::Kimi15 => {
@@ -183,13 +179,13 @@ fn metrics(view: &View<'_>, low: f64, high: f64) -> Metrics {
             let log_ratio = view.ratio.map(|r| (r + 1e-8).ln());
             let magnitude = view.mean(&log_ratio.zip(view.inputs.advantages, |d, a| (a * d).abs()));
             let regularizer = view.mean(&log_ratio.map(|d| config.kimi15_tau * d * d * 0.5));
-            put("kimi15_kimi15_tau", config.kimi15_tau);
-            put("kimi15_kimi15_log_ratio_mean", view.mean(&log_ratio));
-            put("kimi15_kimi15_log_ratio_std", plain_std(&view.counted(&log_ratio)));
-            put("kimi15_kimi15_log_ratio_abs_mean", view.mean(&log_ratio.map(f64::abs)));
-            put("kimi15_kimi15_policy_grad_magnitude", magnitude);
-            put("kimi15_kimi15_kl_reg_magnitude", regularizer);
-            put("kimi15_kimi15_reg_ratio", regularizer / (magnitude + 1e-8));
+            metrics.mean("kimi15_kimi15_tau", config.kimi15_tau);
+            metrics.mean("kimi15_kimi15_log_ratio_mean", view.mean(&log_ratio));
+            metrics.mean("kimi15_kimi15_log_ratio_std", plain_std(&view.counted(&log_ratio)));
+            metrics.mean("kimi15_kimi15_log_ratio_abs_mean", view.mean(&log_ratio.map(f64::abs)));
+            metrics.mean("kimi15_kimi15_policy_grad_magnitude", magnitude);
+            metrics.mean("kimi15_kimi15_kl_reg_magnitude", regularizer);
+            metrics.mean("kimi15_kimi15_reg_ratio", regularizer / (magnitude + 1e-8));
         }
     }
     metrics
@@ -203,7 +199,7 @@ impl View<'_> {
     }
 }
 
-fn topr_metrics(view: &View<'_>, put: &mut impl FnMut(&str, f64)) {
+fn topr_metrics(view: &View<'_>, metrics: &mut ActorMetrics) {
     let (config, scores) = (view.config, view.inputs.episode_scores);
     let good = |b: usize| scores[b] > 0.0;
     let (good_mask, bad_mask) = (view.mask.rows_where(good), view.mask.rows_where(|b| !good(b)));
@@ -227,19 +223,19 @@ fn topr_metrics(view: &View<'_>, put: &mut impl FnMut(&str, f64)) {
     }
     let truncated = view.mean(&truncated);
     let (positive, negative) = (over(true), over(false));
-    put("topr_positive_samples@sum", good_count);
-    put("topr_negative_samples@sum", scores.len() as f64 - good_count);
-    put("topr_positive_ratio", good_count / samples);
-    put("topr_negative_ratio", (scores.len() as f64 - good_count) / samples);
-    put("topr_negative_lower_clipfrac", 0.0);
-    put("topr_negative_upper_clipfrac", truncated);
-    put("topr_negative_total_clipfrac", truncated);
-    put("topr_scores_mean", plain_mean(scores));
-    put("topr_scores_std", plain_std(scores));
-    put("topr_positive_weight", config.topr_positive_weight);
-    put("topr_negative_weight", config.topr_negative_weight);
-    put("topr_positive_loss", positive);
-    put("topr_negative_loss", negative);
-    put("topr_weighted_positive_loss", config.topr_positive_weight * positive);
-    put("topr_weighted_negative_loss", config.topr_negative_weight * negative);
+    metrics.sum("topr_positive_samples", good_count);
+    metrics.sum("topr_negative_samples", scores.len() as f64 - good_count);
+    metrics.mean("topr_positive_ratio", good_count / samples);
+    metrics.mean("topr_negative_ratio", (scores.len() as f64 - good_count) / samples);
+    metrics.mean("topr_negative_lower_clipfrac", 0.0);
+    metrics.mean("topr_negative_upper_clipfrac", truncated);
+    metrics.mean("topr_negative_total_clipfrac", truncated);
+    metrics.mean("topr_scores_mean", plain_mean(scores));
+    metrics.mean("topr_scores_std", plain_std(scores));
+    metrics.mean("topr_positive_weight", config.topr_positive_weight);
+    metrics.mean("topr_negative_weight", config.topr_negative_weight);
+    metrics.mean("topr_positive_loss", positive);
+    metrics.mean("topr_negative_loss", negative);
+    metrics.mean("topr_weighted_positive_loss", config.topr_positive_weight * positive);
+    metrics.mean("topr_weighted_negative_loss", config.topr_negative_weight * negative);
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rand::RngCore;
 use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
 
-use super::config::Config;
+use super::config::AgenticPpoConfig;
 use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 
@@ -130,7 +130,7 @@ struct Play<'a> {
 /// Plays the episodes of `plan`, in the order of their groups. There must be an environment for each. An environment
 /// that fails ends its episode, not the rollout.
 pub fn play(
-    config: &Config,
+    config: &AgenticPpoConfig,
     plan: Plan,
     model: &mut dyn LanguageModel,
     environments: &mut [Box<dyn Environment>],
@@ -215,7 +215,7 @@ struct Answer {
 
 /// Answers of all episodes that go on, by their place. Those near the end of their budget get what is left of it.
 fn answers(
-    config: &Config,
+    config: &AgenticPpoConfig,
     plan: Plan,
     turn: usize,
     budget: usize,

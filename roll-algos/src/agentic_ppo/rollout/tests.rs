@@ -2,9 +2,9 @@
 use std::sync::Mutex;
 
 use roll_core::{Observation, Silent, Transition};
+use roll_testing::Bigram;
 
 use super::*;
-use crate::mock_language::Bigram;
 
 /// Shows its seed; ends after `last` turns, rewards `x`, and goes wrong on demand.
 struct World {
@@ -50,15 +50,15 @@ impl Environment for World {
     }
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> AgenticPpoConfig {
+    AgenticPpoConfig {
         num_env_groups: 2,
         group_size: 3,
         max_actions_per_traj: 3,
         max_tokens_per_step: 4,
         agent_system_template: String::new(),
         agent_template: "{observation}".into(),
-        ..Config::default()
+        ..AgenticPpoConfig::default()
     }
 }
 
@@ -67,7 +67,7 @@ fn plan(step: u64, held_out: bool) -> Plan {
 }
 
 fn rollout(
-    config: &Config,
+    config: &AgenticPpoConfig,
     plan: Plan,
     worlds: &mut [Box<dyn Environment>],
     model: &mut Bigram,
@@ -165,7 +165,7 @@ fn a_template_that_fails_or_forgets_is_an_error() {
     model.fails = true;
     let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
     assert!(told.contains("roles must alternate"), "{told}");
-    let config = Config { agent_template: "{observatoin}".into(), ..config() };
+    let config = AgenticPpoConfig { agent_template: "{observatoin}".into(), ..config() };
     let told = rollout(&config, plan(0, false), &mut worlds(9), &mut Bigram::of("x")).unwrap_err().to_string();
     assert!(told.contains("observatoin"), "{told}");
 }

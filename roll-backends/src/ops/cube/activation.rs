@@ -41,7 +41,7 @@ impl ActivationKernel for Cube {
     }
 }
 
-/// What the logistic function is taken of: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+/// The argument of the logistic function: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
 #[cube]
 fn argument(x: f32, #[comptime] silu: bool) -> f32 {
     if comptime!(silu) { x } else { x * (x * x * GELU_CUBE + 1.0) * (2.0 * GELU_SCALE) }

@@ -5,8 +5,8 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
 use super::{elementwise, unwritten, unwritten_like, values};
-use crate::ops::ChannelNormKernel;
 use crate::ops::channel_norm::{LEAST_NORM, composed_backward};
+use crate::ops::{ChannelNormKernel, Cotangents};
 
 impl ChannelNormKernel for Cube {
     fn channel_norm_forward(
@@ -30,18 +30,15 @@ impl ChannelNormKernel for Cube {
     }
 
     fn channel_norm_backward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
+        [x, gain, factors]: [FloatTensor<Self>; 3],
         silu: bool,
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> Cotangents<Self, 2> {
         let (x, gain, d_y) = (values(x), values(gain), values(d_y));
-        let operands = (x.clone(), gain.clone(), factors.clone(), d_y.clone());
         let d_gain = wanted[1].then(|| {
-            let (x, gain, factors, d_y) = operands;
-            let [_, d_gain] = composed_backward::<Self>(x, gain, factors, silu, d_y, [false, true]);
+            let saved = [x.clone(), gain.clone(), factors.clone()];
+            let [_, d_gain] = composed_backward::<Self>(saved, silu, d_y.clone(), [false, true]);
             d_gain
         });
         let d_x = wanted[0].then(|| {

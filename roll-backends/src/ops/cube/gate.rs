@@ -4,8 +4,8 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
 use super::{elementwise, unwritten_like, values};
-use crate::ops::GateKernel;
 use crate::ops::expression::{Expression, summed_rows};
+use crate::ops::{Cotangents, GateKernel};
 
 impl GateKernel for Cube {
     fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -28,7 +28,7 @@ impl GateKernel for Cube {
         gate: FloatTensor<Self>,
         d_z: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> Cotangents<Self, 2> {
         let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
         let d_gate = wanted[1].then(|| summed_rows(Expression(y) * d_z.clone(), shared).0);

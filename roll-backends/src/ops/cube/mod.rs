@@ -28,7 +28,7 @@ use burn_cubecl::CubeDevice;
 impl ConvKernel for Cube {}
 
 /// As the kernels index it: f32, one row after the other. Its memory may be longer than it is, and `len()` in a kernel is
-/// that of the memory: kernels are told the sizes.
+/// that of the memory: therefore kernels take the sizes as arguments.
 fn values(x: CubeTensor) -> CubeTensor {
     let x = if x.dtype == DType::F32 { x } else { Cube::float_cast(x, FloatDType::F32) };
     into_contiguous(x)
@@ -49,16 +49,15 @@ fn host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
-/// A device to test kernels on by themselves; `None`, said past the capturing of tests, where there is none. The tests of the
-/// operators and the parity suite run on it too.
+/// A device to test kernels on by themselves; `None` skips the test, where there is none. The tests of the operators and the
+/// parity suite run on it too.
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
     match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {
         Ok(burn::backend::DispatchDevice::Cube(device)) => Some(device),
         found => {
             let reason = found.err().map_or_else(String::new, |error| error.to_string());
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED: {reason}\n").as_bytes());
-            None
+            roll_testing::skip!(reason, needs = "vulkan")
         }
     }
 }
@@ -111,7 +110,7 @@ mod tests {
         );
         let (volume, gain) = (|| made([WIDTH, 2, 2, 3], device), || in_longer_memory([WIDTH], more, device));
         let (y, factors) = Cube::channel_norm_forward(volume(), gain(), true);
-        let [d_x, _] = Cube::channel_norm_backward(volume(), gain(), factors, true, volume(), [true, false]);
+        let [d_x, _] = Cube::channel_norm_backward([volume(), gain(), factors], true, volume(), [true, false]);
         found.extend([y, d_x.unwrap()]);
         found.into_iter().map(|x| host(x).unwrap()).collect()
     }

@@ -8,7 +8,7 @@ use cubecl::{CubeCount, calculate_cube_count_elemwise};
 
 use super::{unwritten, unwritten_like, values};
 use crate::ops::norm::composed_backward;
-use crate::ops::{NormKernel, SavedNorm};
+use crate::ops::{Cotangents, NormKernel, SavedNorm};
 
 /// Units of a row: a power of two, since sums are taken as a tree.
 const UNITS: u32 = 128;
@@ -56,7 +56,7 @@ impl NormKernel for Cube {
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
         // Sums over rows, and rarely wanted: gains and shifts are frozen, or made from a time of one row.
         let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, wanted[1], wanted[2]]);
@@ -101,7 +101,7 @@ fn cube_a_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
 /// The sum over the units of a cube, which every unit gets.
 #[cube]
 fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
-    // Nobody may still read what was there before.
+    // No unit may still read the previous values.
     sync_cube();
     partial[UNIT_POS as usize] = own;
     sync_cube();

@@ -7,13 +7,7 @@ use super::{elementwise, unwritten_like, values};
 use crate::ops::RopeKernel;
 
 impl RopeKernel for Cube {
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        back: bool,
-    ) -> FloatTensor<Self> {
+    fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let (x, cos, sin) = (values(x), values(cos), values(sin));
         let y = unwritten_like(&x);
         let [rows, channels] = x.shape().dims::<2>();

@@ -3,14 +3,12 @@
 
 use rayon::prelude::*;
 
-use super::conv::{Padded, Shape, tap_offsets};
+use super::geometry::{Padded, Shape, WIDE, tap_offsets};
 use super::matrix::ViewMut;
 use super::simd::{MulAdd, vectorised};
 
-/// Output channels of a tile.
+/// Output channels of a tile: with [`WIDE`] positions twelve registers of eight, which leaves room for the operands.
 const OUT: usize = 6;
-/// Positions of a tile: with [`OUT`] twelve registers of eight, which leaves room for the operands.
-pub const WIDE: usize = 16;
 /// Input channels between two visits of a tile: their weights (10 KiB at 27 taps) stay in the first cache.
 const DEEP: usize = 16;
 /// Positions of a task; the input that they see stays in the second cache.

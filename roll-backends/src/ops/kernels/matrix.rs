@@ -179,7 +179,7 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// Who runs a product.
+/// How many threads run a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
     /// The calling thread: for products inside parallel loops.

@@ -1,13 +1,20 @@
-//! What the fused operators compute on the CPU: functions on `f32` slices that know nothing of tensors or autodiff.
+//! The CPU kernels of the fused operators: functions on `f32` slices, without tensors or autodiff.
 //!
-//! Work is split over rayon; inner loops are written so that they vectorise, and are compiled twice (AVX2 with FMA,
-//! and portable) with the choice made at run time.
+//! Work is split over rayon. Inner loops are plain Rust over fixed-size arrays, written so that the compiler vectorises
+//! them, and are compiled twice ([`simd`]): for AVX2 with FMA, and portably; the choice is made at run time.
+//!
+//! Neither `std::simd` nor `pulp` is used. `std::simd` needs nightly Rust, and this project builds on stable. `pulp` would
+//! replace only the run-time choice, one macro here, and in return every loop would be written in its vector type; the
+//! loops as they are were measured against PyTorch (`benches/speed.rs` of roll-cli). They are fused: one pass over memory
+//! does what several calls of a vector library would. Products of matrices, where a library is the better choice, go
+//! through `gemm` ([`matrix`]).
 
 pub mod activation;
 pub mod attention;
 pub mod channel_norm;
 pub mod conv;
 mod correlate;
+mod geometry;
 pub mod linear;
 pub mod matrix;
 pub mod norm;

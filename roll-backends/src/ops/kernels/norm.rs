@@ -9,9 +9,9 @@ use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowMoments {
-    /// What is subtracted.
+    /// The mean, or 0.
     pub mean: f32,
-    /// What the rest is multiplied by.
+    /// One over the standard deviation, or over the root mean square.
     pub inverse: f32,
 }
 

@@ -5,7 +5,7 @@ use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;
 
 use super::{fresh, pull_through};
-use crate::ops::{AttentionCall, AttentionKernel, tiled};
+use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
 
 impl AttentionKernel for LibTorch {
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -38,7 +38,7 @@ impl AttentionKernel for LibTorch {
         d_out: FloatTensor<Self>,
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         let path = Path::of(&qkv, call);
         if path == Path::Tiled {
             return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted);
@@ -68,7 +68,7 @@ impl AttentionKernel for LibTorch {
     }
 }
 
-/// Who computes a call.
+/// The kernel that computes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// ATen's flash kernel for the CPU, whose backward takes what its forward kept.

@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::fresh;
 use crate::ops::activation::Activation;
-use crate::ops::{ActivationKernel, GateKernel, RopeKernel};
+use crate::ops::{ActivationKernel, Cotangents, GateKernel, RopeKernel};
 
 impl ActivationKernel for LibTorch {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -33,7 +33,7 @@ impl GateKernel for LibTorch {
         gate: FloatTensor<Self>,
         d_z: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> Cotangents<Self, 2> {
         let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
         let d_gate = wanted[1].then(|| fresh(summed_rows(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
@@ -41,13 +41,7 @@ impl GateKernel for LibTorch {
 }
 
 impl RopeKernel for LibTorch {
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        back: bool,
-    ) -> FloatTensor<Self> {
+    fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let size = x.tensor.size();
         let (rows, half) = (size[0], size[1] / heads as i64 / 2);
         // A pair is a complex number, and a rotation one of length one.

@@ -4,7 +4,7 @@ use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::{Kind, Tensor};
 
 use super::fresh;
-use crate::ops::{LinearKernel, Lora, SavedLinear};
+use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 impl LinearKernel for LibTorch {
     fn linear_forward(
@@ -27,7 +27,7 @@ impl LinearKernel for LibTorch {
         saved: SavedLinear<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 5],
-    ) -> [Option<FloatTensor<Self>>; 5] {
+    ) -> Cotangents<Self, 5> {
         let (x, weight) = (&saved.x.tensor, &saved.weight.tensor);
         let kind = weight.kind();
         let d_bias = wanted[2].then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, None::<Kind>));

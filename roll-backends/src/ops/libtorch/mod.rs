@@ -1,7 +1,7 @@
 //! libtorch: ATen's fused operators, forward and backward.
 //!
-//! Burn's operations on these tensors may write into one whose storage nobody else holds. So whatever is returned here is
-//! either new memory or carries the storage of what it is a view of.
+//! Burn's operations on these tensors may write into a tensor that is the only owner of its storage. Therefore every tensor
+//! returned here is either new memory or carries the storage that it is a view of.
 
 mod attention;
 mod elementwise;
@@ -12,9 +12,10 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::ConvKernel;
+use super::{ConvKernel, ProductKernel};
 
 impl ConvKernel for LibTorch {}
+impl ProductKernel for LibTorch {}
 
 /// A tensor of new memory.
 fn fresh(tensor: Tensor) -> TchTensor {

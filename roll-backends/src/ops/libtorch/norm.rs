@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use super::elementwise::summed_rows;
 use super::{fresh, pull_through};
 use crate::ops::channel_norm::LEAST_NORM;
-use crate::ops::{ChannelNormKernel, NormKernel, SavedNorm, SharedShift};
+use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, SavedNorm, SharedShift};
 
 impl NormKernel for LibTorch {
     fn norm_forward(
@@ -35,7 +35,7 @@ impl NormKernel for LibTorch {
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
+    ) -> Cotangents<Self, 3> {
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
         let Some(SharedShift(shared_shift)) = saved.layer else {
             let d_gain = wanted[1].then(|| summed_rows(d_y * (x * moments), gain));
@@ -96,13 +96,11 @@ impl ChannelNormKernel for LibTorch {
     }
 
     fn channel_norm_backward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
+        [x, gain, factors]: [FloatTensor<Self>; 3],
         silu: bool,
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = &x.tensor * factors;
         let mut d = match silu {

@@ -21,7 +21,7 @@ impl Draws {
         Self { key: (z ^ (z >> 31)) as u32, place: place as u32 }
     }
 
-    /// Those from `offset` on. Places that are 2^32 apart share their bits, which hurts nobody.
+    /// Those from `offset` on. Places that are 2^32 apart share their bits, which does no harm.
     pub(super) fn from(self, offset: usize) -> Self {
         Self { place: self.place.wrapping_add(offset as u32), ..self }
     }

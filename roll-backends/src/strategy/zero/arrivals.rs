@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use roll_core::{Error, GradientSink, Model, ParameterSpec, Result};
 
 use super::partition::Partition;
-use crate::rounds::Rounds;
+use crate::overlap::OverlappedRanks;
 
 /// Collects gradients into buckets, and begins the reduction of each bucket when it is whole.
 ///
@@ -16,7 +16,7 @@ pub(super) struct Arrivals {
     partition: Arc<Partition>,
     /// Of each parameter: its bucket, and its place and length in it.
     places: Vec<Place>,
-    rounds: Arc<Rounds>,
+    ranks: Arc<OverlappedRanks>,
     /// Number of the gradients among what ranks do for one another.
     service: u32,
     state: Mutex<State>,
@@ -36,7 +36,7 @@ struct State {
     filling: BTreeMap<usize, Filling>,
     /// Buckets before this one are still to be begun.
     next: usize,
-    /// What came for buckets that were begun: parameters that are used more than once.
+    /// Gradients for buckets whose reduction was begun already: of parameters that are used more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
@@ -48,7 +48,12 @@ struct Filling {
 }
 
 impl Arrivals {
-    pub(super) fn new(partition: Arc<Partition>, specs: &[ParameterSpec], rounds: Arc<Rounds>, service: u32) -> Self {
+    pub(super) fn new(
+        partition: Arc<Partition>,
+        specs: &[ParameterSpec],
+        ranks: Arc<OverlappedRanks>,
+        service: u32,
+    ) -> Self {
         let mut places = Vec::with_capacity(specs.len());
         for (number, bucket) in partition.buckets().iter().enumerate() {
             let mut start = 0;
@@ -57,7 +62,7 @@ impl Arrivals {
                 start += spec.len();
             }
         }
-        Self { partition, places, rounds, service, state: Mutex::default() }
+        Self { partition, places, ranks, service, state: Mutex::default() }
     }
 
     /// Gradients that come from now on are the last ones of their parameters.
@@ -65,7 +70,7 @@ impl Arrivals {
         *self.lock() = State { open: true, next: self.partition.buckets().len(), ..State::default() };
     }
 
-    /// Forgets what came and takes nothing more.
+    /// Drops the gradients that arrived and accepts no more.
     pub(super) fn close(&self) {
         *self.lock() = State::default();
     }
@@ -103,7 +108,7 @@ impl Arrivals {
     }
 
     fn reduce(&self, bucket: usize, values: Vec<f32>) -> Result<()> {
-        self.rounds.begin(self.service, [bucket as u32, 0], values, None)
+        self.ranks.begin(self.service, [bucket as u32, 0], values, None)
     }
 
     /// Zeros for a bucket and its padding.

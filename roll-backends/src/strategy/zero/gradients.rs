@@ -6,7 +6,7 @@ use roll_core::{Communicator, Error, Result};
 
 use super::partition::Partition;
 use crate::optimizer::{scale, sum_of_squares};
-use crate::rounds::Service;
+use crate::overlap::Service;
 
 /// Sums of gradients: whole on every rank (stages 0 and 1), or each rank's parts (stages 2 and 3). Either way the sum
 /// of an element has the same bits: contributions are added bucket by bucket, over the ranks in their order.
@@ -77,7 +77,7 @@ impl Service for Gradients {
             Some(offer) => std::borrow::Cow::Borrowed(offer),
             None => std::borrow::Cow::Owned(vec![0.0; bucket.part * world]),
         };
-        // The sums are locked after the collective: whoever clears them must not wait for other ranks.
+        // The sums are locked after the collective: a call that clears them must not wait for other ranks.
         match self.whole {
             true if world == 1 => add(&mut self.lock()[bucket.in_shard()], &offer),
             true => {

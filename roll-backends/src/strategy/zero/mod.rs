@@ -35,7 +35,7 @@ pub use partition::{Bucket, Partition};
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
 use crate::optimizer::{AdamW, Moment, Moments, clip_coefficient};
-use crate::rounds::Rounds;
+use crate::overlap::OverlappedRanks;
 use arrivals::Arrivals;
 use gradients::Gradients;
 use values::Values;
@@ -45,7 +45,7 @@ const NAME: &str = "zero";
 /// The strategy `zero`.
 pub struct Zero {
     options: ZeroOptions,
-    rounds: Arc<Rounds>,
+    ranks: Arc<OverlappedRanks>,
     attached: Option<Attached>,
 }
 
@@ -66,9 +66,9 @@ impl Zero {
     pub fn new(options: ZeroOptions, communicator: Arc<dyn Communicator>) -> Result<Self> {
         options.check()?;
         communicator.set_timeout(options.timeout());
-        let rounds = Rounds::of(communicator);
-        rounds.set_overlap(options.overlap_comm);
-        Ok(Self { options, rounds, attached: None })
+        let ranks = OverlappedRanks::of(communicator);
+        ranks.set_overlap(options.overlap_comm);
+        Ok(Self { options, ranks, attached: None })
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -84,7 +84,7 @@ impl Strategy for Zero {
     /// Fails when the ranks train different parameters, or start from different values.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
-        let ranks = self.rounds.as_ref();
+        let ranks = self.ranks.as_ref();
         let specs = model.parameters().to_vec();
         let partition = Arc::new(Partition::new(&specs, self.options.bucket_size(), ranks.world_size()));
         drift::same_parameters(&specs, ranks)?;
@@ -92,8 +92,8 @@ impl Strategy for Zero {
         let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
         let kept = if self.options.stage == 0 { partition.padded() } else { partition.shard() };
         let moments = Moments::zeros_as(kept, self.options.bf16_optimizer_states);
-        let service = self.rounds.offer(gradients.clone());
-        let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.rounds.clone(), service));
+        let service = self.ranks.offer(gradients.clone());
+        let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.ranks.clone(), service));
         self.attached = Some(Attached {
             optimizer: AdamW::new(optimizer, self.options.adam_rule),
             max_grad_norm: optimizer.max_grad_norm,
@@ -107,7 +107,7 @@ impl Strategy for Zero {
     }
 
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
-        let overlaps = self.rounds.overlaps();
+        let overlaps = self.ranks.overlaps();
         let arrivals = self.attached()?.arrivals.clone();
         // Without parts the rest could not be taken bucket by bucket.
         if overlaps && model.parts().is_some() && model.deliver_gradients(Some(arrivals.clone())) {
@@ -132,11 +132,11 @@ impl Strategy for Zero {
 
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport> {
         check_step(learning_rate, scale)?;
-        let (rounds, stage, check_every) = (self.rounds.clone(), self.options.stage, self.options.check_every);
-        rounds.settle()?;
+        let (ranks, stage, check_every) = (self.ranks.clone(), self.options.stage, self.options.check_every);
+        ranks.settle()?;
         let a = self.attached()?;
         a.gradients.scale(scale);
-        let grad_norm = a.gradients.sum_of_squares(rounds.as_ref())?.sqrt();
+        let grad_norm = a.gradients.sum_of_squares(ranks.as_ref())?.sqrt();
         if !grad_norm.is_finite() {
             a.gradients.clear();
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
@@ -144,16 +144,16 @@ impl Strategy for Zero {
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
         a.gradients.scale(coefficient);
         a.moments.step += 1;
-        a.update(model, rounds.as_ref(), stage, learning_rate)?;
+        a.update(model, ranks.as_ref(), stage, learning_rate)?;
         a.gradients.clear();
         if check_every > 0 && a.moments.step.is_multiple_of(check_every) {
-            drift::same_values(model, &a.specs, &a.partition, rounds.as_ref(), a.moments.step)?;
+            drift::same_values(model, &a.specs, &a.partition, ranks.as_ref(), a.moments.step)?;
         }
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
 
     fn communicator(&self) -> &dyn Communicator {
-        self.rounds.as_ref()
+        self.ranks.as_ref()
     }
 
     /// Called by all ranks. Rank 0 gets the whole state, in the layout of the strategy `single`, so that a run resumes
@@ -169,16 +169,16 @@ impl Strategy for Zero {
                     return Ok(moments.f32s(bucket.padded_at..bucket.padded_at + bucket.len));
                 }
                 let mut whole = vec![0.0; padded];
-                self.rounds.all_gather(&moments.f32s(bucket.in_shard()), &mut whole)?;
+                self.ranks.all_gather(&moments.f32s(bucket.in_shard()), &mut whole)?;
                 whole.truncate(bucket.len);
                 Ok(whole)
             };
             let (exp_avg, exp_avg_sq) = (whole(&a.moments.exp_avg)?, whole(&a.moments.exp_avg_sq)?);
-            if self.rounds.rank().0 == 0 {
+            if self.ranks.rank().0 == 0 {
                 saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq, self.options.bf16_optimizer_states)?;
             }
         }
-        if self.rounds.rank().0 == 0 {
+        if self.ranks.rank().0 == 0 {
             saved::save_step(&mut state, a.moments.step)?;
         }
         Ok(state)
@@ -187,7 +187,7 @@ impl Strategy for Zero {
     /// Takes the whole state on every rank, and keeps this rank's parts. Fails, changing nothing, when a tensor is
     /// missing, unexpected, misshapen or holds what no moment can be.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        let (rank, stage) = (self.rounds.rank().0, self.options.stage);
+        let (rank, stage) = (self.ranks.rank().0, self.options.stage);
         let a = self.attached()?;
         let saved = Saved::check(&a.specs, state)?;
         let mut moments = Moments::zeros_as(a.moments.len(), a.moments.exp_avg.is_bf16());
@@ -216,7 +216,7 @@ impl Attached {
     fn update(&mut self, model: &mut dyn Model, ranks: &dyn Communicator, stage: u8, learning_rate: f64) -> Result<()> {
         let (rank, world) = (ranks.rank().0, ranks.world_size());
         let Self { optimizer, partition, gradients, moments, .. } = self;
-        // Somebody else may have written the parameters: a checkpoint, an import.
+        // Read again: a checkpoint or an import may have written them since the last step.
         let mut values = Values::open(model)?;
         for (i, bucket) in partition.buckets().iter().enumerate() {
             let mut parameters = values.read(bucket)?;

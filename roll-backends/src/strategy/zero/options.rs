@@ -25,8 +25,8 @@ pub struct ZeroOptions {
     #[serde(deserialize_with = "elements")]
     pub sub_group_size: usize,
     /// Overlap of communication and computation: gradients are reduced while the pull goes on, bucket by bucket as they
-    /// become whole, and sharded weights are gathered a block ahead. The same bits either way. Streamed weights are read
-    /// a block ahead whatever this says.
+    /// become whole, and sharded weights are gathered a block ahead. Results have the same bits either way. Weights
+    /// that are streamed from files are always read a block ahead.
     pub overlap_comm: bool,
     /// Gradients of a bucket lie side by side; here they always do.
     pub contiguous_gradients: bool,
@@ -39,7 +39,7 @@ pub struct ZeroOptions {
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`crate::optimizer::AdamW`]).
     /// Checkpoints keep them as they are; a run may go on with the other kind.
     pub bf16_optimizer_states: bool,
-    /// Every so many updates the parameters of all ranks are compared; 0 is never.
+    /// The parameters of all ranks are compared every this many updates; 0 never compares.
     pub check_every: u64,
     /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
     pub timeout_seconds: u64,

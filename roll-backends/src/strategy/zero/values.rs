@@ -55,7 +55,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Hands what was written to the model.
+    /// Writes the gathered values to the model.
     pub(super) fn close(self) -> Result<()> {
         match self {
             Self::Copy { model, values, changed: true, .. } => model.write_parameters(&values),

@@ -2,16 +2,15 @@
 
 use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
 use roll_core::registry::parse_options;
-use roll_core::{BuildContext, DType, Error, Kind, Options, Result, error};
+use roll_core::{BuildContext, DType, Error, Kind, Options, Result, ResultExt, error};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
-use super::super::hub::Hub;
-use super::super::model::trainable;
 use super::super::options::{Placement, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::vae::VaeConfig;
 use super::{Division, Network, Networks, Plan, Work};
+use crate::hub::Hub;
 
 /// Height and width of the reference's frames, where the configuration leaves the size to each clip.
 const SIZE: [usize; 2] = [480, 832];
@@ -52,7 +51,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         let known = known().collect::<Vec<_>>().join(", ");
         return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
     }
-    let files = ComponentFiles::resolve(paths.as_deref(), ids, &Hub::from_env())?;
+    let files = ComponentFiles::resolve(paths.as_deref(), ids, &Hub::from_env()).in_section(Kind::Model.section())?;
     let dtype = files.dit.info("head.head.weight").and_then(|info| info.dtype).unwrap_or(DType::F32);
     let heads = options.num_heads.or_else(|| components::heads(&files.dit));
     Ok(Networks {
@@ -83,7 +82,7 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
         stage: input.division.stage,
         placement: options.weight_store.or(input.division.placement),
         ranks: if input.division.all_ranks { input.ranks } else { 1 },
-        trainable: trained.first().map_or(trainable(options, &[], ""), |name| trainable(options, &trained, name)),
+        trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
         trained_experts: trained.len(),
         bf16_optimizer_states: input.division.state_bytes < 8,
         overlap_comm: input.division.overlap_comm,

@@ -114,7 +114,7 @@ mod tests {
 
     fn vae(config: &VaeConfig, parameters: &Parameters, tape: &Tape) -> Vae {
         let statistics = LatentStatistics { mean: vec![0.1, -0.2, 0.3, 0.0], std: vec![1.5, 0.5, 1.0, 2.0] };
-        let store = Resident::tracked(&parameters.snapshot(), tape);
+        let store = Resident::tracked(&parameters.snapshot().segment("").unwrap(), tape);
         Vae::with_store(config.clone(), &statistics, Arc::new(store)).unwrap()
     }
 

@@ -70,12 +70,13 @@ impl Tiling {
         Ok(tiles)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Fails on tiles that leave gaps. The keys are those of the model's options; the caller adds their section.
+    pub fn check(&self) -> Result<()> {
         for (size, stride) in self.size.into_iter().zip(self.stride) {
             if stride == 0 || stride > size {
                 return Err(Error::config(
-                    "tiling",
-                    format!("the stride must be at least 1 and at most the tile's size {size}, found {stride}"),
+                    "vae_tile_stride",
+                    format!("the stride of tiles must be at least 1 and at most their size {size}, found {stride}"),
                 ));
             }
         }

@@ -1,16 +1,27 @@
-//! Flex tensors as slices and back.
+//! Flex: the kernels of [`super::kernels`] on the host slices of its tensors.
+
+mod activation;
+mod attention;
+mod channel_norm;
+mod conv;
+mod gate;
+mod linear;
+mod norm;
+mod rope;
 
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bytes, DType, FloatDType, Shape};
 
+impl super::ProductKernel for Flex {}
+
 /// An f32 tensor whose elements lie in order. bf16 is widened.
-pub struct Values(FlexTensor);
+struct Values(FlexTensor);
 
 impl Values {
     /// Copies only what does not lie in order. Panics, as Burn's own operators do, unless the dtype is f32 or bf16.
-    pub fn of(tensor: FlexTensor) -> Self {
+    fn of(tensor: FlexTensor) -> Self {
         let tensor = match tensor.dtype() {
             DType::BF16 => Flex::float_cast(tensor, FloatDType::F32),
             _ => tensor,
@@ -19,23 +30,23 @@ impl Values {
     }
 
     /// The elements, row-major.
-    pub fn slice(&self) -> &[f32] {
+    fn slice(&self) -> &[f32] {
         let n = self.0.layout().num_elements();
         &self.0.storage::<f32>()[self.0.layout().start_offset()..][..n]
     }
 
     /// A tensor of this one's shape.
-    pub fn like(&self, values: Vec<f32>) -> FlexTensor {
+    fn like(&self, values: Vec<f32>) -> FlexTensor {
         tensor(values, self.0.layout().shape().clone())
     }
 }
 
 /// `tensor` in `dtype`.
-pub fn rounded(tensor: FlexTensor, dtype: DType) -> FlexTensor {
+fn rounded(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, FloatDType::from(dtype)) }
 }
 
 /// A tensor of `values`.
-pub fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
+fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), DType::F32)
 }

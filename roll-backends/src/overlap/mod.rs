@@ -1,16 +1,24 @@
-//! Collectives that ranks come to at different times, or not at all.
+//! Collectives that overlap with computation, even where ranks reach them at different times or not at all.
 //!
-//! Gradients are reduced bucket by bucket while a pull goes on, and sharded weights are gathered block by block while a
-//! network runs. Ranks do not do this in lockstep: on one the sample had no face and there is no pull; on another the
-//! batch has a sample less. A bare collective would then wait for ever. So each is preceded by a round in which every
-//! rank says what it wants next, and all do what the lowest rank with a wish wants; a rank that wants something else,
-//! or nothing, takes part with zeros or with the shard it keeps for the others. A rank that reaches a collective of the
-//! algorithm serves the others until all have reached it.
+//! ```text
+//!                            time ->
+//! rank 0   compute        | block 0  | block 1  | block 2  | pull 2    | pull 1    |           |
+//!          communication  | gather 1 | gather 2 |          | gather 1  | reduce B  | reduce A  | all_reduce
+//! rank 1   compute        | block 0  | block 1  | block 2  | pull 2    | pull 1    |           |
+//!          communication  | gather 1 | gather 2 |          | gather 1  | reduce B  | reduce A  | all_reduce
+//! rank 2   compute        | (no sample: waits in all_reduce)                                   |
+//!          communication  | shard    | shard    |          | shard     | zeros     | zeros     | all_reduce
+//! ```
 //!
-//! Ranks that do want the same thing, which is the rule, pay one gathering of twelve bytes for it.
+//! Sharded weights are gathered block by block while a network runs, and gradients are reduced bucket by bucket while a
+//! pull runs. Ranks do not do this in lockstep: above, rank 2 has a sample less. A bare collective would wait for it for
+//! ever. Therefore an exchange of twelve bytes per rank precedes each collective, in which every rank names the work that
+//! it wants next. All ranks do the work that the lowest rank with a wish wants; a rank that wants other work, or none,
+//! contributes the shard that it keeps for the others, or zeros. A rank that reaches a collective of the algorithm serves
+//! the others until all have reached it.
 //!
-//! What need not be waited for is handed to a thread ([`Rounds::begin`]) that does it in the order in which it came, so
-//! that a rank's wishes do not depend on when its thread gets to them: neither does any sum.
+//! Background work ([`OverlappedRanks::begin`]) is done by one thread, in the order in which it was begun. The order of a
+//! rank's wishes, and so the order of every sum, does not depend on when the thread gets to them.
 
 mod thread;
 
@@ -30,17 +38,17 @@ pub trait Service: Send + Sync {
     fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>>;
 }
 
-/// The ranks of a job, and what they do for one another.
+/// The ranks of a job, and the services that they do for one another.
 ///
-/// As a [`Communicator`] it first waits for every rank to come to the same collective, serving those that are not there
-/// yet.
-pub struct Rounds {
+/// As a [`Communicator`] it first waits until every rank has reached the same collective, and serves the ranks that have
+/// not.
+pub struct OverlappedRanks {
     line: Arc<Line>,
     queue: Arc<Queue>,
     overlap: AtomicBool,
 }
 
-/// What rounds are made on; shared with the thread.
+/// The collectives of a rank, one after the other; shared with the thread.
 struct Line {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
@@ -53,24 +61,24 @@ type Wish = [u32; 3];
 
 const NOTHING: Wish = [0; 3];
 
-impl Rounds {
-    /// The rounds of these ranks: on one rank, the same for everybody who asks with the same communicator, because all
-    /// of a rank's collectives must stand in one order.
+impl OverlappedRanks {
+    /// The overlapped ranks over `ranks`. On one rank, calls with the same communicator give the same object, because all
+    /// collectives of a rank must have one order.
     pub fn of(ranks: Arc<dyn Communicator>) -> Arc<Self> {
-        static KNOWN: Mutex<Vec<Weak<Rounds>>> = Mutex::new(Vec::new());
+        static KNOWN: Mutex<Vec<Weak<OverlappedRanks>>> = Mutex::new(Vec::new());
         let mut known = lock(&KNOWN);
-        known.retain(|rounds| rounds.strong_count() > 0);
-        let same = |rounds: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&rounds.line.ranks), Arc::as_ptr(&ranks));
-        // One rank alone waits for nobody; sharing would only mix up jobs that have nothing to do with each other.
+        known.retain(|overlapped| overlapped.strong_count() > 0);
+        let same = |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.line.ranks), Arc::as_ptr(&ranks));
+        // A single rank waits for no other; sharing would only mix up jobs that have nothing to do with each other.
         if ranks.world_size() > 1
-            && let Some(rounds) = known.iter().filter_map(Weak::upgrade).find(same)
+            && let Some(overlapped) = known.iter().filter_map(Weak::upgrade).find(same)
         {
-            return rounds;
+            return overlapped;
         }
         let line = Arc::new(Line { ranks, services: Mutex::default(), turn: Mutex::default() });
-        let rounds = Arc::new(Self { line, queue: Arc::default(), overlap: AtomicBool::new(true) });
-        known.push(Arc::downgrade(&rounds));
-        rounds
+        let overlapped = Arc::new(Self { line, queue: Arc::default(), overlap: AtomicBool::new(true) });
+        known.push(Arc::downgrade(&overlapped));
+        overlapped
     }
 
     /// Adds a service, in the same order on every rank, and gives its number.
@@ -80,24 +88,24 @@ impl Rounds {
         services.len() as u32
     }
 
-    /// Whether there is anything to overlap: several ranks, and leave to do it.
+    /// Whether work is done in the background: there are several ranks, and overlap is on.
     pub fn overlaps(&self) -> bool {
         self.world_size() > 1 && self.overlap.load(Ordering::Relaxed)
     }
 
-    /// Gives or takes leave to do things in the background. The same bits either way.
+    /// Turns background work on or off. Results have the same bits either way.
     pub fn set_overlap(&self, overlap: bool) {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Does `what` of the service `number` together with the other ranks, and what they want before it.
+    /// Does `what` of the service `number` together with the other ranks, after what they want before it.
     pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
         self.queue.idle()?;
         self.line.ask([number, what[0], what[1]], offer)
     }
 
-    /// As [`Rounds::ask`], in the background and after everything that was begun before; `then` gets the result, on the
-    /// thread that has it. An error that nobody takes comes out of the next call. Waits while too much is waiting.
+    /// As [`OverlappedRanks::ask`], in the background and after everything that was begun before; `then` gets the result, on
+    /// the background thread. Without `then`, an error comes out of the next call. Blocks while the queue is full.
     pub fn begin(&self, number: u32, what: [u32; 2], offer: Vec<f32>, then: Option<Then>) -> Result<()> {
         let waiting = Waiting { wish: [number, what[0], what[1]], offer, then };
         if self.overlaps() {
@@ -115,7 +123,7 @@ impl Rounds {
         }
     }
 
-    /// Serves the other ranks until none wants anything.
+    /// Serves the other ranks until no rank wants anything.
     pub fn settle(&self) -> Result<()> {
         self.settled(|_| Ok(()))
     }
@@ -137,7 +145,7 @@ impl Rounds {
     }
 }
 
-impl Drop for Rounds {
+impl Drop for OverlappedRanks {
     fn drop(&mut self) {
         self.queue.close();
     }
@@ -179,7 +187,7 @@ impl Line {
     }
 }
 
-impl Communicator for Rounds {
+impl Communicator for OverlappedRanks {
     fn rank(&self) -> Rank {
         self.line.ranks.rank()
     }
@@ -209,7 +217,7 @@ impl Communicator for Rounds {
     }
 }
 
-/// What is behind these locks is whole at every moment: a panic elsewhere does not spoil it.
+/// A poisoned lock is taken anyway: the data behind these locks is complete at every moment.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -241,13 +249,13 @@ mod tests {
         let asked: [&[u32]; 4] = [&[0, 1, 2], &[], &[2, 2, 2, 0], &[1]];
         let results = ThreadRanks::run(4, LONG, |ranks| {
             let rank = ranks.rank().0;
-            let (rounds, sums) = (Rounds::of(ranks.clone()), Arc::new(Sums::default()));
-            let number = rounds.offer(sums.clone());
+            let (ranks, sums) = (OverlappedRanks::of(ranks.clone()), Arc::new(Sums::default()));
+            let number = ranks.offer(sums.clone());
             for name in asked[rank] {
-                rounds.ask(number, [*name, 0], &[1.0])?;
+                ranks.ask(number, [*name, 0], &[1.0])?;
             }
             let mut done = [1.0];
-            rounds.all_reduce(&mut done)?;
+            ranks.all_reduce(&mut done)?;
             assert_eq!(done, [4.0]);
             let sums = *sums.0.lock().unwrap();
             Ok(sums)
@@ -260,22 +268,22 @@ mod tests {
     #[test]
     fn ranks_that_want_the_same_get_it_at_once() {
         for result in ThreadRanks::run(3, LONG, |ranks| {
-            let (rounds, sums) = (Rounds::of(ranks), Arc::new(Sums::default()));
-            let number = rounds.offer(sums);
-            rounds.ask(number, [1, 0], &[2.0])
+            let (ranks, sums) = (OverlappedRanks::of(ranks), Arc::new(Sums::default()));
+            let number = ranks.offer(sums);
+            ranks.ask(number, [1, 0], &[2.0])
         }) {
             assert_eq!(result.unwrap(), [6.0]);
         }
     }
 
     #[test]
-    fn a_communicator_has_one_order_of_rounds_and_one_rank_alone_its_own() {
+    fn a_communicator_has_one_order_of_collectives_and_one_rank_alone_its_own() {
         for ranks in ThreadRanks::group(2, LONG) {
             let ranks: Arc<dyn Communicator> = Arc::new(ranks);
-            let rounds = Rounds::of(ranks.clone());
-            assert!(Arc::ptr_eq(&rounds, &Rounds::of(ranks)));
+            let overlapped = OverlappedRanks::of(ranks.clone());
+            assert!(Arc::ptr_eq(&overlapped, &OverlappedRanks::of(ranks)));
         }
         let alone: Arc<dyn Communicator> = Arc::new(SingleRank);
-        assert!(!Arc::ptr_eq(&Rounds::of(alone.clone()), &Rounds::of(alone)));
+        assert!(!Arc::ptr_eq(&OverlappedRanks::of(alone.clone()), &OverlappedRanks::of(alone)));
     }
 }

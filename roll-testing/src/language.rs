@@ -1,5 +1,6 @@
 //! A language model small enough to differentiate by hand: the next character depends on the last one alone.
 
+// A double that is used wrongly ends the test that uses it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -14,17 +15,19 @@ const V: usize = 128;
 /// log p(next | last) = log softmax of a row of logits. Parameters: the logits. Ends a turn with `$`.
 pub struct Bigram {
     specs: Vec<ParameterSpec>,
+    /// The parameters, 128 x 128: a row for the last character.
     pub logits: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
     /// The template leaves out what the assistant said once more messages follow.
     pub forgets: bool,
+    /// Most tokens that it takes.
     pub context: usize,
     /// The template fails.
     pub fails: bool,
 }
 
-impl Bigram {
-    pub fn new() -> Self {
+impl Default for Bigram {
+    fn default() -> Self {
         Self {
             specs: vec![ParameterSpec { name: "logits".into(), shape: vec![V, V] }],
             logits: vec![0.0; V * V],
@@ -33,6 +36,13 @@ impl Bigram {
             context: usize::MAX,
             fails: false,
         }
+    }
+}
+
+impl Bigram {
+    /// Every character is as likely as any other.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Writes only characters of `alphabet`, and the end of a turn.

@@ -1,5 +1,6 @@
 //! A model small enough to differentiate by hand, a reward, and a strategy that shows the gradient it was given.
 
+// A double that is used wrongly ends the test that uses it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ const N: usize = 8;
 const FRAMES: [usize; 4] = [2, 3, 1, 2];
 const PIXELS: usize = 12;
 
+/// `n` numbers in [-1, 1), the same for the same `key`.
 pub fn values(key: u64, n: usize) -> Vec<f32> {
     let noise = Noise::new(key);
     let mut draw = noise.uniform(Purpose::Synthetic, 0, 0);
@@ -29,24 +31,29 @@ fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
 }
 
 /// velocity = tanh((W + adapter) x + b t / 1000); frames = D x. Parameters: the adapter.
-pub struct Mock {
+pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
+    /// The parameters, an 8 x 8 matrix.
     pub adapter: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
     base: Vec<f32>,
     bias: Vec<f32>,
     decoder: Vec<f32>,
+    /// What `encode` says the first frame's latents are.
     pub first_frame: Option<Tensor>,
     /// Another adapter, for timesteps above this one.
     pub early: Option<(f64, Vec<f32>)>,
-    /// Velocities without the adapter in the order they were asked for, and which of them come next instead of new
-    /// ones.
+    /// Velocities without the adapter in the order they were asked for.
     pub references: Vec<Tensor>,
+    /// Which of `references` comes next in place of a new one.
     pub replay: Option<usize>,
+    /// Calls of `encode`.
     pub encoded: usize,
+    /// Whether it says that it is a diffusion model.
     pub diffusion: bool,
-    /// What the schedule says.
+    /// What the schedule says: the boundary of its experts.
     pub boundary: Option<f64>,
+    /// What the schedule says: the noise levels that are trained.
     pub trained: SigmaRange,
     /// Timesteps that velocities were asked for, with the length of the prompt.
     pub asked: Vec<(f64, f32)>,
@@ -54,8 +61,8 @@ pub struct Mock {
     pub data: Option<Tensor>,
 }
 
-impl Mock {
-    pub fn new() -> Self {
+impl Default for MockDiffusion {
+    fn default() -> Self {
         Self {
             specs: vec![ParameterSpec { name: "adapter".into(), shape: vec![N, N] }],
             adapter: values(1, N * N).into_iter().map(|v| 0.3 * v).collect(),
@@ -77,7 +84,14 @@ impl Mock {
     }
 }
 
-impl Model for Mock {
+impl MockDiffusion {
+    /// The same weights each time.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Model for MockDiffusion {
     fn parameters(&self) -> &[ParameterSpec] {
         &self.specs
     }
@@ -105,7 +119,7 @@ impl Model for Mock {
     }
 }
 
-impl DiffusionModel for Mock {
+impl DiffusionModel for MockDiffusion {
     fn schedule(&self) -> ScheduleFacts {
         ScheduleFacts { shift: 5.0, boundary: self.boundary, trained: self.trained }
     }
@@ -179,15 +193,26 @@ impl DiffusionModel for Mock {
     }
 }
 
-/// Score = mean of sin(3 frame + reference); behaves otherwise for prompts that say so.
+/// Score = mean of sin(3 frame + reference). For the prompt `missing` there is no score, for `nan` it is none, and for
+/// `broken gradient` its gradient is none.
 pub struct Sines {
+    /// What it says of a missing score.
     pub on_missing: OnMissing,
+    /// Whether it says that it has a gradient.
     pub differentiable: bool,
+    /// Frames of each reference that it was given.
     pub prepared: Vec<usize>,
 }
 
 impl Sines {
+    /// Differentiable; samples without a score are left out.
     pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Default for Sines {
+    fn default() -> Self {
         Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new() }
     }
 }
@@ -229,10 +254,11 @@ impl RewardScorer for Sines {
     }
 }
 
-/// Plain descent; `gradient` is that of the last update.
+/// Plain descent in one process.
 #[derive(Default)]
 pub struct Descent {
     sum: Vec<f32>,
+    /// The gradient of the last update.
     pub gradient: Vec<f32>,
 }
 
@@ -271,6 +297,7 @@ impl Strategy for Descent {
     }
 }
 
+/// A clip of two frames from row `index` of a data set.
 pub fn sample(index: u64, prompt: &str) -> Sample {
     let frames = Tensor::new(values(100 + index, PIXELS), FRAMES).unwrap();
     Sample {

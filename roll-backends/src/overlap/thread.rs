@@ -1,4 +1,4 @@
-//! The thread that does what a rank does not wait for.
+//! The thread that does a rank's collectives in the background.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,10 +8,10 @@ use roll_core::{Error, Result};
 
 use super::{Line, Wish};
 
-/// Values that may wait before who brings more has to wait too. One offer may always wait, however large.
+/// Values in the queue above which [`Queue::push`] blocks. One offer may always wait, however large.
 const ROOM: usize = 1 << 24;
 
-/// What is done with a result, on the thread that has it.
+/// Takes a result, on the background thread.
 pub type Then = Box<dyn FnOnce(Result<Vec<f32>>) + Send>;
 
 /// One thing to do.
@@ -21,7 +21,7 @@ pub(super) struct Waiting {
     pub(super) then: Option<Then>,
 }
 
-/// What waits to be done, first come first served.
+/// The work that waits, first come first served.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -37,7 +37,7 @@ struct State {
     working: bool,
     /// Whether the thread was started.
     started: bool,
-    /// What nobody took.
+    /// The first error of work without a [`Then`].
     failed: Option<Error>,
     closed: bool,
 }
@@ -66,7 +66,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until everything is done, and gives the error that nobody took.
+    /// Waits until everything is done. Fails with the first error of work without a [`Then`].
     pub(super) fn idle(&self) -> Result<()> {
         let mut state = self.lock();
         while state.working || !state.waiting.is_empty() {
@@ -75,7 +75,8 @@ impl Queue {
         state.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Ends the thread after what it is doing. Whoever is told of the rest is told that it will not come.
+    /// Stops the thread after its current request. Pending requests are dropped, and with them their [`Then`]: a receiver
+    /// whose sender it owns gets an error.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -120,7 +121,7 @@ impl Queue {
         }
     }
 
-    /// A panic elsewhere leaves what is behind the lock whole.
+    /// A poisoned lock is taken anyway: the state behind it is complete at every moment.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

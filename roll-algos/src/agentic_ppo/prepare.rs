@@ -1,0 +1,159 @@
+//! From episodes to the samples of a step: log-probabilities, rewards of tokens, advantages.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Adapter, Grad, Result, StepContext};
+
+use super::NAME;
+use super::advantages::{Estimator, estimate};
+use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
+use super::config::AgenticPpoConfig;
+use super::grid::{Grid, Mask};
+use super::kl::KlController;
+use super::report::spread;
+use super::rewards::{self, Grouping, KlReward};
+use super::rollout::Episode;
+use super::statistics::row_sums;
+use crate::ranks::{join_bits, share};
+use crate::update::language;
+
+/// The samples of a step with everything that the loss needs; grids are `[B, L - 1]`.
+pub(super) struct Prepared {
+    pub(super) samples: Vec<Sample>,
+    pub(super) whole: Batch,
+    pub(super) advantages: Grid,
+    pub(super) old_log_probs: Option<Grid>,
+    pub(super) ref_log_probs: Option<Grid>,
+    pub(super) scores: Vec<f64>,
+}
+
+/// Rewards, log-probabilities and advantages of all samples.
+pub(super) fn prepare(
+    config: &AgenticPpoConfig,
+    controller: &mut KlController,
+    ctx: &mut StepContext<'_>,
+    episodes: &[Episode],
+    metrics: &mut BTreeMap<String, f64>,
+) -> Result<Prepared> {
+    let samples = samples(episodes, config.adv_estimator.is_stepwise());
+    let width = width(&samples);
+    let whole = Batch::new(&samples.iter().collect::<Vec<_>>(), width)?;
+    let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
+
+    let updates = config.ppo_epochs * samples.len().max(1).div_ceil(config.mini_batch(samples.len()));
+    let recompute = updates > 1 || config.enable_old_logprobs_recompute || config.add_token_level_kl;
+    let old_log_probs = match recompute {
+        true => Some(log_probs(config, ctx, &samples, width, Adapter::On)?),
+        false => None,
+    };
+    let ref_log_probs = match config.needs_reference() {
+        true => Some(log_probs(config, ctx, &samples, width, Adapter::Off)?),
+        false => None,
+    };
+
+    let mut token_rewards = token_rewards(config, episodes, &samples, &whole, metrics);
+    let reference = ref_log_probs.as_ref().filter(|_| config.add_token_level_kl);
+    if let (Some(old), Some(reference)) = (&old_log_probs, reference) {
+        let how = KlReward { estimate: config.kl_penalty, subtract: true, clip: config.reward_clip };
+        let penalised = rewards::with_kl(&token_rewards, (old, reference), &whole.response, how, controller);
+        token_rewards = penalised.rewards;
+        metrics.extend(penalised.metrics);
+    }
+    let found = estimate(&token_rewards, None, &whole.response, &config.advantages());
+    if let Some(fraction) = found.clip_fraction {
+        metrics.insert("critic/advantage_clip_frac".into(), fraction);
+    }
+    spread(metrics, "critic/rewards", &row_sums(&token_rewards, &whole.response));
+    spread(metrics, "critic/advantages", &kept(&found.advantages, &whole.response));
+    spread(metrics, "critic/returns", &kept(&found.returns, &whole.response));
+    let lengths: Vec<f64> = whole.response.row_counts().iter().map(|n| *n as f64).collect();
+    spread(metrics, "tokens/response_length", &lengths);
+    Ok(Prepared { samples, whole, advantages: found.advantages, old_log_probs, ref_log_probs, scores })
+}
+
+/// Rewards of tokens before any penalty.
+fn token_rewards(
+    config: &AgenticPpoConfig,
+    episodes: &[Episode],
+    samples: &[Sample],
+    whole: &Batch,
+    metrics: &mut BTreeMap<String, f64>,
+) -> Grid {
+    if config.adv_estimator == Estimator::AgenticReinforce {
+        return turn_rewards(episodes, samples, whole);
+    }
+    let normalization = &config.reward_normalization;
+    let group_key = |episode: &Episode| match normalization.grouping {
+        Grouping::TrajGroupId => episode.group,
+        Grouping::Batch | Grouping::Tags => 0,
+    };
+    let keys: Vec<usize> = samples.iter().map(|s| group_key(&episodes[s.episode])).collect();
+    let resolved = normalization.resolved();
+    let mut found = match config.adv_estimator.is_stepwise() {
+        false => {
+            let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
+            rewards::normalize_grouped(&scores, &keys, resolved)
+        }
+        true => {
+            let score = |s: &Sample| episodes[s.episode].steps[s.turn].reward;
+            let scores: Vec<f64> = samples.iter().map(score).collect();
+            let trajectories: Vec<usize> = samples.iter().map(|s| s.episode).collect();
+            let turns: Vec<usize> = samples.iter().map(|s| s.turn).collect();
+            let returns = rewards::step_returns(&scores, &trajectories, &turns, config.step_reward_gamma);
+            match config.adv_estimator {
+                Estimator::Gigpo => {
+                    let totals: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
+                    let state = |s: &Sample| {
+                        let group = if config.states_across_groups { 0 } else { episodes[s.episode].group };
+                        (group, episodes[s.episode].steps[s.turn].observation.as_str())
+                    };
+                    let states: Vec<_> = samples.iter().map(state).collect();
+                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, config.gigpo()).rewards
+                }
+                _ => rewards::normalize_grouped(&returns, &keys, resolved),
+            }
+        }
+    };
+    if let Some(bound) = config.reward_clip {
+        metrics.insert("critic/reward_clip_frac".into(), rewards::clip(&mut found, bound));
+    }
+    rewards::at_last_token(&found, &whole.attention_mask)
+}
+
+/// Log-probabilities of all samples under the model as it is, or without its adapter. Each rank computes a share.
+fn log_probs(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    samples: &[Sample],
+    width: usize,
+    adapter: Adapter,
+) -> Result<Grid> {
+    let mut values: Vec<f64> = Vec::new();
+    let own: Vec<usize> = share(ctx.strategy.communicator(), samples.len()).collect();
+    for rows in by_episodes(samples, &own, config.micro_batch_size) {
+        let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
+        let Batch { tokens, attention, .. } = &evaluated.batch;
+        let (stats, _) = language(ctx.model, NAME)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
+        let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
+        values.extend(evaluated.by_sample(&log_probs)?.values());
+    }
+    Grid::new(width - 1, join_bits(ctx.strategy.communicator(), values)?)
+}
+
+/// The reward of each turn at the end of its answer.
+fn turn_rewards(episodes: &[Episode], samples: &[Sample], whole: &Batch) -> Grid {
+    let mut grid = Grid::filled(whole.response.rows(), whole.response.columns(), 0.0);
+    for (b, sample) in samples.iter().enumerate() {
+        for step in &episodes[sample.episode].steps {
+            // Token t is predicted in column t - 1, and an answer ends at token `end - 1`.
+            if let Some(slot) = step.tokens.end.checked_sub(2).and_then(|t| grid.row_mut(b).get_mut(t)) {
+                *slot = step.reward;
+            }
+        }
+    }
+    grid
+}
+
+fn kept(grid: &Grid, mask: &Mask) -> Vec<f64> {
+    grid.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(v, _)| *v).collect()
+}

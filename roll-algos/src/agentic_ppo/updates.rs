@@ -1,0 +1,145 @@
+//! The updates of a step: mini-batches of its samples, each pulled back through the policy loss in micro-batches.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Adapter, Grad, Result, ResultExt, StepContext, Tensor, communicator};
+
+use super::NAME;
+use super::aggregate::{Aggregation, Totals};
+use super::batch::{Batch, Evaluated, Sample, by_episodes};
+use super::config::AgenticPpoConfig;
+use super::grid::{Grid, Mask};
+use super::loss::{LossInputs, policy_loss};
+use super::metrics::{ActorMetrics, Joined};
+use super::prepare::Prepared;
+use crate::AlgorithmError;
+use crate::ranks::share;
+use crate::update::{self, language};
+
+/// The loss of one micro-batch.
+struct MicroBatchLoss {
+    value: f64,
+    metrics: ActorMetrics,
+}
+
+/// The updates of a step. Returns whether any changed the parameters.
+pub(super) fn train(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    metrics: &mut BTreeMap<String, f64>,
+) -> Result<bool> {
+    let mut joined = Joined::default();
+    let mut applied = false;
+    for epoch in 0..config.ppo_epochs {
+        let order = match epoch {
+            0 => (0..prepared.samples.len()).collect(),
+            _ => ctx.noise.permutation(ctx.step * config.ppo_epochs as u64 + epoch as u64, prepared.samples.len()),
+        };
+        for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
+            let mut parts = Joined::default();
+            applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
+            joined.add(&parts.whole());
+        }
+    }
+    metrics.extend(joined.reduced().named());
+    if let Some(loss) = metrics.get("actor/total_loss").copied() {
+        metrics.insert("actor/loss".into(), loss);
+    }
+    Ok(applied)
+}
+
+/// One update by the samples `rows`, of which each rank pulls back a share.
+fn one_update(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    rows: &[usize],
+    metrics: &mut Joined,
+) -> Result<bool> {
+    let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
+    let totals = Totals { length: config.sequence_length as f64, ..all };
+    let (mut own, mut nonfinite) = (Joined::default(), None);
+    for rows in
+        by_episodes(&prepared.samples, &rows[share(ctx.strategy.communicator(), rows.len())], config.micro_batch_size)
+    {
+        let loss = pull(config, ctx, prepared, &rows, totals)?;
+        own.add(&loss.metrics);
+        if !loss.value.is_finite() {
+            nonfinite = Some(("the loss".to_string(), loss.value));
+            break;
+        }
+    }
+    for part in communicator::join(ctx.strategy.communicator(), &own)? {
+        metrics.append(part);
+    }
+    // The losses are divided by totals over all ranks already: one sample counts as the whole.
+    let counted = usize::from(ctx.strategy.communicator().rank().0 == 0);
+    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
+    if let Some(update) = &update {
+        let mut own = ActorMetrics::default();
+        own.mean("grad_norm", update.grad_norm);
+        own.mean("grad_clipped", f64::from(u8::from(update.clipped)));
+        metrics.add(&own);
+    }
+    Ok(update.is_some_and(|update| update.applied))
+}
+
+/// Adds the gradient of a micro-batch to the strategy, unless its loss is not finite.
+fn pull(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    rows: &[usize],
+    totals: Totals,
+) -> Result<MicroBatchLoss> {
+    let chosen: Vec<&Sample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
+    // Rows are cut to the longest of the micro-batch: what is left out is padding.
+    let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
+    let batch = Batch::new(&chosen, width)?;
+    let cut = |grid: &Grid| -> Result<Grid> {
+        Grid::new(width - 1, rows.iter().flat_map(|b| grid.row(*b)[..width - 1].to_vec()).collect())
+    };
+    let advantages = cut(&prepared.advantages)?;
+    let old = prepared.old_log_probs.as_ref().map(cut).transpose()?;
+    let reference = prepared.ref_log_probs.as_ref().map(cut).transpose()?;
+    let scores: Vec<f64> = rows.iter().map(|b| prepared.scores[*b]).collect();
+
+    let evaluated = Evaluated::new(&chosen, width)?;
+    let Batch { tokens, attention, .. } = &evaluated.batch;
+    let (stats, pullback) = language(ctx.model, NAME)?.evaluate(tokens, attention, Adapter::On, Grad::Record)?;
+    let log_probs = evaluated.by_sample(&Grid::from_tensor("log-probabilities", &stats.log_probs)?)?;
+    let entropy = evaluated.by_sample(&Grid::from_tensor("entropies", &stats.entropy)?)?;
+    let inputs = LossInputs {
+        log_probs: &log_probs,
+        entropy: Some(&entropy),
+        old_log_probs: old.as_ref(),
+        infer_log_probs: Some(&batch.infer_log_probs),
+        ref_log_probs: reference.as_ref(),
+        advantages: &advantages,
+        response_mask: &batch.response,
+        episode_scores: &scores,
+        correction: None,
+    };
+    let mut loss = policy_loss(&config.loss, &inputs, totals)?;
+    let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
+    loss.metrics.sum("entropy", mean(&entropy));
+    let drift = log_probs.zip(&batch.infer_log_probs, |train, infer| (train - infer).abs()).masked(&batch.response);
+    loss.metrics.sum("train_infer_abs_diff", mean(&drift));
+    if loss.value.is_finite() {
+        let d_entropy = loss.d_entropy.unwrap_or_else(|| loss.d_log_probs.map(|_| 0.0));
+        let (d_log_probs, d_entropy) = (evaluated.by_row(&loss.d_log_probs), evaluated.by_row(&d_entropy));
+        let cotangent = [d_log_probs.values(), d_entropy.values()].concat();
+        let cotangent: Vec<f32> = cotangent.into_iter().map(|d| d as f32).collect();
+        let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
+        let shape = [2, d_log_probs.rows(), d_log_probs.columns()];
+        ctx.strategy.before_last_pull(ctx.model)?;
+        pullback.pull(&Tensor::new(cotangent, shape)?).while_doing(|| "pulling back the policy loss".into())?;
+        ctx.strategy.accumulate(ctx.model)?;
+    }
+    Ok(MicroBatchLoss { value: loss.value, metrics: loss.metrics })
+}
+
+fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
+    Mask::new(mask.columns(), rows.iter().flat_map(|b| mask.row(*b).to_vec()).collect())
+}

@@ -1,0 +1,48 @@
+//! The steps of a rollout, as the options and the model's schedule give them.
+
+use roll_core::FlowSchedule;
+
+/// The steps of a rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Noise levels.
+    pub schedule: FlowSchedule,
+    /// The steps with gradient and KL, ascending.
+    pub trained: Vec<usize>,
+    /// The last step.
+    pub last: usize,
+    /// The latents of a stop before the last step of the schedule.
+    pub early_stop: EarlyStop,
+    /// Precision of latents between steps.
+    pub latent_dtype: LatentDtype,
+}
+
+impl Plan {
+    /// The factor of the velocity of step `i`: `sigma_{i+1} - sigma_i`, or `-sigma_i`, all the way to the data.
+    pub(super) fn delta(&self, i: usize) -> f32 {
+        match self.early_stop {
+            EarlyStop::PredictX0 if i == self.last => -self.schedule.sigmas()[i],
+            _ => self.schedule.delta(i),
+        }
+    }
+}
+
+/// The latents that are decoded when the trajectory stops early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EarlyStop {
+    /// The latents as they are, still noisy, as in the reference.
+    Decode,
+    /// The data that the last velocity points at: the last step goes to noise level 0.
+    PredictX0,
+}
+
+/// Precision of latents between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LatentDtype {
+    /// As computed.
+    F32,
+    /// Rounded to bf16 after every step, as in the reference. The gradient passes straight through.
+    Bf16,
+}

@@ -1,0 +1,26 @@
+//! Activations.
+
+use burn::backend::{Flex, tensor::FloatTensor};
+
+use super::Values;
+use crate::ops::kernels::activation as kernels;
+use crate::ops::{Activation, ActivationKernel};
+
+impl ActivationKernel for Flex {
+    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = Values::of(x);
+        x.like(kernels::forward(kernel(activation), x.slice()))
+    }
+
+    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, d_y) = (Values::of(x), Values::of(d_y));
+        x.like(kernels::backward(kernel(activation), x.slice(), d_y.slice()))
+    }
+}
+
+fn kernel(activation: Activation) -> kernels::Activation {
+    match activation {
+        Activation::GeluTanh => kernels::Activation::GeluTanh,
+        Activation::Silu => kernels::Activation::Silu,
+    }
+}

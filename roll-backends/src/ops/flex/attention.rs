@@ -1,0 +1,53 @@
+//! Attention.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+
+use super::{Values, rounded, tensor};
+use crate::ops::kernels::attention::{RowSoftmax, Saved, Shape, Wanted, backward, forward};
+use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
+
+fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
+    let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
+    let AttentionCall { heads, scale, causal } = call;
+    Shape { queries, keys, heads, width: channels / heads, scale, causal }
+}
+
+impl AttentionKernel for Flex {
+    fn attention_forward(
+        [q, k, v]: [FloatTensor<Self>; 3],
+        call: AttentionCall,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (shape, dtype) = (shape(&q, &k, call), q.dtype());
+        let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+        let mut out = vec![0.0; q.slice().len()];
+        let mut softmax = vec![RowSoftmax::default(); shape.heads * shape.queries];
+        forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
+        let softmax = bytemuck::cast_slice(&softmax).to_vec();
+        let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
+        (rounded(q.like(out), dtype), softmax)
+    }
+
+    fn attention_backward(
+        [q, k, v]: [FloatTensor<Self>; 3],
+        out: FloatTensor<Self>,
+        softmax: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        call: AttentionCall,
+        wanted: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        let (shape, dtype) = (shape(&q, &k, call), q.dtype());
+        let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+        let (out, softmax, d_out) = (Values::of(out), Values::of(softmax), Values::of(d_out));
+        let saved = Saved {
+            q: q.slice(),
+            k: k.slice(),
+            v: v.slice(),
+            out: out.slice(),
+            softmax: bytemuck::cast_slice(softmax.slice()),
+            d_out: d_out.slice(),
+        };
+        let [dq, dk, dv] = backward(shape, saved, Wanted { q: wanted[0], k: wanted[1], v: wanted[2] });
+        let [dq, dk, dv] = [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))];
+        [dq, dk, dv].map(|d| d.map(|d| rounded(d, dtype)))
+    }
+}

@@ -1,0 +1,35 @@
+//! The RMS norm of the Wan VAE.
+
+use burn::backend::{Flex, tensor::FloatTensor};
+
+use super::{Values, tensor};
+use crate::ops::kernels::channel_norm::{Then, backward, forward};
+use crate::ops::{ChannelNormKernel, Cotangents};
+
+impl ChannelNormKernel for Flex {
+    fn channel_norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        silu: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain) = (Values::of(x), Values::of(gain));
+        let (y, factors) = forward(x.slice(), gain.slice(), then(silu));
+        let positions = factors.len();
+        (x.like(y), tensor(factors, [positions]))
+    }
+
+    fn channel_norm_backward(
+        [x, gain, factors]: [FloatTensor<Self>; 3],
+        silu: bool,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> Cotangents<Self, 2> {
+        let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
+        let [d_x, d_gain] = backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), then(silu), wanted);
+        [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
+    }
+}
+
+fn then(silu: bool) -> Then {
+    if silu { Then::Silu } else { Then::Nothing }
+}

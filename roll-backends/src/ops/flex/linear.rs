@@ -1,0 +1,71 @@
+//! Linear layers, with and without a low-rank part.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+
+use super::{Values, rounded, tensor};
+use crate::ops::kernels::linear::{self as kernels, Shape};
+use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
+
+fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
+    let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
+    Shape { rows, inputs, outputs }
+}
+
+/// The low-rank part as the kernels take it.
+struct LoraValues {
+    down: Values,
+    up: Values,
+    scale: f32,
+    rank: usize,
+}
+
+impl LoraValues {
+    fn of(lora: Lora<FloatTensor<Flex>>) -> Self {
+        let [rank, _] = lora.down.shape().dims::<2>();
+        Self { down: Values::of(lora.down), up: Values::of(lora.up), scale: lora.scale, rank }
+    }
+
+    fn kernel(&self) -> kernels::Lora<'_> {
+        kernels::Lora { a: self.down.slice(), b: self.up.slice(), scale: self.scale, rank: self.rank }
+    }
+}
+
+impl LinearKernel for Flex {
+    fn linear_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        lora: Option<Lora<FloatTensor<Self>>>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let shape = shape(&x, &weight);
+        let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
+        let lora = lora.map(LoraValues::of);
+        let (y, inner) =
+            kernels::forward(shape, x.slice(), weight.slice(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
+        let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
+        (tensor(y, [shape.rows, shape.outputs]), inner)
+    }
+
+    fn linear_backward(
+        saved: SavedLinear<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 5],
+    ) -> Cotangents<Self, 5> {
+        let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
+        let (x, weight, d_y) = (Values::of(saved.x), Values::of(saved.weight), Values::of(d_y));
+        let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
+        let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
+        let [d_x, d_weight, d_bias, d_down, d_up] =
+            kernels::backward(shape, x.slice(), weight.slice(), parts, d_y.slice(), wanted);
+        let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
+            d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
+        };
+        [
+            d_x.map(|d| rounded(x.like(d), dtype)),
+            d_weight.map(|d| rounded(weight.like(d), dtype)),
+            d_bias.map(|d| tensor(d, [shape.outputs])),
+            like_lora(d_down, |lora| &lora.down),
+            like_lora(d_up, |lora| &lora.up),
+        ]
+    }
+}

@@ -1,0 +1,46 @@
+//! Layer norm and RMS norm.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+
+use super::{Values, tensor};
+use crate::ops::kernels::norm::{self, Norm};
+use crate::ops::kernels::rows::RowOperand;
+use crate::ops::{Cotangents, NormKernel, SavedNorm, SharedShift};
+
+impl NormKernel for Flex {
+    fn norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: Option<FloatTensor<Self>>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [rows, width] = x.shape().dims::<2>();
+        let (x, gain, shift) = (Values::of(x), Values::of(gain), shift.map(Values::of));
+        let norm = if shift.is_some() { Norm::Layer } else { Norm::Rms };
+        let gain = RowOperand::new(gain.slice(), rows, width);
+        let shift = shift.as_ref().map(|shift| RowOperand::new(shift.slice(), rows, width));
+        let (y, moments) = norm::forward(norm, x.slice(), rows, gain, shift, eps);
+        (x.like(y), tensor(bytemuck::cast_slice(&moments).to_vec(), [rows, 2]))
+    }
+
+    fn norm_backward(
+        saved: SavedNorm<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        let [rows, width] = saved.x.shape().dims::<2>();
+        let kind = if saved.layer.is_some() { Norm::Layer } else { Norm::Rms };
+        let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));
+        let cotangent = Values::of(d_y.clone());
+        let gain = RowOperand::new(gain_values.slice(), rows, width);
+        let moments = bytemuck::cast_slice(moments.slice());
+        let d = cotangent.slice();
+        let d_x = wanted[0].then(|| x.like(norm::backward_x(kind, x.slice(), moments, gain, d)));
+        let d_gain = wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
+        let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| match shared {
+            true => tensor(norm::backward_shift(rows, d), [1, width]),
+            false => d_y,
+        });
+        [d_x, d_gain, d_shift]
+    }
+}

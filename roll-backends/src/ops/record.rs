@@ -1,0 +1,57 @@
+//! Recording an operator for the backward pass.
+
+use std::fmt;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Autodiff, Backend, tensor::FloatTensor};
+
+/// The gradients of the operands of an operator; `None` for one that is not tracked.
+pub type Cotangents<B, const N: usize> = [Option<FloatTensor<B>>; N];
+
+/// Runs an operator on `operands` and, if one of them is tracked, records it.
+///
+/// `forward` returns the result and its pullback, a closure that owns the values that the backward pass needs. The pullback
+/// takes the cotangent of the result and which operands are tracked, and returns the gradients of those.
+pub fn record<B, C, P, const N: usize>(
+    operands: [FloatTensor<Autodiff<B, C>>; N],
+    forward: impl FnOnce([FloatTensor<B>; N]) -> (FloatTensor<B>, P),
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
+{
+    let nodes = operands.each_ref().map(|operand| operand.node());
+    let (result, pull) = forward(operands.map(|operand| operand.into_primitive()));
+    Pullback(pull).prepare::<C>(nodes).compute_bound().stateless(result)
+}
+
+/// A pullback as Burn's autodiff calls it. The state that Burn could pass separately is owned by the closure.
+struct Pullback<P>(P);
+
+impl<P> fmt::Debug for Pullback<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pullback")
+    }
+}
+
+impl<B, P, const N: usize> Backward<B, N> for Pullback<P>
+where
+    B: Backend,
+    P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
+{
+    type State = ();
+
+    fn backward(self, ops: Ops<(), N>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let cotangent = gradients.consume::<B>(&ops.node);
+        let tracked = ops.parents.each_ref().map(Option::is_some);
+        let found = (self.0)(cotangent, tracked);
+        for (parent, gradient) in ops.parents.into_iter().zip(found) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                gradients.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}

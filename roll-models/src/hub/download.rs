@@ -1,0 +1,247 @@
+//! Downloads into the Hugging Face cache, through the crate `hf-hub`.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use hf_hub::api::Progress;
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+use roll_core::Fault;
+
+use super::{HubError, Remote, snapshot, stays_inside};
+
+/// Attempts at a file, each of which goes on where the last one ended.
+const ATTEMPTS: usize = 5;
+/// File names that an error lists.
+const LISTED: usize = 20;
+/// Files smaller than this are downloaded without a word on how far they are.
+const TOLD_FROM: usize = 50_000_000;
+
+/// The files of a model that are to be in a cache.
+pub(super) struct Download<'a> {
+    pub(super) remote: &'a Remote,
+    pub(super) cache: &'a Path,
+    /// `ORG/NAME`.
+    pub(super) model: &'a str,
+    /// Patterns, each of which some file matches.
+    pub(super) needed: &'a [&'a str],
+    /// Patterns of files that not every model has.
+    pub(super) also: &'a [&'a str],
+}
+
+impl Download<'_> {
+    /// Whether an earlier download of these files did not end.
+    pub(super) fn is_unfinished(&self) -> bool {
+        let unfinished = self.unfinished();
+        self.needed.iter().any(|pattern| unfinished.iter().any(|line| line == pattern))
+    }
+
+    /// Downloads what the cache lacks, of the snapshot that is there or of the newest. Other processes wait, and then
+    /// find the files: `done` says whether that is so.
+    pub(super) fn run(&self, done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
+        let local = |e: std::io::Error| self.failed(self.model, e.into());
+        fs::create_dir_all(self.repository()).map_err(local)?;
+        let lock = File::create(self.repository().join(".roll-lock")).map_err(local)?;
+        if lock.try_lock().is_err() {
+            tracing::info!(model = self.model, "waiting for another process that downloads this model");
+            lock.lock().map_err(local)?;
+            if done()? {
+                return Ok(());
+            }
+        }
+
+        let api = ApiBuilder::from_cache(Cache::new(self.cache.into()))
+            .with_endpoint(self.remote.endpoint.clone())
+            .with_token(self.remote.token.clone())
+            .with_user_agent("roll", env!("CARGO_PKG_VERSION"))
+            .build()
+            .map_err(|e| self.failed(self.model, e))?;
+        let present = snapshot(&self.repository());
+        let revision =
+            present.as_deref().and_then(Path::file_name).map_or("main".into(), |hash| hash.to_string_lossy());
+        let info = api.repo(self.at(&revision)).info().map_err(|e| self.failed(self.model, e))?;
+        if !stays_inside(&info.sha) {
+            return Err(self.failed(self.model, ApiError::InvalidHeader("sha")));
+        }
+        let names: Vec<String> = info.siblings.into_iter().map(|s| s.rfilename).filter(|n| stays_inside(n)).collect();
+        if let Some(pattern) = self.needed.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
+            return Err(HubError::NoSuchFile {
+                model: self.model.into(),
+                endpoint: self.remote.endpoint.clone(),
+                pattern: (*pattern).into(),
+                found: names.into_iter().take(LISTED).collect(),
+            });
+        }
+
+        // A new snapshot has only what is asked for now, which is not the whole model.
+        let whole = present.is_none().then_some("**");
+        self.write_unfinished(
+            self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())),
+        )
+        .map_err(local)?;
+        // All files are of one commit, also when the branch moves on meanwhile.
+        let repo = api.repo(self.at(&info.sha));
+        let cached = Cache::new(self.cache.into()).repo(self.at(&info.sha)).pointer_path(&info.sha);
+        let wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
+        for name in names.iter().filter(|name| wanted(name) && !cached.join(name).exists()) {
+            self.fetch(&api, &repo, name).map_err(|e| self.failed(&format!("{}/{name}", self.model), e))?;
+        }
+        Cache::new(self.cache.into()).model(self.model.into()).create_ref(&info.sha).map_err(local)?;
+        let ended = |line: &String| self.needed.iter().any(|pattern| line == pattern);
+        self.write_unfinished(self.unfinished().into_iter().filter(|line| !ended(line))).map_err(local)
+    }
+
+    /// Downloads one file, on from where an earlier attempt left it.
+    fn fetch(&self, api: &Api, repo: &ApiRepo, name: &str) -> Result<(), ApiError> {
+        // The crate's own retries append to a partial file from the wrong place, so that it is asked for one attempt
+        // at a time.
+        let mut attempt = 1;
+        loop {
+            let size = Rc::new(Cell::new(0));
+            let error = match repo.download_with_progress(name, Told::new(self.model, name, size.clone())) {
+                Ok(path) => match fs::metadata(&path)?.len() == size.get() as u64 {
+                    true => return Ok(()),
+                    // The server gave something else than the rest that it was asked for.
+                    false => {
+                        fs::remove_file(path.canonicalize()?)?;
+                        fs::remove_file(path)?;
+                        ApiError::InvalidResume
+                    }
+                },
+                Err(e) => e,
+            };
+            let refused = status(&error).filter(|code| (400..500).contains(code) && ![408, 416, 429].contains(code));
+            if attempt == ATTEMPTS || refused.is_some() {
+                return Err(error);
+            }
+            // What is there is whole already, or too long: it begins anew.
+            if matches!(error, ApiError::InvalidResume) || status(&error) == Some(416) {
+                let etag = api.metadata(&repo.url(name))?.etag().to_string();
+                let part = Cache::new(self.cache.into()).model(self.model.into()).blob_path(&etag);
+                let _ = fs::remove_file(part.with_extension("part"));
+            }
+            tracing::warn!(model = self.model, file = name, "the download stopped, and is tried again: {error}");
+            std::thread::sleep(Duration::from_millis(200 << attempt));
+            attempt += 1;
+        }
+    }
+
+    fn at(&self, revision: &str) -> Repo {
+        Repo::with_revision(self.model.into(), RepoType::Model, revision.into())
+    }
+
+    fn repository(&self) -> PathBuf {
+        self.cache.join(Repo::model(self.model.into()).folder_name())
+    }
+
+    /// The patterns whose download was begun and did not end.
+    fn unfinished(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.repository().join(UNFINISHED)).unwrap_or_default();
+        text.lines().map(Into::into).collect()
+    }
+
+    fn write_unfinished(&self, patterns: impl Iterator<Item = String>) -> std::io::Result<()> {
+        let mut lines: Vec<String> = patterns.collect();
+        lines.sort();
+        lines.dedup();
+        let path = self.repository().join(UNFINISHED);
+        match lines.is_empty() {
+            false => fs::write(path, lines.join("\n")),
+            true => fs::remove_file(path).or_else(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(e),
+            }),
+        }
+    }
+
+    fn failed(&self, what: &str, source: ApiError) -> HubError {
+        let Remote { endpoint, token } = self.remote;
+        let (fault, hint) = match (status(&source), token) {
+            (Some(401 | 403), None) => {
+                let hint = format!(
+                    "{endpoint} wants to know who asks, or has no such model; accept the licence at \
+                     {endpoint}/{} and set HF_TOKEN",
+                    self.model
+                );
+                (Fault::User, hint)
+            }
+            (Some(401 | 403), Some(_)) => {
+                let hint = format!("the token does not allow it; accept the licence at {endpoint}/{}", self.model);
+                (Fault::User, hint)
+            }
+            (Some(404), _) => (Fault::User, format!("{endpoint} has no such model or file")),
+            _ => {
+                let hint = "what is there of it is kept, and the next attempt goes on from it; HF_HUB_OFFLINE=1 asks \
+                            for nothing";
+                (Fault::Failure, hint.into())
+            }
+        };
+        HubError::Download { what: what.into(), hint, fault, source: Box::new(source) }
+    }
+}
+
+/// File of a repository in the cache that lists the patterns whose download did not end.
+const UNFINISHED: &str = ".roll-unfinished";
+
+/// Whether `pattern` is for the file `name`; `*` stays within a folder, `**` does not.
+fn matches(pattern: &str, name: &str) -> bool {
+    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    let pattern = pattern.trim_start_matches("./");
+    pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
+}
+
+/// The status of an answer that is an error.
+fn status(error: &ApiError) -> Option<u16> {
+    match error {
+        ApiError::RequestError(e) => match **e {
+            ureq::Error::StatusCode(code) => Some(code),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Logs how far a download is.
+struct Told<'a> {
+    model: &'a str,
+    file: &'a str,
+    /// Bytes of the whole file, for the caller.
+    size: Rc<Cell<usize>>,
+    done: usize,
+    tenths: usize,
+}
+
+impl<'a> Told<'a> {
+    fn new(model: &'a str, file: &'a str, size: Rc<Cell<usize>>) -> Self {
+        Self { model, file, size, done: 0, tenths: 0 }
+    }
+}
+
+impl Progress for Told<'_> {
+    fn init(&mut self, size: usize, _file: &str) {
+        // It is called twice for one file.
+        if self.size.replace(size) != size {
+            tracing::info!(model = self.model, file = self.file, megabytes = size / 1_000_000, "downloading");
+        }
+        self.done = 0;
+    }
+
+    fn update(&mut self, bytes: usize) {
+        self.done += bytes;
+        let size = self.size.get();
+        let tenths = if size < TOLD_FROM { 0 } else { (self.done as f64 / size as f64 * 10.0) as usize };
+        if tenths > self.tenths {
+            self.tenths = tenths;
+            tracing::info!(model = self.model, file = self.file, "{}0 % of {} MB", tenths, size / 1_000_000);
+        }
+    }
+
+    fn finish(&mut self) {}
+}
+
+#[cfg(test)]
+#[path = "download_tests.rs"]
+mod tests;

@@ -1,0 +1,287 @@
+//! Downloads from a server on this machine that answers as the Hugging Face hub does.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::super::Hub;
+use super::*;
+
+const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+const MODEL: &str = "org/name";
+
+/// How the server answers.
+#[derive(Clone, Default)]
+struct Manner {
+    /// Requires this token.
+    token: Option<String>,
+    /// Sends the whole file for every range.
+    ignores_ranges: bool,
+    /// Number of bytes of a file after which it closes the connection, the first time.
+    breaks_after: Option<usize>,
+}
+
+/// A request: its path, and the range that it asks for.
+type Asked = (String, Option<String>);
+
+struct Server {
+    endpoint: String,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    fn start(files: &[(&str, Vec<u8>)], manner: Manner) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let files: Vec<(String, Vec<u8>)> =
+            files.iter().map(|(name, bytes)| (name.to_string(), bytes.clone())).collect();
+        let log = asked.clone();
+        // It ends with the process of the tests.
+        std::thread::spawn(move || {
+            let mut manner = manner;
+            for stream in listener.incoming().flatten() {
+                let _ = answer(stream, &files, &mut manner, &log);
+            }
+        });
+        Self { endpoint, asked }
+    }
+
+    fn hub(&self, cache: &Path) -> Hub {
+        let remote = Remote { endpoint: self.endpoint.clone(), token: None };
+        Hub { caches: vec![cache.into()], folders: Vec::new(), remote: Some(remote) }
+    }
+
+    /// Paths of the files that were asked for, without the requests that only ask for their size.
+    fn downloads(&self) -> Vec<String> {
+        let asked = locked(&self.asked);
+        let bodies = asked.iter().filter(|(_, range)| range.as_deref().is_some_and(|r| r != "bytes=0-0"));
+        bodies.map(|(path, _)| path.clone()).collect()
+    }
+}
+
+fn answer(
+    mut stream: TcpStream,
+    files: &[(String, Vec<u8>)],
+    manner: &mut Manner,
+    log: &Mutex<Vec<Asked>>,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    let path = request.split(' ').nth(1).unwrap_or_default().to_string();
+    let (mut range, mut token) = (None, None);
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else { break };
+        match name.to_lowercase().as_str() {
+            "range" => range = Some(value.to_string()),
+            "authorization" => token = Some(value.to_string()),
+            _ => {}
+        }
+    }
+    locked(log).push((path.clone(), range.clone()));
+    let mut reply = |status: &str, headers: &str, body: &[u8], length: usize| {
+        let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(body)
+    };
+    if manner.token.as_ref().is_some_and(|wanted| token != Some(format!("Bearer {wanted}"))) {
+        return reply("401 Unauthorized", "", b"", 0);
+    }
+    if path == format!("/api/models/{MODEL}/revision/main") || path == format!("/api/models/{MODEL}/revision/{SHA}") {
+        let siblings: Vec<_> = files.iter().map(|(name, _)| serde_json::json!({ "rfilename": name })).collect();
+        let body = serde_json::json!({ "sha": SHA, "siblings": siblings }).to_string();
+        return reply("200 OK", "Content-Type: application/json\r\n", body.as_bytes(), body.len());
+    }
+    let file = path.strip_prefix(&format!("/{MODEL}/resolve/{SHA}/"));
+    let Some((number, (_, bytes))) = files.iter().enumerate().find(|(_, (name, _))| Some(&**name) == file) else {
+        return reply("404 Not Found", "", b"", 0);
+    };
+    let about = format!("ETag: \"etag{number}\"\r\nX-Repo-Commit: {SHA}\r\n");
+    let (from, to) = match range.as_deref().and_then(|r| r.strip_prefix("bytes=")).and_then(|r| r.split_once('-')) {
+        Some((from, to)) => (from.parse().unwrap_or(0), to.parse().map_or(bytes.len(), |to: usize| to + 1)),
+        None => (0, bytes.len()),
+    };
+    if from >= bytes.len() {
+        return reply("416 Range Not Satisfiable", &about, b"", 0);
+    }
+    let about = format!("{about}Content-Range: bytes {from}-{}/{}\r\n", to - 1, bytes.len());
+    if manner.ignores_ranges && to != 1 {
+        return reply("200 OK", &about, bytes, bytes.len());
+    }
+    let body = &bytes[from..to];
+    match manner.breaks_after.take_if(|_| body.len() > 1) {
+        Some(after) => reply("206 Partial Content", &about, &body[..after], body.len()),
+        None => reply("206 Partial Content", &about, body, body.len()),
+    }
+}
+
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..2000u32).map(|i| (i * 7 + u32::from(seed)) as u8).collect()
+}
+
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("high/a-1.safetensors", bytes(1)),
+        ("high/a-2.safetensors", bytes(2)),
+        ("low/a-1.safetensors", bytes(3)),
+        ("config.json", b"{}".to_vec()),
+    ]
+}
+
+fn blob(cache: &Path, name: &str) -> PathBuf {
+    cache.join("models--org--name/blobs").join(name)
+}
+
+#[test]
+fn missing_files_are_downloaded_once_into_the_layout_of_the_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let hub = server.hub(cache.path());
+    let found = hub.files(MODEL, "./high/a*.safetensors").unwrap();
+    let snapshot = cache.path().join("models--org--name/snapshots").join(SHA);
+    assert_eq!(found, [snapshot.join("high/a-1.safetensors"), snapshot.join("high/a-2.safetensors")]);
+    assert_eq!(fs::read(&found[0]).unwrap(), bytes(1));
+    assert_eq!(fs::read(&found[1]).unwrap(), bytes(2));
+    assert_eq!(fs::read_to_string(cache.path().join("models--org--name/refs/main")).unwrap(), SHA);
+    assert_eq!(server.downloads().len(), 2);
+
+    let requests = locked(&server.asked).len();
+    assert_eq!(hub.files(MODEL, "high/a*.safetensors").unwrap(), found);
+    let offline = Hub { remote: None, ..hub.clone() };
+    assert_eq!(offline.files(MODEL, "high/a*.safetensors").unwrap(), found);
+    assert_eq!(locked(&server.asked).len(), requests);
+
+    // The rest of the same snapshot, and nothing twice.
+    assert_eq!(hub.directory(MODEL, &["**"], &[]).unwrap(), snapshot);
+    assert_eq!(server.downloads().len(), 4);
+    assert_eq!(fs::read(snapshot.join("low/a-1.safetensors")).unwrap(), bytes(3));
+}
+
+#[test]
+fn only_what_is_needed_of_a_directory_is_downloaded() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let directory = server.hub(cache.path()).directory(MODEL, &["config.json"], &["low/*", "*.jinja"]).unwrap();
+    assert!(directory.join("config.json").exists() && directory.join("low/a-1.safetensors").exists());
+    assert!(!directory.join("high").exists());
+}
+
+#[test]
+fn a_partial_file_is_resumed() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir_all(blob(cache.path(), "")).unwrap();
+    fs::write(blob(cache.path(), "etag3.part"), b"{").unwrap();
+    fs::write(blob(cache.path(), "etag2.part"), &bytes(3)[..700]).unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let found = server.hub(cache.path()).files(MODEL, "low/a-1.safetensors").unwrap();
+    assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+    let asked = locked(&server.asked);
+    assert!(
+        asked.iter().any(|(path, range)| path.contains("low") && range.as_deref() == Some("bytes=700-")),
+        "{asked:?}"
+    );
+}
+
+#[test]
+fn a_connection_that_breaks_is_taken_up_where_it_broke() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner { breaks_after: Some(1200), ..Manner::default() });
+    let found = server.hub(cache.path()).files(MODEL, "low/a-1.safetensors").unwrap();
+    assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+    let ranges: Vec<_> = locked(&server.asked).iter().filter_map(|(_, range)| range.clone()).collect();
+    assert!(ranges.contains(&"bytes=1200-".to_string()), "{ranges:?}");
+}
+
+#[test]
+fn a_part_that_is_whole_or_does_not_fit_begins_anew() {
+    for part in [bytes(3), [bytes(3), bytes(3)].concat()] {
+        let cache = tempfile::tempdir().unwrap();
+        fs::create_dir_all(blob(cache.path(), "")).unwrap();
+        fs::write(blob(cache.path(), "etag2.part"), part).unwrap();
+        let server = Server::start(&files(), Manner::default());
+        let found = server.hub(cache.path()).files(MODEL, "low/a-1.safetensors").unwrap();
+        assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+    }
+    // This server sends everything again: the sum would be a file that is too long.
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir_all(blob(cache.path(), "")).unwrap();
+    fs::write(blob(cache.path(), "etag2.part"), &bytes(3)[..700]).unwrap();
+    let server = Server::start(&files(), Manner { ignores_ranges: true, ..Manner::default() });
+    let found = server.hub(cache.path()).files(MODEL, "low/a-1.safetensors").unwrap();
+    assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+}
+
+#[test]
+fn an_interrupted_download_is_continued_although_some_files_are_there() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let hub = server.hub(cache.path());
+    let found = hub.files(MODEL, "high/*.safetensors").unwrap();
+    fs::remove_file(&found[1]).unwrap();
+    let repository = cache.path().join("models--org--name");
+    assert_eq!(fs::read_to_string(repository.join(UNFINISHED)).unwrap(), "**");
+    fs::write(repository.join(UNFINISHED), "**\nhigh/*.safetensors").unwrap();
+    assert_eq!(hub.files(MODEL, "high/*.safetensors").unwrap(), found);
+    hub.directory(MODEL, &["**"], &[]).unwrap();
+    assert!(!repository.join(UNFINISHED).exists());
+}
+
+#[test]
+fn processes_that_need_the_same_files_download_them_once() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let hub = server.hub(cache.path());
+    std::thread::scope(|scope| {
+        let all: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| hub.files(MODEL, "high/*.safetensors").unwrap().len())).collect();
+        assert!(all.into_iter().all(|thread| thread.join().unwrap() == 2));
+    });
+    assert_eq!(server.downloads().len(), 2);
+}
+
+#[test]
+fn a_token_is_sent_and_its_absence_explained() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner { token: Some("secret".into()), ..Manner::default() });
+    let hub = server.hub(cache.path());
+    let error = hub.files(MODEL, "config.json").unwrap_err();
+    assert!(matches!(&error, HubError::Download { fault: Fault::User, .. }), "{error:?}");
+    assert!(error.to_string().contains("HF_TOKEN"), "{error}");
+    let remote = |token: &str| Some(Remote { endpoint: server.endpoint.clone(), token: Some(token.into()) });
+    let error =
+        Hub { remote: remote("wrong"), ..hub.clone() }.files(MODEL, "low/*.safetensors").unwrap_err().to_string();
+    assert!(error.contains("licence") && !error.contains("wrong"), "{error}");
+    assert_eq!(Hub { remote: remote("secret"), ..hub }.files(MODEL, "low/*.safetensors").unwrap().len(), 1);
+}
+
+#[test]
+fn what_the_server_lacks_is_named() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner::default());
+    let error = server.hub(cache.path()).files(MODEL, "Wan2.1_VAE.pth").unwrap_err().to_string();
+    for part in [MODEL, "Wan2.1_VAE.pth", &server.endpoint, "high/a-1.safetensors"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = server.hub(cache.path()).files("org/other", "x.pth").unwrap_err();
+    assert!(matches!(&error, HubError::Download { fault: Fault::User, .. }), "{error:?}");
+    let unreachable = Remote { endpoint: "http://127.0.0.1:9".into(), token: None };
+    let error = Hub { remote: Some(unreachable), ..server.hub(cache.path()) }.files("org/third", "x.pth").unwrap_err();
+    assert!(matches!(&error, HubError::Download { fault: Fault::Failure, .. }), "{error:?}");
+}
+
+#[test]
+fn no_file_name_of_a_server_leads_out_of_the_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let names = ["../../../out.safetensors", "/tmp/out.safetensors", "a/../../out.safetensors", "in.safetensors"];
+    let server = Server::start(&names.map(|name| (name, bytes(1))), Manner::default());
+    let directory = server.hub(cache.path()).directory(MODEL, &["**"], &[]).unwrap();
+    let found: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(found, ["in.safetensors"]);
+    assert!(server.downloads().iter().all(|path| path.ends_with("/in.safetensors")));
+}

@@ -1,0 +1,79 @@
+//! What a trained model is saved as: the adapter of each trained expert, or all of its weights.
+
+use std::collections::BTreeMap;
+
+use roll_core::model::flat;
+use roll_core::{Error, ParameterSpec, Result, StateDict};
+
+use crate::lora;
+
+use super::adapter;
+use super::expert::Expert;
+
+/// Name, without extension, of a transformer's weight file in the official repositories.
+pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
+
+/// Names of the files that [`export`] gives.
+pub(super) fn files(experts: &[Expert]) -> Vec<String> {
+    experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| file_name(experts, e)).collect()
+}
+
+/// Name of the file that an expert's adapter, or all of its weights, are written to.
+fn file_name(experts: &[Expert], expert: &Expert) -> String {
+    let trained = experts.iter().filter(|e| e.dit.parameters().is_some()).count();
+    let stem = if expert.lora { "adapter" } else { EXPERT_FILE };
+    match (trained, expert.name) {
+        (1, _) => stem.into(),
+        (_, "dit") => format!("{stem}_high_noise"),
+        _ => format!("{stem}_low_noise"),
+    }
+}
+
+fn which(expert: &Expert) -> lora::Expert {
+    if expert.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
+}
+
+/// The files of all trained experts, by name.
+pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> {
+    let mut files = BTreeMap::new();
+    for expert in experts {
+        let Some(parameters) = expert.dit.parameters() else { continue };
+        let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
+        parameters.read(&mut values)?;
+        let state = flat::to_state(parameters.specs(), &values)?;
+        let state = match expert.lora {
+            true => adapter::to_file(state, expert.dit.lora_scale())?,
+            false => state,
+        };
+        files.insert(file_name(experts, expert), state);
+    }
+    Ok(files)
+}
+
+/// Loads what [`export`] gave, all of it or nothing.
+pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
+    // Everything is read and checked before anything is written.
+    let (names, mut parts) = (self::files(experts), Vec::new());
+    for expert in experts {
+        let Some(parameters) = expert.dit.parameters() else { continue };
+        let name = file_name(experts, expert);
+        // A single file is taken for a single adapter under any name.
+        let only = files.values().next().filter(|_| files.len() == 1 && names.len() == 1);
+        let file = files.get(&name).or(only).ok_or_else(|| {
+            let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
+            Error::Unsupported(format!(
+                "the adapter has no file `{name}` for expert `{}`; it has: {found}",
+                expert.name
+            ))
+        })?;
+        let state = match expert.lora {
+            true => adapter::from_file(&name, file, which(expert), expert.dit.lora_scale())?,
+            false => file.clone(),
+        };
+        parts.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
+    }
+    for (parameters, values) in parts {
+        parameters.write(&values)?;
+    }
+    Ok(())
+}

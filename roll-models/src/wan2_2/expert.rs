@@ -1,0 +1,38 @@
+//! A transformer of the model, and what is trained of it.
+
+use roll_core::{ParameterSpec, Sigma, SigmaRange};
+
+use super::dit::Dit;
+
+/// A transformer and what is trained of it.
+pub(super) struct Expert {
+    /// `dit`, the high-noise expert or the only one, or `dit2`.
+    pub(super) name: &'static str,
+    pub(super) dit: Dit,
+    /// Whether the trained parameters are those of adapters.
+    pub(super) lora: bool,
+}
+
+impl Expert {
+    /// The expert `name`; what is trained of `dit` is chosen already.
+    pub(super) fn new(name: &'static str, dit: Dit) -> Self {
+        let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
+        Self { name, dit, lora }
+    }
+
+    /// Its trainable parameters, named after it.
+    pub(super) fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
+        let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
+        specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
+    }
+}
+
+/// The noise levels of the experts that have trainable parameters.
+pub(super) fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
+    let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
+    match (boundary.map(Sigma), trains(0), trains(1)) {
+        (Some(boundary), true, false) => SigmaRange { low: boundary, ..SigmaRange::ALL },
+        (Some(boundary), false, true) => SigmaRange { high: boundary, ..SigmaRange::ALL },
+        _ => SigmaRange::ALL,
+    }
+}

@@ -1,0 +1,47 @@
+//! The models of the Wan2.2 family.
+
+use roll_core::{Error, Result};
+
+/// Which model of the family is imitated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TinyKind {
+    /// I2V-A14B: two experts, 36 channels in, 16 out.
+    #[default]
+    I2v,
+    /// T2V-A14B: two experts, 16 channels.
+    T2v,
+    /// TI2V-5B: one transformer, 48 channels.
+    Ti2v,
+}
+
+impl TinyKind {
+    /// Channels that go into the transformer, and that come out.
+    pub(super) fn channels(self) -> (usize, usize) {
+        match self {
+            Self::I2v => (36, 16),
+            Self::T2v => (16, 16),
+            Self::Ti2v => (48, 48),
+        }
+    }
+
+    /// Where the transformers lie in a checkpoint, the high-noise expert first.
+    pub(super) fn folders(self) -> &'static [&'static str] {
+        match self {
+            Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
+            Self::Ti2v => &["."],
+        }
+    }
+}
+
+impl std::str::FromStr for TinyKind {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "i2v" => Ok(Self::I2v),
+            "t2v" => Ok(Self::T2v),
+            "ti2v" => Ok(Self::Ti2v),
+            _ => Err(Error::config("kind", format!("expected i2v, t2v or ti2v, found `{name}`"))),
+        }
+    }
+}

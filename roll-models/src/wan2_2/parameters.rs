@@ -1,0 +1,71 @@
+//! The trainable parameters of all experts as one flat vector, some of them at a time.
+
+use std::ops::Range;
+
+use roll_backends::Parameters;
+use roll_core::{Error, ParameterParts, ParameterSpec, Result};
+
+use super::model::Wan;
+
+/// What one expert has of a part of the parameters.
+struct Span<'a> {
+    parameters: &'a Parameters,
+    /// Positions among the expert's own parameters.
+    positions: Range<usize>,
+    /// Place of their values in the part's.
+    values: Range<usize>,
+}
+
+impl Wan {
+    /// The parameters `which`, expert by expert. Fails unless they have `found` values.
+    fn spans(&self, which: Range<usize>, found: usize) -> Result<Vec<Span<'_>>> {
+        let expected = count(self.specs.get(which.clone()).unwrap_or_default());
+        if found != expected {
+            return Err(Error::shape("part of the parameters", format!("[{expected}]"), &[found]));
+        }
+        let (mut spans, mut first, mut at) = (Vec::new(), 0, 0);
+        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+            let specs = parameters.specs();
+            let positions = which.start.max(first) - first..which.end.min(first + specs.len()).max(first) - first;
+            first += specs.len();
+            if positions.start < positions.end {
+                let values = at..at + count(&specs[positions.clone()]);
+                at = values.end;
+                spans.push(Span { parameters, positions, values });
+            }
+        }
+        Ok(spans)
+    }
+
+    /// Bytes of the trainable parameters that this process keeps: its part, where they are divided among ranks.
+    pub fn parameter_bytes(&self) -> usize {
+        self.experts.iter().filter_map(|e| e.dit.parameters()).map(Parameters::bytes).sum()
+    }
+}
+
+fn count(specs: &[ParameterSpec]) -> usize {
+    specs.iter().map(ParameterSpec::len).sum()
+}
+
+impl ParameterParts for Wan {
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        for Span { parameters, positions, values } in self.spans(which, out.len())? {
+            parameters.read_part(positions, &mut out[values])?;
+        }
+        Ok(())
+    }
+
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        for Span { parameters, positions, values: own } in self.spans(which, values.len())? {
+            parameters.write_part(positions, &values[own])?;
+        }
+        Ok(())
+    }
+
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        for Span { parameters, positions, values } in self.spans(which, add_into.len())? {
+            parameters.take_gradients_part(positions, &mut add_into[values])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! Dtype and shape of a tensor in a file.
+
+use std::path::Path;
+
+use roll_core::DType;
+
+use super::error::WeightsError;
+
+/// What a file says about a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Dtype, when it is one that can be loaded.
+    pub dtype: Option<DType>,
+    /// Name of the dtype in the file, in lower case.
+    pub stored: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    pub(super) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
+        self.dtype.ok_or_else(|| WeightsError::DType {
+            path: path.into(),
+            tensor: tensor.into(),
+            found: self.stored.clone(),
+        })
+    }
+}

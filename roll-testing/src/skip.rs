@@ -1,0 +1,129 @@
+//! Tests that say when they were skipped, and a variable that makes a skip a failure.
+
+use std::io::Write;
+
+/// What a test may need that not every machine has, as `ROLL_REQUIRE` and [`skip!`](crate::skip) name it.
+pub const CAPABILITIES: [(&str, &str); 10] = [
+    ("cc", "a C compiler, `cc`"),
+    ("chromium", "Chromium or Chrome, with H.264"),
+    ("diffusers", "a Python (`$PYTHON`) with diffusers and PEFT"),
+    ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
+    ("gpu", "an NVIDIA GPU with its driver; for NCCL its library as well"),
+    ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),
+    ("mpi", "MPI: `mpicc` and `mpirun`"),
+    ("onnxruntime", "ONNX Runtime's library"),
+    ("python", "`python3`"),
+    ("vulkan", "a device of `wgpu`; Mesa's driver makes one of the CPU"),
+];
+
+/// Returns from a test that this machine cannot run, after one line that says so on the standard error stream, past the
+/// capture of the test runner: a skipped test must not look like a passed one.
+///
+/// `needs` names a [capability](CAPABILITIES). Where the variable `ROLL_REQUIRE` lists it (commas between several; `all`
+/// is every one), the test panics instead. A skip that names none never fails.
+///
+/// What is returned is the function's `Default`: `()` from a test, `None` from a helper that looks for what is missing.
+///
+/// ```
+/// fn compiler() -> Option<std::path::PathBuf> {
+///     let path = std::path::PathBuf::from("/usr/bin/cc");
+///     if !path.exists() {
+///         roll_testing::skip!("there is no C compiler", needs = "cc");
+///     }
+///     Some(path)
+/// }
+/// ```
+#[macro_export]
+macro_rules! skip {
+    ($why:expr $(,)?) => {{
+        $crate::skipped(&$why, ::core::option::Option::None);
+        return ::core::default::Default::default();
+    }};
+    ($why:expr, needs = $capability:literal $(,)?) => {{
+        const { assert!($crate::is_capability($capability), "no capability of roll_testing::CAPABILITIES") };
+        $crate::skipped(&$why, ::core::option::Option::Some($capability));
+        return ::core::default::Default::default();
+    }};
+}
+
+/// As [`skip!`](crate::skip), for a test that leaves out one of its cases: it goes on.
+///
+/// # Panics
+/// Where `ROLL_REQUIRE` lists `needs`.
+pub fn skipped(why: &dyn std::fmt::Display, needs: Option<&str>) {
+    let test = std::thread::current().name().map(str::to_owned).unwrap_or_default();
+    let needed = needs.map(|name| format!(" [{name}]")).unwrap_or_default();
+    if let Some(name) = needs
+        && is_required(name)
+    {
+        panic!("{why}, and ROLL_REQUIRE says that this machine has what tests of `{name}` need");
+    }
+    // One write: lines of several threads come between each other otherwise.
+    let _ = std::io::stderr().write_all(format!("SKIPPED {test}{needed}: {why}\n").as_bytes());
+}
+
+/// Whether `ROLL_REQUIRE` lists `capability`: tests that need it must then not be skipped.
+///
+/// # Panics
+/// Where `ROLL_REQUIRE` lists a word that is no [capability](CAPABILITIES): it would require nothing.
+pub fn is_required(capability: &str) -> bool {
+    let list = std::env::var("ROLL_REQUIRE").unwrap_or_default();
+    listed(&list, capability).unwrap_or_else(|unknown| {
+        let known = CAPABILITIES.map(|(name, _)| name).join(", ");
+        panic!("ROLL_REQUIRE lists `{unknown}`; expected `all` or some of {known}")
+    })
+}
+
+/// Whether `list` has `capability`; `Err` is a word of it that is none.
+fn listed<'a>(list: &'a str, capability: &str) -> Result<bool, &'a str> {
+    let words = || list.split(',').map(str::trim).filter(|word| !word.is_empty());
+    match words().find(|word| *word != "all" && !is_capability(word)) {
+        Some(unknown) => Err(unknown),
+        None => Ok(words().any(|word| word == "all" || word == capability)),
+    }
+}
+
+/// Whether `name` is in [`CAPABILITIES`].
+pub const fn is_capability(name: &str) -> bool {
+    let mut i = 0;
+    while i < CAPABILITIES.len() {
+        if same(CAPABILITIES[i].0.as_bytes(), name.as_bytes()) {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// `==` of slices is not `const`.
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() {
+        if a[i] != b[i] {
+            return false;
+        }
+        i += 1;
+    }
+    a.len() == b.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_requires_its_words_and_all_requires_everything() {
+        assert_eq!(listed("", "cc"), Ok(false));
+        assert_eq!(listed("mpi, cc,", "cc"), Ok(true));
+        assert_eq!(listed("mpi,vulkan", "cc"), Ok(false));
+        for (name, _) in CAPABILITIES {
+            assert_eq!(listed("all", name), Ok(true));
+        }
+    }
+
+    #[test]
+    fn a_word_that_requires_nothing_is_an_error() {
+        assert_eq!(listed("cc,vulcan", "cc"), Err("vulcan"));
+        assert!(!is_capability("c") && !is_capability("ccc") && !is_capability(""));
+    }
+}
