@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
-use roll_train::config::ConfigLayers;
+use roll_train::config::{ConfigLayers, MergedConfig};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
@@ -20,50 +20,47 @@ const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
 
 /// The lowest layer of a configuration that is of a demo's kind and names neither model nor data of its own; `None`
 /// for others.
-pub fn layers(own: &ConfigLayers) -> Result<Option<ConfigLayers>> {
-    let of = |algo: &str, model: &str, named: &[&str]| -> Result<bool> {
-        let mut unnamed = own.peek("algo.name")? == Some(algo.into()) && own.peek("model.name")? == Some(model.into());
-        for key in named {
-            unnamed &= own.peek(key)?.is_none();
-        }
-        Ok(unnamed)
+pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
+    let is = |key: &str, name: &str| own.peek(key).is_some_and(|value| value == name);
+    let of = |algo: &str, model: &str, named: &[&str]| {
+        is("algo.name", algo) && is("model.name", model) && named.iter().all(|key| own.peek(key).is_none())
     };
-    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"])? {
+    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
         return faces(own).map(Some);
     }
-    if of("agentic_ppo", "causal_lm", &["model.model_path"])? {
+    if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
         return agent(own).map(Some);
     }
     Ok(None)
 }
 
 /// The agent: its environment only where no other one is named.
-fn agent(own: &ConfigLayers) -> Result<ConfigLayers> {
+fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
     tracing::info!("no model is named: this is the demo, with the small language model that is built in");
     let layers = ConfigLayers::new().text("the demo", AGENT)?;
-    match own.peek("env.name")?.is_none_or(|name| name == "frozen_lake") {
+    match own.peek("env.name").is_none_or(|name| name == "frozen_lake") {
         true => layers.text("the demo", AGENT_ENVIRONMENT),
         false => Ok(layers),
     }
 }
 
 /// The small world; its reward only where no other one is named, whose options are none of that one's.
-fn faces(own: &ConfigLayers) -> Result<ConfigLayers> {
+fn faces(own: &MergedConfig) -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
     let text = |config: &str| config.replace("DEMO", quoted.trim_matches('"'));
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
     let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?;
-    match names_another_reward(own)? {
+    match names_another_reward(own) {
         true => Ok(layers),
         false => layers.text("the demo's reward", &text(REWARD)),
     }
 }
 
-fn names_another_reward(own: &ConfigLayers) -> Result<bool> {
-    let rewards = own.peek("reward")?.unwrap_or_default();
-    let mut names = rewards.as_array().into_iter().flatten().filter_map(|reward| reward.get("name"));
-    Ok(names.any(|name| name != "insightface"))
+fn names_another_reward(own: &MergedConfig) -> bool {
+    let rewards = own.peek("reward").and_then(|rewards| rewards.as_array());
+    let mut names = rewards.into_iter().flatten().filter_map(|reward| reward.get("name"));
+    names.any(|name| name != "insightface")
 }
 
 /// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.

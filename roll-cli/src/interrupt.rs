@@ -21,7 +21,7 @@ pub fn catch() -> Result<StopSignal> {
         // In this order: the second handler must not arm the first for the same signal.
         signal_hook::flag::register_conditional_shutdown(number, CODE, signal.flag())
             .and_then(|_| signal_hook::flag::register(number, signal.flag()))
-            .map_err(|e| Error::Misuse(format!("signal {number} cannot be caught: {e}")))?;
+            .map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
     Ok(signal)
 }

@@ -6,6 +6,7 @@ mod output;
 
 mod args;
 mod commands;
+mod configuration;
 mod demo;
 mod interrupt;
 mod logging;

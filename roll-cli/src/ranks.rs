@@ -69,7 +69,7 @@ impl Job {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(Error::Misuse(format!("panicked: {}", said.unwrap_or_else(|| "no message".into()))))
+            Err(Error::failed("panicked")(said.unwrap_or_else(|| "no message".into())))
         });
         if let Err(error) = &result
             && error.fault() != Fault::Interrupt

@@ -106,6 +106,16 @@ pub enum Error {
     /// The caller broke a rule of an interface.
     #[error("{0}")]
     Misuse(String),
+    /// Something failed although the user and the caller did everything right: a value could not be written as JSON, a
+    /// thread panicked.
+    #[error("{doing}")]
+    Failed {
+        /// What could not be done: "the manifest cannot be written as JSON".
+        doing: String,
+        /// The reason.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An error of a component's own kind.
     #[error("{source}")]
     Component {
@@ -136,6 +146,14 @@ impl Error {
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }
+    }
+
+    /// A failure of the program or its machine; use as `map_err(Error::failed("the manifest cannot be written"))`.
+    pub fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        doing: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        let doing = doing.into();
+        move |source| Self::Failed { doing, source: source.into() }
     }
 
     /// A file with wrong contents.
@@ -207,7 +225,7 @@ impl Error {
             | Self::Unsupported(_)
             | Self::Shape { .. }
             | Self::DType { .. } => Fault::User,
-            Self::NonFinite { .. } | Self::Misuse(_) => Fault::Failure,
+            Self::NonFinite { .. } | Self::Misuse(_) | Self::Failed { .. } => Fault::Failure,
             Self::Interrupted => Fault::Interrupt,
             Self::Component { fault, .. } => *fault,
             Self::Context { source, .. } => source.fault(),

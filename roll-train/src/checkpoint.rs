@@ -97,8 +97,8 @@ impl CheckpointWriter {
         for directory in directories(&self.temporary, &manifest) {
             sync_directory(&directory)?;
         }
-        let text = serde_json::to_string_pretty(&manifest)
-            .map_err(|e| Error::Misuse(format!("the manifest cannot be written as JSON: {e}")))?;
+        let text =
+            serde_json::to_string_pretty(&manifest).map_err(Error::failed("the manifest cannot be written as JSON"))?;
         let path = self.temporary.join(MANIFEST);
         File::create(&path)
             .and_then(|mut file| {

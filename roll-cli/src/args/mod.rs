@@ -1,5 +1,6 @@
 //! What the command line takes.
 
+mod bench;
 mod models;
 mod plugins;
 mod runs;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+pub use bench::Bench;
 pub use models::{Ask, Generate, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
@@ -117,7 +119,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
     )]
-    Bench(crate::commands::bench::Bench),
+    Bench(Bench),
     /// Print the resolved configuration, and where each value came from.
     #[command(after_help = "Example:\n  roll config --config my.yaml --set training.learning_rate=1e-5")]
     Config(ConfigArgs),

@@ -7,21 +7,23 @@ use roll_core::{Error, Message, Result, Sampling};
 use roll_train::config::ConfigLayers;
 
 use crate::args::Ask;
+use crate::configuration::{Configuration, build_context};
 
 /// A language model without trainable adapters.
 const LOWEST: &str = "model:\n  name: causal_lm\n  lora_target_modules: \"\"\n";
 
 /// Prints the answer, and on stderr how fast it came.
 pub fn ask(args: Ask) -> Result<()> {
-    let registry = super::registry(&args.config)?;
     let path = args.model_path.as_ref().map(|path| ("model.model_path", path.clone(), "--model-path"));
+    let configuration = Configuration::read(&args.config, path.as_slice())?;
+    let registry = configuration.registry()?;
     let lowest = match &args.adapter {
         // The adapter says which layers it is on.
         Some(_) => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
         None => ConfigLayers::new().text("roll ask", LOWEST)?,
     };
-    let loaded = super::layered(lowest, &args.config, &registry, path.as_slice())?;
-    let context = super::build_context(&loaded);
+    let loaded = configuration.over(lowest)?.load(&registry)?;
+    let context = build_context(&loaded);
     let name = &loaded.config.model.name;
     let mut model = registry.model(name, &loaded.config.model.options, &context)?;
     if let Some(path) = &args.adapter {

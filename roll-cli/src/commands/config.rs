@@ -3,11 +3,13 @@
 use roll_core::Result;
 
 use crate::args::ConfigArgs;
+use crate::configuration::Configuration;
 
 /// Prints one line per value.
 pub fn print(args: ConfigArgs) -> Result<()> {
-    let registry = super::registry(&args)?;
-    for entry in super::load_or_demo(&args, &registry, &[])?.listing()? {
+    let configuration = Configuration::read(&args, &[])?;
+    let registry = configuration.registry()?;
+    for entry in configuration.or_demo()?.load(&registry)?.listing()? {
         println!("{:<44} {:<32} # {}", entry.key, entry.value, entry.origin);
     }
     Ok(())

@@ -9,13 +9,15 @@ use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::progress::Bar;
 
 use crate::args::Generate;
+use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
 /// Generates and writes it.
 pub fn generate(args: Generate) -> Result<()> {
-    let registry = super::registry(&args.config)?;
-    let loaded = super::load_or_demo(&args.config, &registry, &[])?;
-    let context = super::build_context(&loaded);
+    let configuration = Configuration::read(&args.config, &[])?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.or_demo()?.load(&registry)?;
+    let context = build_context(&loaded);
     let size = [args.height, args.width];
     let image = args.image.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
     let mut model = registry.model(&loaded.config.model.name, &loaded.config.model.options, &context)?;

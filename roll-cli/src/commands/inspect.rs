@@ -14,7 +14,7 @@ pub fn print(args: Inspect) -> Result<()> {
     let about = inspect(&args.file)?;
     if args.json {
         let text = serde_json::to_string_pretty(&about);
-        println!("{}", text.map_err(|e| Error::Misuse(format!("the summary cannot be written as JSON: {e}")))?);
+        println!("{}", text.map_err(Error::failed("the summary cannot be written as JSON"))?);
     } else {
         show(&about);
     }

@@ -5,11 +5,13 @@ use roll_core::{Error, Result, error};
 use roll_train::config::Loaded;
 
 use crate::args;
+use crate::configuration::{Configuration, build_context};
 
 /// Prints what each rank needs, and whether it fits.
 pub fn plan(args: args::Plan) -> Result<()> {
-    let registry = super::registry(&args.config)?;
-    let loaded = super::load(&args.config, &registry, &[])?;
+    let configuration = Configuration::read(&args.config, &[])?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.load(&registry)?;
     let config = &loaded.config;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
@@ -25,7 +27,7 @@ pub fn plan(args: args::Plan) -> Result<()> {
         division,
         speed: machine.speed,
     };
-    let needs = registry.needs(&config.model.name, &config.model.options, &input, &super::build_context(&loaded))?;
+    let needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(&loaded))?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine),

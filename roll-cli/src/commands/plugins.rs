@@ -7,6 +7,7 @@ use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
 use roll_core::{BuildContext, Error, Kind, Options, Registry, Replaces, Result};
 
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
+use crate::configuration::Configuration;
 
 /// Does what was asked.
 pub fn plugins(args: Plugins) -> Result<()> {
@@ -20,7 +21,7 @@ pub fn plugins(args: Plugins) -> Result<()> {
 
 /// Every component, linked in or from a plugin.
 fn list(args: &ConfigArgs) -> Result<()> {
-    let registry = super::registry(args)?;
+    let registry = Configuration::read(args, &[])?.registry()?;
     println!("{:<12} {:<14} {:<24} summary", "kind", "name", "origin");
     for entry in registry.entries() {
         let origin = format!("{} {}", entry.origin, entry.version);

@@ -7,6 +7,7 @@ use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{Session, Summary, Trainer, checkpoint};
 
 use crate::args::Run;
+use crate::configuration::{Configuration, build_context};
 use crate::{interrupt, progress};
 
 /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
@@ -16,10 +17,11 @@ pub fn run(args: Run) -> Result<()> {
     if let Some(dir) = &resumed {
         args.config.config.insert(0, dir.config_path());
     }
-    let registry = super::registry(&args.config)?;
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
-    let loaded = super::load_or_demo(&args.config, &registry, steps.as_slice())?;
-    let context = super::build_context(&loaded);
+    let configuration = Configuration::read(&args.config, steps.as_slice())?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.or_demo()?.load(&registry)?;
+    let context = build_context(&loaded);
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
     let mut trainer = Trainer::new(loaded, &registry, &context)?;

@@ -5,13 +5,15 @@ use roll_data::{ReadOptions, read_video};
 use roll_train::trainer::reward;
 
 use crate::args;
+use crate::configuration::{Configuration, build_context};
 
 /// Scores `video` against the reference, or against itself.
 pub fn score(args: args::Score) -> Result<()> {
-    let registry = super::registry(&args.config)?;
     let named = args.reward.clone().map(|name| ("reward.name", name, "--reward"));
-    let loaded = super::load(&args.config, &registry, named.as_slice())?;
-    let context = super::build_context(&loaded);
+    let configuration = Configuration::read(&args.config, named.as_slice())?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.load(&registry)?;
+    let context = build_context(&loaded);
     let mut scorer = reward(&loaded, &registry, &context)?.ok_or_else(|| {
         Error::config(
             "reward",

@@ -101,7 +101,7 @@ fn words(bytes: &[u8], count: usize) -> Vec<f32> {
 /// What every rank has of something, in the order of the ranks. Values that are not finite do not survive JSON, which
 /// carries it: pass their bits.
 pub fn join<T: Serialize + DeserializeOwned>(ranks: &dyn Communicator, own: &T) -> Result<Vec<T>> {
-    let failed = |e: serde_json::Error| Error::Misuse(format!("passing a value between ranks: {e}"));
+    let failed = |e: serde_json::Error| Error::failed("passing a value between ranks")(e);
     let own = serde_json::to_vec(own).map_err(failed)?;
     ranks.all_gather_bytes(&own)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(failed)).collect()
 }

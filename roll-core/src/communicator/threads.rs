@@ -64,7 +64,7 @@ impl ThreadRanks {
             let result = result.unwrap_or_else(|panic| {
                 let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
                 let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-                Err(Error::Misuse(format!("rank {} panicked: {said}", ranks.rank().0)))
+                Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(said))
             });
             if let Err(error) = &result {
                 ranks.fail(&error.chain());

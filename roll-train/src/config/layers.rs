@@ -1,16 +1,18 @@
-//! The layers of a configuration and how they merge.
+//! The layers of a configuration: files, environment, arguments.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use config::{Config, ConfigError, Format, Map, Source, Value, ValueKind};
+use config::{Config, ConfigError, Source, Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::RunConfig;
-use super::loaded::{Loaded, Provenance};
+use super::compose::compose;
+use super::loaded::Loaded;
+use super::merged::MergedConfig;
+use super::reference;
 use super::schema;
-use super::yaml::{YamlFormat, parse_value};
-use super::{hydra, reference};
+use super::yaml::{Document, Map, parse_value};
 use roll_core::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
@@ -31,7 +33,7 @@ const MAX_INDEX: usize = 63;
 const OPTIONAL_TEXT: [&str; 5] =
     ["exp_name", "data.metadata", "data.base_path", "evaluation.metadata", "evaluation.base_path"];
 
-/// Collects layers, lowest first; [`ConfigLayers::load`] merges and checks them.
+/// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
     layers: Vec<Layer>,
@@ -81,7 +83,7 @@ impl ConfigLayers {
     /// read or is no mapping.
     pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut map = hydra::read(path)?;
+        let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
             let (translated, notes) = reference::translate(path, map)?;
             map = translated;
@@ -93,11 +95,11 @@ impl ConfigLayers {
     /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
     pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
         let path = Path::new(name);
-        let map = YamlFormat.parse(Some(&name.to_string()), yaml);
-        self.add(path, map.map_err(|e| Error::bad_file(path, e.to_string()))?)
+        let document = Document::parse(path, yaml.to_string())?;
+        self.add(path, document.map)
     }
 
-    fn add(mut self, path: &Path, mut map: Map<String, Value>) -> Result<Self> {
+    fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
         if let Some(key) = map.keys().find(|k| !is_plain(k)) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps");
             return Err(Error::bad_file(path, problem));
@@ -156,60 +158,25 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// The values of `plugins` and `plugins_replace` alone: what must be loaded before names and options of components
-    /// can be checked.
-    pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
-        let (mut tree, provenance) = merge(self.layers.clone())?;
-        let mut take = |key: &str| tree.as_object_mut().and_then(|map| map.remove(key)).unwrap_or_default();
-        let wrong = |key: &str, wanted: &str, found: Json| {
-            Error::config(key, format!("expected {wanted}, found {found}{}", provenance.place(key)))
-        };
-        let (paths, replace) = (take("plugins"), take("plugins_replace"));
-        let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
-        let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
-        Ok((paths, replace))
+    /// These layers on top of those of `lowest`.
+    pub fn over(self, lowest: Self) -> Self {
+        Self { layers: [lowest.layers, self.layers].concat(), notes: [lowest.notes, self.notes].concat() }
     }
 
-    /// What the layers say of `key` so far, the default included and nothing checked; `None` for nothing, or `null`.
-    pub fn peek(&self, key: &str) -> Result<Option<Json>> {
-        let (tree, _) = merge(self.layers.clone())?;
-        let found = key.split('.').try_fold(&tree, |tree, part| tree.get(part));
-        Ok(found.filter(|value| !value.is_null()).cloned())
-    }
-
-    /// Merges the layers and checks every key and value. With a registry, component names and the options of
-    /// components are checked too, and their defaults filled in.
-    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
-        let (mut tree, provenance) = merge(self.layers)?;
-        schema::check_keys(&tree, &provenance)?;
-        if let Some(registry) = registry {
-            schema::check_components(&mut tree, registry, &provenance)?;
+    /// What the layers say together. Fails when two of them do not fit together; values are not checked yet.
+    pub fn merge(&self) -> Result<MergedConfig> {
+        let mut builder = Config::builder().add_source(defaults());
+        for layer in &self.layers {
+            builder = builder.add_source(layer.clone());
         }
-        let config: RunConfig = serde_path_to_error::deserialize(tree).map_err(|e| {
-            let key = e.path().to_string().replace('[', ".").replace(']', "");
-            let problem = e.inner().to_string();
-            Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
-        })?;
-        config.check().map_err(|e| match e {
-            Error::Config { key, problem } => {
-                let place = provenance.place(&key);
-                Error::Config { problem: format!("{problem}{place}"), key }
-            }
-            other => other,
-        })?;
-        Ok(Loaded { config, provenance, notes: self.notes })
+        let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
+        Ok(MergedConfig::new(merged.cache, self.notes.clone()))
     }
-}
 
-fn merge(layers: Vec<Layer>) -> Result<(Json, Provenance)> {
-    let mut builder = Config::builder().add_source(defaults());
-    for layer in layers {
-        builder = builder.add_source(layer);
+    /// Merges the layers and checks them, as [`MergedConfig::load`].
+    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
+        self.merge()?.load(registry)
     }
-    let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
-    let mut provenance = Provenance::default();
-    let tree = to_json(merged.cache, "", &mut provenance);
-    Ok((tree, provenance))
 }
 
 fn defaults() -> Layer {
@@ -293,41 +260,4 @@ fn from_json(json: Json) -> Value {
         Json::Object(map) => ValueKind::Table(map.into_iter().map(|(k, v)| (k, from_json(v))).collect()),
     };
     Value::new(None, kind)
-}
-
-/// The tree as JSON, keys in the order of the types and then of the alphabet; notes the origin of each leaf.
-fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
-    let origin = value.origin().map(String::from);
-    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
-    if let Some(origin) = origin {
-        provenance.note(key, origin);
-    }
-    match value.kind {
-        ValueKind::Nil => Json::Null,
-        ValueKind::Boolean(b) => b.into(),
-        ValueKind::I64(i) => i.into(),
-        ValueKind::U64(u) => u.into(),
-        ValueKind::I128(i) => (i as f64).into(),
-        ValueKind::U128(u) => (u as f64).into(),
-        ValueKind::Float(f) => f.into(),
-        ValueKind::String(s) => s.into(),
-        ValueKind::Array(items) => {
-            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(&i.to_string()), provenance)).collect()
-        }
-        ValueKind::Table(map) => {
-            let order = schema::order(key);
-            let rank = |name: &String| order.iter().position(|o| o == name).unwrap_or(usize::MAX);
-            let mut items: Vec<_> = map.into_iter().collect();
-            items.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
-            Json::Object(
-                items
-                    .into_iter()
-                    .map(|(name, item)| {
-                        let json = to_json(item, &child(&name), provenance);
-                        (name, json)
-                    })
-                    .collect(),
-            )
-        }
-    }
 }

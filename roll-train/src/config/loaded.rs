@@ -76,8 +76,7 @@ pub struct Loaded {
 impl Loaded {
     /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration.
     pub fn resolved_yaml(&self) -> Result<String> {
-        serde_saphyr::to_string(&self.tree()?)
-            .map_err(|e| Error::Misuse(format!("the configuration cannot be written as YAML: {e}")))
+        serde_saphyr::to_string(&self.tree()?).map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
     /// Every value with its origin, in the order of the types: what `roll config` prints. Lists of plain values are
@@ -89,8 +88,7 @@ impl Loaded {
     }
 
     fn tree(&self) -> Result<Json> {
-        serde_json::to_value(&self.config)
-            .map_err(|e| Error::Misuse(format!("the configuration cannot be serialised: {e}")))
+        serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))
     }
 
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
@@ -137,7 +135,6 @@ mod tests {
         on_missing: OnMissing,
     }
     fn options() -> Options {
-        let TestOptions { .. } = TestOptions::default();
         roll_core::registry::default_options::<TestOptions>()
     }
     macro_rules! register {
@@ -199,6 +196,19 @@ mod tests {
         assert!(loaded.provenance.of("training.warmup_steps").ends_with("train.yaml:5"));
         assert_eq!(loaded.provenance.of("training.eps"), "default");
         assert!(loaded.provenance.is_set("training") && !loaded.provenance.is_set("strategy"));
+    }
+
+    #[test]
+    fn layers_win_over_those_that_are_put_below_them_later() {
+        let own = ConfigLayers::new().set("seed=3").unwrap();
+        assert_eq!(own.merge().unwrap().peek("seed"), Some(&3.into()));
+        assert_eq!(own.merge().unwrap().peek("steps"), None, "null is not set");
+        let lowest = ConfigLayers::new().text("below", "seed: 1\nsteps: 5\nplugins: [a.so]\n").unwrap();
+        let merged = own.over(lowest).merge().unwrap();
+        assert_eq!(merged.plugins().unwrap(), (vec!["a.so".into()], false));
+        let loaded = merged.load(Some(&Registry::linked().unwrap())).unwrap();
+        assert_eq!((loaded.config.seed, loaded.config.steps), (3, Some(5)));
+        assert_eq!((loaded.provenance.of("seed"), loaded.provenance.of("steps")), ("--set", "below:2"));
     }
 
     #[test]

@@ -6,17 +6,23 @@
 //! components as well. A file may be composed as Hydra does (`defaults`, `${a.b}`), and ROLL's own `reward_fl_config.yaml`
 //! is read as it is. [`Loaded`] remembers which layer each value came from.
 
-mod hydra;
+mod compose;
+mod evaluation;
+mod interpolate;
 mod layers;
 mod loaded;
+mod merged;
 mod reference;
 mod run;
 mod schema;
+mod training;
 mod yaml;
 
+pub use evaluation::EvaluationConfig;
 pub use layers::{ConfigLayers, RESERVED_VARIABLES};
 pub use loaded::{Entry, Loaded, Provenance};
+pub use merged::MergedConfig;
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
-pub use run::{EvaluationConfig, RunConfig, TrainingConfig};
-pub use yaml::{MAX_FILE_BYTES, YamlFormat};
+pub use run::RunConfig;
+pub use training::TrainingConfig;

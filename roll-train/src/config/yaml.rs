@@ -1,55 +1,40 @@
-//! YAML for the `config` crate, with the line each value stands on.
+//! YAML, with the line each value stands on.
 //!
-//! The crate's own YAML lower-cases nothing in files but loses lines and takes the last of duplicate keys; this one
-//! is strict: duplicate keys, YAML 1.1 booleans, several documents, and documents that unfold beyond a configuration's
-//! size are errors.
+//! Stricter than the `config` crate's own reader: duplicate keys, YAML 1.1 booleans, several documents, and documents
+//! that unfold beyond a configuration's size are errors.
 
 use std::collections::HashMap;
-use std::error::Error as StdError;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use config::{Format, Value, ValueKind};
+use config::{Value, ValueKind};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
 use roll_core::{Error, Result};
 
-/// Larger files are refused: no configuration is, and a wrong path (a checkpoint) is found out at once.
-pub const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Larger files are refused: no configuration is that large, and a wrong path (a checkpoint) is found out at once.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Nodes after aliases are unfolded. Bounds the memory of "billion laughs" documents.
 const MAX_NODES: usize = 20_000;
 
-/// Reads a YAML mapping. Values remember their origin as `file:line`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct YamlFormat;
+/// Keys and values of a mapping.
+pub(super) type Map = HashMap<String, Value>;
 
-impl Format for YamlFormat {
-    fn parse(
-        &self,
-        uri: Option<&String>,
-        text: &str,
-    ) -> std::result::Result<HashMap<String, Value>, Box<dyn StdError + Send + Sync>> {
-        let name = uri.map_or("configuration", String::as_str);
-        let document = parse(text).map_err(|problem| format!("{name}: {problem}"))?;
-        let origin = |line: u64| match line {
-            0 => name.to_string(),
-            line => format!("{name}:{line}"),
-        };
-        match document.value {
-            Node::Map(map) => Ok(map.into_iter().map(|(key, value)| (key, value.into_value(&origin))).collect()),
-            Node::Scalar(ValueKind::Nil) => Ok(HashMap::new()),
-            Node::Scalar(_) | Node::List(_) => {
-                Err(format!("{name}: expected a mapping of configuration keys, found something else").into())
-            }
-        }
-    }
+/// A YAML file, read and parsed once; its text and its values are handed on from here.
+pub(super) struct Document {
+    /// The file, as the user named it.
+    pub path: PathBuf,
+    /// What it says, comments included.
+    pub text: String,
+    /// Its mapping; values remember their origin as `file:line`.
+    pub map: Map,
 }
 
-impl YamlFormat {
+impl Document {
     /// Reads the mapping in a file.
-    pub fn read(path: &Path) -> Result<HashMap<String, Value>> {
+    pub fn read(path: &Path) -> Result<Self> {
         let size = std::fs::metadata(path).map_err(Error::file("read the configuration", path))?.len();
         if size > MAX_FILE_BYTES {
             let problem = format!("{size} bytes are too many for a configuration (at most {MAX_FILE_BYTES})");
@@ -58,12 +43,25 @@ impl YamlFormat {
         let bytes = std::fs::read(path).map_err(Error::file("read the configuration", path))?;
         let text =
             String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not text: {}", e.utf8_error())))?;
-        let name = path.display().to_string();
-        Self.parse(Some(&name), &text).map_err(|e| {
-            let message = e.to_string();
-            let problem = message.strip_prefix(&name).map_or(message.as_str(), |m| m.trim_start_matches([':', ' ']));
-            Error::bad_file(path, problem)
-        })
+        Self::parse(path, text)
+    }
+
+    /// Parses text that was read already; `path` stands for the file in messages and origins.
+    pub fn parse(path: &Path, text: String) -> Result<Self> {
+        let document = parse(&text).map_err(|problem| Error::bad_file(path, problem))?;
+        let name = path.display();
+        let origin = |line: u64| match line {
+            0 => name.to_string(),
+            line => format!("{name}:{line}"),
+        };
+        let map = match document.value {
+            Node::Map(map) => map.into_iter().map(|(key, value)| (key, value.into_value(&origin))).collect(),
+            Node::Scalar(ValueKind::Nil) => Map::new(),
+            Node::Scalar(_) | Node::List(_) => {
+                return Err(Error::bad_file(path, "expected a mapping of configuration keys, found something else"));
+            }
+        };
+        Ok(Self { path: path.to_path_buf(), text, map })
     }
 }
 
@@ -202,13 +200,16 @@ impl<'de> Visitor<'de> for NodeVisitor {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Result<Map> {
+        Document::parse(Path::new("a.yaml"), text.into()).map(|document| document.map)
+    }
     fn problem(text: &str) -> String {
-        YamlFormat.parse(Some(&"a.yaml".into()), text).unwrap_err().to_string()
+        read(text).unwrap_err().to_string()
     }
 
     #[test]
     fn values_keep_their_type_and_line() {
-        let map = YamlFormat.parse(Some(&"a.yaml".into()), "x: 2.5e-6\ny:\n  - no\n  - 007x\n  - 8\nz: ''\n").unwrap();
+        let map = read("x: 2.5e-6\ny:\n  - no\n  - 007x\n  - 8\nz: ''\n").unwrap();
         assert_eq!(map["x"].kind, ValueKind::Float(2.5e-6));
         assert_eq!(map["x"].origin(), Some("a.yaml:1"));
         let ValueKind::Array(list) = &map["y"].kind else { panic!("{map:?}") };
@@ -229,7 +230,7 @@ mod tests {
         assert!(problem("- 1\n- 2\n").contains("mapping"));
         assert!(problem("just text").contains("mapping"));
         assert!(problem("a: [1, 2\nb: 3").contains("line "), "{}", problem("a: [1, 2\nb: 3"));
-        assert!(YamlFormat.parse(None, "# nothing\n").unwrap().is_empty());
+        assert!(read("# nothing\n").unwrap().is_empty());
     }
 
     #[test]
@@ -254,10 +255,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("big.yaml");
         std::fs::write(&path, vec![b'#'; MAX_FILE_BYTES as usize + 1]).unwrap();
-        assert!(YamlFormat::read(&path).unwrap_err().to_string().contains("too many"));
+        let problem = |path: &Path| Document::read(path).err().unwrap().to_string();
+        assert!(problem(&path).contains("too many"));
         std::fs::write(&path, [0xff, 0xfe, 0x00]).unwrap();
-        assert!(YamlFormat::read(&path).unwrap_err().to_string().contains("not text"));
-        assert!(YamlFormat::read(&dir.path().join("none.yaml")).is_err());
-        assert!(YamlFormat::read(dir.path()).is_err());
+        assert!(problem(&path).contains("not text"));
+        problem(&dir.path().join("none.yaml"));
+        problem(dir.path());
     }
 }

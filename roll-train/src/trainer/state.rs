@@ -101,7 +101,7 @@ impl Trainer {
         }
         writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
         let record = serde_json::to_vec_pretty(&self.record)
-            .map_err(|e| Error::Misuse(format!("the record of the run cannot be written as JSON: {e}")))?;
+            .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;
         writer.finish(serde_json::json!({
             "algorithm": self.algorithm.state(),

@@ -79,7 +79,7 @@ impl Trainer {
             written: Vec::new(),
         };
         let Some(dir) = dir else { return Ok(summary) };
-        let json = serde_json::to_value(&summary).map_err(|e| Error::Misuse(format!("writing the summary: {e}")))?;
+        let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
         dir.write_summary(&json)?;
         summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;
         summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));

@@ -1,7 +1,5 @@
 //! What is measured: networks, video, dtype.
 
-use std::str::FromStr;
-
 use burn::tensor::DType;
 use roll_core::{Error, Result, error};
 use roll_models::wan2_2::Placement;
@@ -9,45 +7,13 @@ use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{Division, Network, Networks, Plan, Work};
 use roll_models::wan2_2::vae::VaeConfig;
 
-use super::Bench;
+use crate::args::Bench;
 
 /// Denoising steps of a Reward-FL step, and how many of them are trained.
 pub const STEPS: usize = 8;
 pub const TRAINED_STEPS: usize = 4;
 /// Of the LoRA.
 pub const RANK: usize = 32;
-
-/// f32 or bf16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DTypeName(pub DType);
-
-impl FromStr for DTypeName {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "f32" => Ok(Self(DType::F32)),
-            "bf16" => Ok(Self(DType::BF16)),
-            _ => Err("expected f32 or bf16".into()),
-        }
-    }
-}
-
-/// Height and width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub [usize; 2]);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let parts: Vec<usize> = text.split('x').filter_map(|n| n.parse().ok()).collect();
-        match *parts {
-            [h, w] if h > 0 && w > 0 => Ok(Self([h, w])),
-            _ => Err("expected HEIGHTxWIDTH, for instance 480x832".into()),
-        }
-    }
-}
 
 /// What is measured.
 #[derive(Clone, Debug)]

@@ -3,10 +3,10 @@
 use roll_core::{Error, Result};
 use serde_json::{Value, json};
 
-use super::Bench;
 use super::measure::{Measured, PHASES, Phase};
 use super::preset::{Preset, STEPS, TRAINED_STEPS};
 use super::torch::Theirs;
+use crate::args::Bench;
 
 /// Prints the table, or JSON to the file or to the output.
 pub fn write(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&Theirs>) -> Result<()> {

@@ -2,99 +2,34 @@
 //!
 //! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
 //! here are listed once.
+//!
+//! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the one place of this crate that knows components
+//! by name: a configuration of ROLL does not name them as ours do, so something has to say which of ours it means. The
+//! names and keys are in `table.rs`; nothing else here depends on which components there are.
 
-use std::collections::{BTreeSet, HashMap};
+mod table;
+mod tree;
+
 use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::hydra::merge;
+use super::yaml::Map;
 use roll_core::{Error, Result, communicator};
-
-type Map = HashMap<String, Value>;
-
-/// Keys that go over as they are, or say why they do not: (ROLL's, ours).
-const SAME: &[(&str, &str)] = &[
-    ("exp_name", "exp_name"),
-    ("seed", "seed"),
-    ("output_dir", "output_dir"),
-    ("save_steps", "save_steps"),
-    ("logging_steps", "logging_steps"),
-    ("max_grad_norm", "training.max_grad_norm"),
-    ("actor_train.data_args.file_name", "data.metadata"),
-    ("actor_train.training_args.learning_rate", "training.learning_rate"),
-    ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
-    ("actor_train.training_args.warmup_steps", "training.warmup_steps"),
-    ("actor_train.training_args.weight_decay", "training.weight_decay"),
-    ("actor_train.training_args.adam_epsilon", "training.eps"),
-    ("actor_train.training_args.per_device_train_batch_size", "training.per_device_train_batch_size"),
-];
-
-/// Options below `actor_train.model_args.model_config_kwargs`: (ROLL's, ours).
-const NETWORK: &[(&str, &str)] = &[
-    ("model_name", "model.name"),
-    ("model_paths", "model.model_paths"),
-    ("tokenizer_path", "model.tokenizer_path"),
-    ("model_id_with_origin_paths", "model.model_id_with_origin_paths"),
-    ("trainable_models", "model.trainable_models"),
-    ("lora_base_model", "model.lora_base_model"),
-    ("lora_target_modules", "model.lora_target_modules"),
-    ("lora_rank", "model.lora_rank"),
-    ("lora_checkpoint", "model.lora_checkpoint"),
-    ("use_gradient_checkpointing", "model.use_gradient_checkpointing"),
-    ("use_gradient_checkpointing_offload", "model.use_gradient_checkpointing_offload"),
-    ("extra_inputs", "model.extra_inputs"),
-    ("num_inference_steps", "algo.num_inference_steps"),
-    ("mid_timestep", "algo.mid_timestep"),
-    ("final_timestep", "algo.final_timestep"),
-];
-
-/// Names that DeepSpeed's `zero_optimization` and the strategy `zero` share.
-const ZERO: &[&str] = &[
-    "stage",
-    "reduce_bucket_size",
-    "allgather_bucket_size",
-    "sub_group_size",
-    "overlap_comm",
-    "contiguous_gradients",
-    "offload_optimizer.device",
-    "offload_optimizer.pin_memory",
-    "offload_param.device",
-    "offload_param.pin_memory",
-];
-
-/// Defaults of ROLL that are not ours.
-const DEFAULTS: &[(&str, Default)] = &[
-    ("training.learning_rate", Default::Number(5e-5)),
-    ("training.lr_scheduler_type", Default::Text("linear")),
-    ("training.warmup_steps", Default::Whole(0)),
-    ("training.weight_decay", Default::Number(0.0)),
-    ("training.per_device_train_batch_size", Default::Whole(8)),
-    ("save_steps", Default::Whole(50)),
-    // `set_max_steps` of ROLL's pipelines: a run ends there, however long the data are.
-    ("max_steps", Default::Whole(500)),
-    // `UnifiedDataset(repeat=100)`
-    ("data.repeat", Default::Whole(100)),
-];
-
-#[derive(Clone, Copy)]
-enum Default {
-    Number(f64),
-    Whole(u64),
-    Text(&'static str),
-}
-
-const CONFIG_KWARGS: &str = "actor_train.model_args.model_config_kwargs";
-const ZERO_BLOCK: &str = "actor_train.strategy_args.strategy_config.zero_optimization";
+use table::{
+    ALGORITHM, CONFIG_KWARGS, DEFAULTS, Fallback, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS,
+    STRATEGY, ZERO, ZERO_BLOCK,
+};
+use tree::{Source, Target};
 
 /// Whether a mapping is one of ROLL's.
 pub(super) fn is_reference(map: &Map) -> bool {
-    ["actor_train", "actor_infer", "pretrain"].iter().any(|key| map.contains_key(*key))
+    SECTIONS.iter().any(|key| map.contains_key(*key))
 }
 
 /// The mapping of `path` in this project's keys, and what the user should know.
 pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
-    let mut from = Source { root: Value::new(None, ValueKind::Table(map)), taken: BTreeSet::new() };
+    let mut from = Source::new(map);
     if from.get(CONFIG_KWARGS).is_none() {
         return Err(Error::bad_file(
             path,
@@ -103,7 +38,7 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
             ),
         ));
     }
-    let mut to = Target(Value::new(None, ValueKind::Table(Map::new())));
+    let mut to = Target::new();
     let mut notes = Vec::new();
     for (theirs, ours) in SAME {
         if let Some(value) = from.take(theirs) {
@@ -126,7 +61,7 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
         }
     }
     batch(path, &mut from, &mut to, &mut notes)?;
-    to.put("algo.name", constant("reward_fl"));
+    to.put("algo.name", constant(ALGORITHM));
     let unused = from.unused(path);
     if !unused.is_empty() {
         notes.push(format!(
@@ -135,10 +70,7 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
             unused.join(", ")
         ));
     }
-    match to.0.kind {
-        ValueKind::Table(map) => Ok((map, notes)),
-        _ => Ok((Map::new(), notes)),
-    }
+    Ok((to.into_map(), notes))
 }
 
 /// How long a run is and what it leaves.
@@ -204,10 +136,11 @@ fn precision(from: &mut Source, to: &mut Target) {
     }
 }
 
-/// ROLL has one reward, whose embedder it gives BGR.
+/// ROLL has one reward.
 fn reward(from: &mut Source, to: &mut Target) {
-    let Some(path) = from.take(&format!("{CONFIG_KWARGS}.reward_model_path")) else { return };
-    let options = [("name", constant("insightface")), ("reward_model_path", path), ("channel_order", constant("bgr"))];
+    let Some(path) = from.take(&format!("{CONFIG_KWARGS}.{REWARD_PATH}")) else { return };
+    let (channels, order) = REWARD_CHANNELS;
+    let options = [("name", constant(REWARD)), (REWARD_PATH, path), (channels, constant(order))];
     let options: Map = options.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
     let one = Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(options));
     to.put("reward", Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(vec![one])));
@@ -215,7 +148,7 @@ fn reward(from: &mut Source, to: &mut Target) {
 
 fn strategy(from: &mut Source, to: &mut Target) {
     from.take("actor_train.strategy_args.strategy_name");
-    to.put("strategy.name", constant("zero"));
+    to.put("strategy.name", constant(STRATEGY));
     for key in ZERO {
         let theirs = format!("{ZERO_BLOCK}.{key}");
         if from.get(&theirs).is_some_and(|value| !is_auto(value))
@@ -231,7 +164,7 @@ fn strategy(from: &mut Source, to: &mut Target) {
 fn batch(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
     let whole = |value: &Value| value.clone().into_uint().ok().filter(|n| *n > 0);
     let steps_key = "actor_train.training_args.gradient_accumulation_steps";
-    let steps = from.take(steps_key).unwrap_or_else(|| said_by_default(Default::Whole(1)));
+    let steps = from.take(steps_key).unwrap_or_else(|| said_by_default(Fallback::Whole(1)));
     let mapping = from.take("actor_train.device_mapping");
     let devices = match &mapping {
         None | Some(Value { kind: ValueKind::Nil, .. }) => 1,
@@ -313,89 +246,17 @@ fn constant(value: impl Into<ValueKind>) -> Value {
     Value::new(Some(&ORIGIN.to_string()), value)
 }
 
-fn said_by_default(default: Default) -> Value {
+fn said_by_default(default: Fallback) -> Value {
     let origin = "ROLL's default".to_string();
     match default {
-        Default::Number(number) => Value::new(Some(&origin), number),
-        Default::Whole(number) => Value::new(Some(&origin), number),
-        Default::Text(text) => Value::new(Some(&origin), text),
+        Fallback::Number(number) => Value::new(Some(&origin), number),
+        Fallback::Whole(number) => Value::new(Some(&origin), number),
+        Fallback::Text(text) => Value::new(Some(&origin), text),
     }
 }
 
 fn is_auto(value: &Value) -> bool {
     matches!(&value.kind, ValueKind::String(text) if text == "auto")
-}
-
-/// ROLL's tree, which knows what was taken from it.
-struct Source {
-    root: Value,
-    taken: BTreeSet<String>,
-}
-
-impl Source {
-    fn get(&self, key: &str) -> Option<&Value> {
-        key.split('.').try_fold(&self.root, |value, name| match &value.kind {
-            ValueKind::Table(map) => map.get(name),
-            _ => None,
-        })
-    }
-
-    fn take(&mut self, key: &str) -> Option<Value> {
-        let value = self.get(key)?.clone();
-        self.taken.insert(key.to_string());
-        Some(value)
-    }
-
-    /// What was not taken, the shortest key for each; without the blocks of other files, which only stand there to be
-    /// referred to.
-    fn unused(&self, path: &Path) -> Vec<String> {
-        let mut unused = Vec::new();
-        let own = path.display().to_string();
-        if let ValueKind::Table(map) = &self.root.kind {
-            for (key, value) in map {
-                if value.origin().is_none_or(|origin| origin.starts_with(&own)) {
-                    self.walk(key, value, &mut unused);
-                }
-            }
-        }
-        unused.sort();
-        unused
-    }
-
-    fn walk(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
-        let below = format!("{key}.");
-        let partly = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
-        match &value.kind {
-            _ if self.taken.contains(key) => {}
-            ValueKind::Table(map) if partly => {
-                map.iter().for_each(|(name, value)| self.walk(&format!("{key}.{name}"), value, unused));
-            }
-            _ => unused.push(key.to_string()),
-        }
-    }
-}
-
-/// Our tree.
-struct Target(Value);
-
-impl Target {
-    fn put(&mut self, key: &str, value: Value) {
-        let nested = key
-            .rsplit('.')
-            .fold(value, |inner, name| Value::new(None, ValueKind::Table(Map::from([(name.to_string(), inner)]))));
-        merge(&mut self.0, nested);
-    }
-
-    fn get(&self, key: &str) -> Option<&Value> {
-        key.split('.').try_fold(&self.0, |value, name| match &value.kind {
-            ValueKind::Table(map) => map.get(name),
-            _ => None,
-        })
-    }
-
-    fn has(&self, key: &str) -> bool {
-        self.get(key).is_some()
-    }
 }
 
 #[cfg(test)]

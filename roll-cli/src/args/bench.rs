@@ -1,0 +1,77 @@
+//! Arguments of `roll bench`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use burn::tensor::DType;
+use clap::Args as ClapArgs;
+
+/// Arguments of `roll bench`.
+#[derive(Debug, ClapArgs)]
+pub struct Bench {
+    /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert).
+    #[arg(long, default_value = "tiny", value_name = "NAME")]
+    pub preset: String,
+    /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
+    #[arg(long, default_value = "flex", value_name = "NAME")]
+    pub backend: String,
+    /// What weights are stored in and products taken in, f32 or bf16; the preset's unless given.
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<DTypeName>,
+    /// Blocks of the transformer; the preset's unless given. Times of the others follow.
+    #[arg(long, value_name = "N")]
+    pub layers: Option<usize>,
+    /// Frames of the video; the preset's unless given.
+    #[arg(long, value_name = "N")]
+    pub frames: Option<usize>,
+    /// Height and width of the video, 480x832; the preset's unless given.
+    #[arg(long, value_name = "HxW")]
+    pub size: Option<Size>,
+    /// Times that each phase is measured; the median counts. One more run warms up.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub rounds: usize,
+    /// Keep block inputs in host memory between forward and pull.
+    #[arg(long)]
+    pub offload: bool,
+    /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.
+    #[arg(long)]
+    pub without_vae: bool,
+    /// The same shapes in PyTorch, by the Python in the variable PYTHON (`python3`, if it is not set).
+    #[arg(long)]
+    pub compare: bool,
+    /// Write the result as JSON too; `-` prints it instead of the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// f32 or bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DTypeName(pub DType);
+
+impl FromStr for DTypeName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "f32" => Ok(Self(DType::F32)),
+            "bf16" => Ok(Self(DType::BF16)),
+            _ => Err("expected f32 or bf16".into()),
+        }
+    }
+}
+
+/// Height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub [usize; 2]);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let parts: Vec<usize> = text.split('x').filter_map(|n| n.parse().ok()).collect();
+        match *parts {
+            [h, w] if h > 0 && w > 0 => Ok(Self([h, w])),
+            _ => Err("expected HEIGHTxWIDTH, for instance 480x832".into()),
+        }
+    }
+}

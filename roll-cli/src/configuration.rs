@@ -1,0 +1,101 @@
+//! The configuration of a command: what files, the environment and arguments say, and the components it may name.
+
+use roll_core::{BuildContext, Registry, Replaces, Result, plugin};
+use roll_train::config::{ConfigLayers, Loaded, MergedConfig};
+
+use crate::args::ConfigArgs;
+use crate::{demo, ranks};
+
+/// A configuration that was read and not checked yet.
+pub struct Configuration {
+    layers: ConfigLayers,
+    merged: MergedConfig,
+}
+
+impl Configuration {
+    /// Reads files, environment, and arguments; `extra` are those of one command: key, value, name of the argument.
+    pub fn read(args: &ConfigArgs, extra: &[(&str, String, &str)]) -> Result<Self> {
+        let mut layers = ConfigLayers::new();
+        for file in &args.config {
+            layers = layers.file(file)?;
+        }
+        layers = layers.environment(std::env::vars())?;
+        let named = [
+            ("algo.name", &args.algo, "--algo"),
+            ("model.name", &args.model, "--model"),
+            ("env.name", &args.env, "--env"),
+            ("backend", &args.backend, "--backend"),
+        ];
+        for (key, value, origin) in named {
+            if let Some(value) = value {
+                layers = layers.set_text(key, value, origin)?;
+            }
+        }
+        for assignment in &args.set {
+            layers = layers.set(assignment)?;
+        }
+        if args.plugins_replace {
+            layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
+        }
+        if !args.plugins.is_empty() {
+            let mut paths = layers.merge()?.plugins()?.0;
+            paths.extend(args.plugins.iter().cloned());
+            let list: Vec<_> = paths.iter().map(|p| p.to_string_lossy()).collect();
+            layers = layers.set_text("plugins", &serde_json::json!(list).to_string(), "--plugin")?;
+        }
+        for (key, value, origin) in extra {
+            layers = layers.set_text(key, value, origin)?;
+        }
+        let merged = layers.merge()?;
+        Ok(Self { layers, merged })
+    }
+
+    /// The built-in components, those of the plugins that the configuration names, and those in the directories of
+    /// `ROLL_PLUGIN_PATH`.
+    pub fn registry(&self) -> Result<Registry> {
+        let (paths, replace) = self.merged.plugins()?;
+        let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };
+        let mut registry = Registry::linked()?;
+        for path in paths {
+            registry = registry.with_plugin(&plugin::load(path)?, replaces)?;
+        }
+        for found in std::env::var_os(plugin::PATH_VARIABLE).iter().flat_map(|dirs| plugin::discover(dirs)) {
+            registry = registry.with_plugin(&found, replaces)?;
+        }
+        Ok(registry)
+    }
+
+    /// The same on top of `lowest`.
+    pub fn over(self, lowest: ConfigLayers) -> Result<Self> {
+        let layers = self.layers.over(lowest);
+        let merged = layers.merge()?;
+        Ok(Self { layers, merged })
+    }
+
+    /// The same on top of a demo where it names neither a model nor data.
+    pub fn or_demo(self) -> Result<Self> {
+        match demo::layers(&self.merged)? {
+            Some(demo) => self.over(demo),
+            None => Ok(self),
+        }
+    }
+
+    /// Checks it, with the options of components, and logs its notes.
+    pub fn load(self, registry: &Registry) -> Result<Loaded> {
+        let loaded = self.merged.load(Some(registry))?;
+        for note in &loaded.notes {
+            tracing::warn!("{note}");
+        }
+        Ok(loaded)
+    }
+}
+
+/// What implementations are made with. Relative paths start from the working directory.
+pub fn build_context(loaded: &Loaded) -> BuildContext {
+    BuildContext {
+        backend: ranks::device(&loaded.config.backend),
+        seed: loaded.config.seed,
+        base_dir: ".".into(),
+        placement: None,
+    }
+}

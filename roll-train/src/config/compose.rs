@@ -1,0 +1,291 @@
+//! Hydra's composition of configuration files: a `defaults` list names other files, whose mappings merge.
+//!
+//! What is understood: entries `name`, `dir/name`, `/absolute`, `group: option`, `optional`, `null`, lists of options,
+//! `_self_` (the file's own keys; last when it is not in the list), packages (`@_here_`, `@_global_`, `@a.b`, a
+//! `# @package` line). Anything else is an error that names it. The number of files is bounded.
+
+use std::path::{Component, Path, PathBuf};
+
+use config::{Value, ValueKind};
+
+use super::interpolate::{has_interpolation, interpolate};
+use super::yaml::{Document, Map};
+use roll_core::{Error, Result};
+
+/// Files that one configuration may be composed of.
+const MAX_FILES: usize = 100;
+/// Files that name one another.
+const MAX_DEPTH: usize = 32;
+
+/// The mapping of a document, composed and interpolated where it asks for that.
+pub(super) fn compose(document: Document) -> Result<Map> {
+    let path = document.path.clone();
+    let composed = document.map.contains_key("defaults");
+    if !composed && !document.map.values().any(has_interpolation) {
+        return Ok(document.map);
+    }
+    let root = match composed {
+        true => Composer { root: directory(&path), stack: Vec::new(), files: 0 }.compose(document, &[])?,
+        false => Value::new(None, ValueKind::Table(document.map)),
+    };
+    interpolate(&path, &root)
+}
+
+/// `from` over `into`: maps merge, everything else is replaced.
+pub(super) fn merge(into: &mut Value, from: Value) {
+    match (&mut into.kind, from) {
+        (ValueKind::Table(into), Value { kind: ValueKind::Table(from), .. }) => {
+            for (key, value) in from {
+                match into.get_mut(&key) {
+                    Some(old) => merge(old, value),
+                    None => drop(into.insert(key, value)),
+                }
+            }
+        }
+        (_, from) => *into = from,
+    }
+}
+
+struct Composer {
+    /// What absolute entries start from: the directory of the first file.
+    root: PathBuf,
+    stack: Vec<PathBuf>,
+    files: usize,
+}
+
+/// One entry of a `defaults` list.
+struct Entry {
+    /// The file, without extension, from the directory of the list.
+    file: PathBuf,
+    /// Directory of the file as written: what its contents are put under, unless a package is named.
+    group: Vec<String>,
+    package: Option<String>,
+    optional: bool,
+}
+
+impl Composer {
+    /// The contents of a document and its defaults, under `package`.
+    fn compose(&mut self, document: Document, package: &[String]) -> Result<Value> {
+        let file = document.path.as_path();
+        let identity = file.canonicalize().map_err(Error::file("read the configuration", file))?;
+        if self.stack.contains(&identity) {
+            return Err(Error::bad_file(file, "its `defaults` lead back to it"));
+        }
+        self.files += 1;
+        if self.files > MAX_FILES || self.stack.len() > MAX_DEPTH {
+            return Err(Error::bad_file(file, format!("`defaults` lead to more than {MAX_FILES} files")));
+        }
+        self.stack.push(identity);
+        let mut own = document.map;
+        let list = own.remove("defaults").map(|list| list.kind);
+        let mut result = Value::new(None, ValueKind::Table(Map::new()));
+        let mut own = Some(own);
+        let put_own = |result: &mut Value, own: &mut Option<Map>| {
+            if let Some(own) = own.take() {
+                merge(result, wrap(package, own));
+            }
+        };
+        match list {
+            Some(ValueKind::Array(entries)) => {
+                for entry in entries {
+                    if matches!(&entry.kind, ValueKind::String(text) if text == "_self_") {
+                        put_own(&mut result, &mut own);
+                        continue;
+                    }
+                    for entry in entries_of(file, entry)? {
+                        if let Some(value) = self.include(file, &entry, package)? {
+                            merge(&mut result, value);
+                        }
+                    }
+                }
+            }
+            None | Some(ValueKind::Nil) => {}
+            Some(other) => return Err(Error::bad_file(file, format!("`defaults`: expected a list, found {other}"))),
+        }
+        put_own(&mut result, &mut own);
+        self.stack.pop();
+        Ok(result)
+    }
+
+    fn include(&mut self, from: &Path, entry: &Entry, package: &[String]) -> Result<Option<Value>> {
+        let base = if entry.file.has_root() { self.root.clone() } else { directory(from) };
+        let relative: PathBuf = entry.file.components().filter(|c| !matches!(c, Component::RootDir)).collect();
+        let mut name = base.join(relative).into_os_string();
+        if !entry.file.extension().is_some_and(|e| e == "yaml" || e == "yml") {
+            name.push(".yaml");
+        }
+        let file = PathBuf::from(name);
+        if !file.is_file() {
+            return match entry.optional {
+                true => Ok(None),
+                false => Err(Error::bad_file(from, format!("`defaults` name {}, which is not there", file.display()))),
+            };
+        }
+        let document = Document::read(&file)?;
+        let named = match &entry.package {
+            Some(package) => Some(package.clone()),
+            None => package_line(&document.text),
+        };
+        let parts = |text: &str| text.split('.').filter(|p| !p.is_empty()).map(String::from).collect::<Vec<_>>();
+        let package: Vec<String> = match named.as_deref() {
+            Some(text) => {
+                let (first, rest) = text.split_once('.').unwrap_or((text, ""));
+                let start: Vec<String> = match first {
+                    "_global_" => Vec::new(),
+                    "_here_" => package.to_vec(),
+                    "_group_" => [package, &entry.group].concat(),
+                    name => [package, &[name.to_string()]].concat(),
+                };
+                [start, parts(rest)].concat()
+            }
+            None => [package, &entry.group].concat(),
+        };
+        self.compose(document, &package).map(Some)
+    }
+}
+
+/// The files that an entry of a `defaults` list names.
+fn entries_of(file: &Path, entry: Value) -> Result<Vec<Entry>> {
+    let bad = |found: &dyn std::fmt::Display| {
+        Error::bad_file(file, format!("`defaults`: expected a file or `group: option`, found {found}"))
+    };
+    let normal = |path: &Path| -> Vec<String> {
+        let parts = path.components().filter(|c| matches!(c, Component::Normal(_)));
+        parts.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
+    };
+    match entry.kind {
+        ValueKind::String(text) => {
+            let (name, package) = split_package(&text);
+            let path = PathBuf::from(name);
+            if name.is_empty() || path.file_name().is_none() {
+                return Err(bad(&text));
+            }
+            let group = normal(path.parent().unwrap_or(Path::new("")));
+            Ok(vec![Entry { file: path, group, package, optional: false }])
+        }
+        ValueKind::Table(map) if map.len() == 1 => {
+            let Some((key, option)) = map.into_iter().next() else { return Ok(Vec::new()) };
+            if let Some(rest) = key.strip_prefix("override ") {
+                // Hydra's own logging and launchers have no meaning here.
+                return match rest.trim().starts_with("hydra/") {
+                    true => Ok(Vec::new()),
+                    false => Err(bad(&format!("`{key}`: overriding another list is not supported"))),
+                };
+            }
+            let (optional, group) = match key.strip_prefix("optional ") {
+                Some(group) => (true, group.trim()),
+                None => (false, key.as_str()),
+            };
+            let (group, package) = split_package(group);
+            let options = match option.kind {
+                ValueKind::String(option) => vec![option],
+                ValueKind::Nil => Vec::new(),
+                ValueKind::Array(items) => items
+                    .into_iter()
+                    .map(|item| item.into_string())
+                    .collect::<std::result::Result<_, _>>()
+                    .map_err(|e| bad(&e))?,
+                other => return Err(bad(&format!("`{key}: {other}`"))),
+            };
+            let entry = |option: String| Entry {
+                file: Path::new(group).join(option),
+                group: normal(Path::new(group)),
+                package: package.clone(),
+                optional,
+            };
+            Ok(options.into_iter().map(entry).collect())
+        }
+        other => Err(bad(&other)),
+    }
+}
+
+fn split_package(text: &str) -> (&str, Option<String>) {
+    match text.split_once('@') {
+        Some((name, package)) => (name, Some(package.to_string())),
+        None => (text, None),
+    }
+}
+
+/// The package that a file names for itself in a comment above its first key.
+fn package_line(text: &str) -> Option<String> {
+    let mut comments = text.lines().map(str::trim).take_while(|line| line.is_empty() || line.starts_with('#'));
+    comments.find_map(|line| line.trim_start_matches('#').trim().strip_prefix("@package").map(|p| p.trim().to_string()))
+}
+
+fn wrap(package: &[String], own: Map) -> Value {
+    package.iter().rev().fold(Value::new(None, ValueKind::Table(own)), |inner, name| {
+        Value::new(None, ValueKind::Table(Map::from([(name.clone(), inner)])))
+    })
+}
+
+fn directory(file: &Path) -> PathBuf {
+    file.parent().unwrap_or(Path::new("")).to_path_buf()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Writes `files`, and composes the first.
+    fn read(files: &[(&str, &str)]) -> Result<Map> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        compose(Document::read(&dir.path().join(files[0].0))?)
+    }
+
+    #[test]
+    fn defaults_are_composed_in_their_order_and_the_file_itself_comes_last() {
+        let map = read(&[
+            (
+                "conf/main.yaml",
+                "defaults:\n  - ../shared/zero@_here_\n  - base\n  - optional gone: x\n  - db: small\n  - db@other: small\n  - nothing: null\na: main\n",
+            ),
+            ("shared/zero.yaml", "zero:\n  stage: 2\na: zero\n"),
+            ("conf/base.yaml", "a: base\nb: base\n"),
+            ("conf/db/small.yaml", "defaults:\n  - common\n  - _self_\n  - late@_here_\nsize: 1\n"),
+            ("conf/db/common.yaml", "# @package _global_\nglobal: yes\n"),
+            ("conf/db/late.yaml", "size: 2\n"),
+        ])
+        .unwrap();
+        let text = |key: &str| map[key].clone().into_string().unwrap();
+        assert_eq!((text("a"), text("b"), text("global")), ("main".into(), "base".into(), "yes".into()));
+        let table = |key: &str, name: &str| map[key].clone().into_table().unwrap()[name].clone().into_string().unwrap();
+        assert_eq!(
+            (table("zero", "stage"), table("db", "size"), table("other", "size")),
+            ("2".into(), "2".into(), "2".into())
+        );
+        assert!(map["a"].origin().unwrap().ends_with("main.yaml:8"), "{:?}", map["a"].origin());
+    }
+
+    #[test]
+    fn mistakes_in_defaults_are_named_with_their_place() {
+        for (main, named) in [
+            ("defaults: 3\n", "`defaults`"),
+            ("defaults:\n  - nowhere\n", "nowhere.yaml"),
+            ("defaults:\n  - a: {b: c}\n", "`defaults`"),
+            ("defaults:\n  - main\n", "lead back"),
+            ("defaults:\n  - override x: y\n", "override"),
+            ("defaults: []\na: ???\nb: {c: '???'}\n", "b.c"),
+        ] {
+            let told = read(&[("main.yaml", main)]).unwrap_err().to_string();
+            assert!(told.contains(named) && told.contains("main.yaml"), "{main}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_document_is_composed_from_what_was_read_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("main.yaml");
+        std::fs::write(&path, "defaults: [base]\nx: read\n").unwrap();
+        std::fs::write(dir.path().join("base.yaml"), "x: base\ny: ${x}\n").unwrap();
+        let document = Document::read(&path).unwrap();
+        std::fs::write(&path, "x: written since\n").unwrap();
+        let map = compose(document).unwrap();
+        assert_eq!(map["y"].kind, ValueKind::String("read".into()));
+    }
+}

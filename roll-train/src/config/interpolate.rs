@@ -1,0 +1,313 @@
+//! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for what must be
+//! given.
+//!
+//! What is understood: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
+//! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
+//! memory.
+
+use std::path::Path;
+
+use config::{Value, ValueKind};
+
+use super::yaml::{Map, parse_value};
+use roll_core::{Error, Result};
+
+/// Values after interpolation.
+const MAX_VALUES: usize = 20_000;
+/// Bytes of text after interpolation.
+const MAX_TEXT: usize = 4 << 20;
+/// Depth of values and of interpolations.
+const MAX_DEPTH: usize = 32;
+
+/// The mapping `root` of the file at `path` with every interpolation in it resolved, and nothing missing.
+pub(super) fn interpolate(path: &Path, root: &Value) -> Result<Map> {
+    let mut resolver = Resolver { root, following: Vec::new(), values: MAX_VALUES, text: MAX_TEXT };
+    let resolved = resolver.resolve(root, &mut Vec::new());
+    let resolved = resolved.map_err(|problem| Error::bad_file(path, problem))?;
+    let mut missing = Vec::new();
+    find_missing(&resolved, "", &mut missing);
+    match (missing.is_empty(), resolved.kind) {
+        (true, ValueKind::Table(map)) => Ok(map),
+        (false, _) => Err(Error::bad_file(path, format!("values that must be given (`???`): {}", missing.join(", ")))),
+        (true, _) => Ok(Map::new()),
+    }
+}
+
+/// Whether there is anything to resolve.
+pub(super) fn has_interpolation(value: &Value) -> bool {
+    match &value.kind {
+        ValueKind::String(text) => text.contains("${"),
+        ValueKind::Array(items) => items.iter().any(has_interpolation),
+        ValueKind::Table(map) => map.values().any(has_interpolation),
+        _ => false,
+    }
+}
+
+fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
+    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
+    match &value.kind {
+        ValueKind::String(text) if text == "???" => {
+            let place = value.origin().map(|o| format!(" ({o})")).unwrap_or_default();
+            missing.push(format!("{key}{place}"));
+        }
+        ValueKind::Array(items) => {
+            items.iter().enumerate().for_each(|(i, item)| find_missing(item, &child(&i.to_string()), missing));
+        }
+        ValueKind::Table(map) => {
+            let mut names: Vec<&String> = map.keys().collect();
+            names.sort();
+            names.iter().for_each(|name| find_missing(&map[*name], &child(name), missing));
+        }
+        _ => {}
+    }
+}
+
+struct Resolver<'a> {
+    root: &'a Value,
+    /// The keys whose values are being found out.
+    following: Vec<String>,
+    /// What may still be made.
+    values: usize,
+    text: usize,
+}
+
+type Problem = String;
+
+impl Resolver<'_> {
+    /// `value`, which stands at `path`, with everything in it resolved.
+    fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
+        self.values =
+            self.values.checked_sub(1).ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
+        if path.len() > MAX_DEPTH {
+            return Err(format!("nested more than {MAX_DEPTH} deep after interpolation"));
+        }
+        let origin = value.origin().map(String::from);
+        let kind = match &value.kind {
+            ValueKind::String(text) if text.contains("${") => {
+                return self.text(text, path, origin.as_ref()).map_err(|problem| match &origin {
+                    // The innermost place is the one to look at.
+                    Some(at) if !problem.contains(" (at ") => format!("{problem} (at {at})"),
+                    _ => problem,
+                });
+            }
+            ValueKind::Array(items) => {
+                let mut resolved = Vec::with_capacity(items.len());
+                for (i, item) in items.iter().enumerate() {
+                    path.push(i.to_string());
+                    resolved.push(self.resolve(item, path)?);
+                    path.pop();
+                }
+                ValueKind::Array(resolved)
+            }
+            ValueKind::Table(map) => {
+                let mut resolved = Map::with_capacity(map.len());
+                for (name, item) in map {
+                    path.push(name.clone());
+                    resolved.insert(name.clone(), self.resolve(item, path)?);
+                    path.pop();
+                }
+                ValueKind::Table(resolved)
+            }
+            other => other.clone(),
+        };
+        Ok(Value::new(origin.as_ref(), kind))
+    }
+
+    /// Text with interpolations. Text that is nothing but one interpolation becomes its value, of whatever type.
+    fn text(
+        &mut self,
+        text: &str,
+        path: &mut Vec<String>,
+        origin: Option<&String>,
+    ) -> std::result::Result<Value, Problem> {
+        let mut result = String::new();
+        let mut rest = text;
+        while let Some(start) = rest.find("${") {
+            if let Some(escaped) = rest[..start].strip_suffix('\\') {
+                result += escaped;
+                result += "${";
+                rest = &rest[start + 2..];
+                continue;
+            }
+            let end = closing(&rest[start + 2..]).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
+            let inner = &rest[start + 2..start + 2 + end];
+            let after = &rest[start + 2 + end + 1..];
+            let value = self.expression(inner, path)?;
+            if start == 0 && after.is_empty() && result.is_empty() {
+                // A value says where it is used; what is in a map, where it was written.
+                return Ok(Value::new(origin, value.kind));
+            }
+            result += &rest[..start];
+            result += &value.clone().into_string().map_err(|_| format!("`${{{inner}}}` is no text within `{text}`"))?;
+            self.text = self
+                .text
+                .checked_sub(result.len())
+                .ok_or_else(|| format!("more than {MAX_TEXT} bytes of text after interpolation"))?;
+            rest = after;
+        }
+        result += rest;
+        Ok(Value::new(origin, result))
+    }
+
+    /// The value of what stands between `${` and `}`.
+    fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
+        if path.len() + self.following.len() > 2 * MAX_DEPTH {
+            return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));
+        }
+        let inner = match inner.contains("${") {
+            true => {
+                self.following.push("${}".into());
+                let text = self.text(inner, path, None);
+                self.following.pop();
+                text?.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
+            }
+            false => inner.to_string(),
+        };
+        let inner = inner.trim();
+        let Some((resolver, arguments)) = inner.split_once(':') else {
+            let key = absolute(inner, path)?;
+            return self.look_up(&key)?.ok_or_else(|| format!("`${{{inner}}}`: there is no `{key}`"));
+        };
+        let (first, default) = match arguments.split_once(',') {
+            Some((first, default)) => (first.trim(), Some(default.trim())),
+            None => (arguments.trim(), None),
+        };
+        let literal = |text: &str| parse_value(text, "default of an interpolation");
+        match (resolver.trim(), default) {
+            ("oc.env" | "env", default) => match (std::env::var(first), default) {
+                (Ok(value), _) => literal(&value).or_else(|_| Ok(Value::new(None, value))),
+                (Err(_), Some(default)) => literal(default),
+                (Err(_), None) => Err(format!("`${{{inner}}}`: the environment variable {first} is not set")),
+            },
+            ("oc.select", default) => match (self.look_up(&absolute(first, path)?)?, default) {
+                (Some(value), _) => Ok(value),
+                (None, default) => literal(default.unwrap_or("null")),
+            },
+            (other, _) => {
+                Err(format!("`${{{inner}}}`: the resolver `{other}` is not known; there are oc.env, oc.select"))
+            }
+        }
+    }
+
+    fn look_up(&mut self, key: &str) -> std::result::Result<Option<Value>, Problem> {
+        if self.following.iter().any(|k| k == key) {
+            return Err(format!("`{key}` is defined by itself: {} -> {key}", self.following.join(" -> ")));
+        }
+        let mut path: Vec<String> = key.split('.').map(String::from).collect();
+        let found = path.iter().try_fold(self.root, |value, name| match &value.kind {
+            ValueKind::Table(map) => map.get(name),
+            ValueKind::Array(items) => items.get(name.parse::<usize>().ok()?),
+            _ => None,
+        });
+        let Some(value) = found else { return Ok(None) };
+        self.following.push(key.to_string());
+        let resolved = self.resolve(value, &mut path);
+        self.following.pop();
+        resolved.map(Some)
+    }
+}
+
+/// `a.b[0]` as `a.b.0`; `.a` beside the value at `path`, `..a` one level up.
+fn absolute(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
+    let dots = key.bytes().take_while(|b| *b == b'.').count();
+    let own = key[dots..].replace('[', ".").replace(']', "");
+    let valid = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_-@/ ".contains(c));
+    if own.is_empty() || !own.split('.').all(valid) {
+        return Err(format!("`${{{key}}}` is no key"));
+    }
+    match dots {
+        0 => Ok(own),
+        _ => {
+            let up =
+                path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
+            Ok([&path[..up], &[own]].concat().join("."))
+        }
+    }
+}
+
+/// Where the `}` of an interpolation stands, whose `${` was taken off.
+fn closing(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => return Some(at),
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::yaml::Document;
+    use super::*;
+
+    fn read(text: &str) -> Result<Map> {
+        let document = Document::parse(Path::new("main.yaml"), text.into())?;
+        interpolate(&document.path, &Value::new(None, ValueKind::Table(document.map)))
+    }
+    fn problem(text: &str) -> String {
+        read(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn interpolation_keeps_types_and_finds_keys_from_where_it_stands() {
+        let map = read(
+            "n: 3\nlist: [1, {x: '${n}'}]\nwhole: ${list}\ntext: a${n}b${list[0]}\nin:\n  here: ${.beside}\n  beside: ${..n}\n\
+             which: n\nnested: ${${which}}\nenv: ${oc.env:ROLL_TEST_SURELY_UNSET,7}\nselect: ${oc.select:gone,null}\nliteral: \\${n}\n",
+        )
+        .unwrap();
+        let root = Value::new(None, ValueKind::Table(map.clone()));
+        let text = |key: &str| {
+            let value = key.split('.').fold(&root, |value, name| match &value.kind {
+                ValueKind::Table(map) => &map[name],
+                ValueKind::Array(items) => &items[name.parse::<usize>().unwrap()],
+                other => panic!("{other}"),
+            });
+            value.clone().into_string().unwrap()
+        };
+        assert_eq!(map["nested"].kind, ValueKind::U64(3));
+        assert_eq!(map["env"].kind, ValueKind::U64(7));
+        assert_eq!(map["select"].kind, ValueKind::Nil);
+        assert_eq!((text("whole.1.x"), text("text")), ("3".into(), "a3b1".into()));
+        assert_eq!((text("in.here"), text("literal")), ("3".into(), "${n}".into()));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        for (main, named) in [
+            ("a: ${b}\n", "`b`"),
+            ("x: 1\na: ${b}\n", "main.yaml:2"),
+            ("a: ${b}\nb: ${a}\n", "defined by itself"),
+            ("a: ${a}\n", "defined by itself"),
+            ("a: ${oc.env:ROLL_TEST_SURELY_UNSET}\n", "ROLL_TEST_SURELY_UNSET"),
+            ("a: ${now:x}\n", "`now`"),
+            ("a: ${b\n", "without its"),
+            ("a: ${}\n", "is no key"),
+            ("a: ${....b}\n", "above"),
+            ("a: x${b}\nb: [1]\n", "is no text"),
+            ("a: ???\nb: {c: '???'}\n", "b.c"),
+        ] {
+            let told = problem(main);
+            assert!(told.contains(named) && told.contains("main.yaml"), "{main}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_small_file_does_not_unfold_into_much() {
+        let mut doubling = "x0: [1]\nt0: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n".to_string();
+        for i in 1..60 {
+            doubling += &format!("x{i}: ['${{x{0}}}', '${{x{0}}}']\nt{i}: ${{t{0}}}${{t{0}}}\n", i - 1);
+        }
+        // 2^59 values: an error that came after they were made would never come.
+        assert!(problem(&doubling).contains("interpolation"));
+        let chain: String = (0..5000).map(|i| format!("k{i}: ${{k{}}}\n", i + 1)).collect();
+        let told = problem(&(chain + "k5000: 1\n"));
+        assert!(told.contains("deep"), "{told}");
+        let told = problem(&format!("a: {}b{}\n", "${".repeat(20_000), "}".repeat(20_000)));
+        assert!(told.contains("deep"), "{told}");
+    }
+}

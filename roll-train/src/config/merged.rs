@@ -1,0 +1,106 @@
+//! The layers merged: what they say together, to be asked before and after it is checked.
+
+use std::path::PathBuf;
+
+use config::{Value, ValueKind};
+use serde_json::Value as Json;
+
+use super::RunConfig;
+use super::loaded::{Loaded, Provenance};
+use super::schema;
+use roll_core::{Error, Registry, Result};
+
+/// A configuration that is merged but not checked: component names and options can be checked only with a registry,
+/// and which plugins the registry needs is part of the configuration.
+#[derive(Clone, Debug)]
+pub struct MergedConfig {
+    tree: Json,
+    provenance: Provenance,
+    notes: Vec<String>,
+}
+
+impl MergedConfig {
+    pub(super) fn new(merged: Value, notes: Vec<String>) -> Self {
+        let mut provenance = Provenance::default();
+        let tree = to_json(merged, "", &mut provenance);
+        Self { tree, provenance, notes }
+    }
+
+    /// The values of `plugins` and `plugins_replace`: what must be loaded before names and options of components can be
+    /// checked.
+    pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
+        let get = |key: &str| self.tree.get(key).cloned().unwrap_or_default();
+        let wrong = |key: &str, wanted: &str, found: Json| {
+            Error::config(key, format!("expected {wanted}, found {found}{}", self.provenance.place(key)))
+        };
+        let (paths, replace) = (get("plugins"), get("plugins_replace"));
+        let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
+        let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
+        Ok((paths, replace))
+    }
+
+    /// The value of `key`, the default where no layer sets it; `None` where there is none, or `null`.
+    pub fn peek(&self, key: &str) -> Option<&Json> {
+        key.split('.').try_fold(&self.tree, |tree, part| tree.get(part)).filter(|value| !value.is_null())
+    }
+
+    /// Checks every key and value. With a registry, component names and the options of components are checked too, and
+    /// their defaults filled in.
+    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
+        let Self { mut tree, provenance, notes } = self;
+        schema::check_keys(&tree, &provenance)?;
+        if let Some(registry) = registry {
+            schema::check_components(&mut tree, registry, &provenance)?;
+        }
+        let config: RunConfig = serde_path_to_error::deserialize(tree).map_err(|e| {
+            let key = e.path().to_string().replace('[', ".").replace(']', "");
+            let problem = e.inner().to_string();
+            Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
+        })?;
+        config.check().map_err(|e| match e {
+            Error::Config { key, problem } => {
+                let place = provenance.place(&key);
+                Error::Config { problem: format!("{problem}{place}"), key }
+            }
+            other => other,
+        })?;
+        Ok(Loaded { config, provenance, notes })
+    }
+}
+
+/// The tree as JSON, keys in the order of the types and then of the alphabet; notes the origin of each leaf.
+fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
+    let origin = value.origin().map(String::from);
+    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
+    if let Some(origin) = origin {
+        provenance.note(key, origin);
+    }
+    match value.kind {
+        ValueKind::Nil => Json::Null,
+        ValueKind::Boolean(b) => b.into(),
+        ValueKind::I64(i) => i.into(),
+        ValueKind::U64(u) => u.into(),
+        ValueKind::I128(i) => (i as f64).into(),
+        ValueKind::U128(u) => (u as f64).into(),
+        ValueKind::Float(f) => f.into(),
+        ValueKind::String(s) => s.into(),
+        ValueKind::Array(items) => {
+            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(&i.to_string()), provenance)).collect()
+        }
+        ValueKind::Table(map) => {
+            let order = schema::order(key);
+            let rank = |name: &String| order.iter().position(|o| o == name).unwrap_or(usize::MAX);
+            let mut items: Vec<_> = map.into_iter().collect();
+            items.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
+            Json::Object(
+                items
+                    .into_iter()
+                    .map(|(name, item)| {
+                        let json = to_json(item, &child(&name), provenance);
+                        (name, json)
+                    })
+                    .collect(),
+            )
+        }
+    }
+}
