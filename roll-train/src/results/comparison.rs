@@ -1,20 +1,42 @@
-//! Reference, before and after, side by side in one video and one picture.
+//! Clips before and after training beside their references, in one video and one picture.
 
-use roll_core::{Evaluated, Result, Sample, Tensor, Video};
+use std::path::PathBuf;
 
-/// Clips shown at most.
+use roll_core::files::write_atomically;
+use roll_core::{Result, Sample, Tensor, Video};
+use roll_data::{Picture, encode_png, write_mp4};
+
+use super::clips;
+use super::labels::SetLabels;
+use crate::evaluation::{Evaluator, SetName};
+use crate::run_dir::RunDir;
+
+/// The grid shows at most this many clips.
 const CLIPS: usize = 8;
-/// Width that small clips are enlarged to fill, in pixels.
+/// Small clips are enlarged until the grid is about this wide, in pixels.
 const WIDTH: usize = 1024;
-/// White between the pictures, in pixels.
+/// Width of the white lines between clips, in pixels.
 const GAP: usize = 4;
 
-/// A video of three rows (reference, before, after) with one column per clip; `None` when there is nothing to show.
-/// Clips of another size than the first are left out.
-pub fn grid(samples: &[Sample], before: &[Evaluated], after: &[Evaluated]) -> Result<Option<Video>> {
+/// Writes the comparison of one set as `comparison.mp4` and its last frame as `comparison.png`. Returns the path of the
+/// video; `None` if there are no clips to compare.
+pub fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels) -> Result<Option<PathBuf>> {
+    let samples = evaluator.samples(shown);
+    let saved = |moment: &str| clips::read_saved(dir, moment, shown, samples.len(), labels);
+    let Some(grid) = grid(samples, &saved("before")?, &saved("after")?)? else { return Ok(None) };
+    let path = dir.path().join("comparison.mp4");
+    write_mp4(&path, &grid)?;
+    let last = Picture::from_frame(&grid, grid.dims()[0] - 1);
+    write_atomically(&dir.path().join("comparison.png"), &encode_png(&last)?)?;
+    Ok(Some(path))
+}
+
+/// A video of three rows (reference, before, after) with one column per clip; `None` without clips. Clips that differ in
+/// size from the first are left out.
+fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<[&Video; 3]> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
-        let (Some(before), Some(after)) = (&before.video, &after.video) else { continue };
+        let (Some(before), Some(after)) = (before, after) else { continue };
         let column = [&*sample.video, before, after];
         let dims = columns.first().map_or(sample.video.dims(), |first| first[0].dims());
         if column.iter().all(|v| v.dims() == dims) && columns.len() < CLIPS {
@@ -67,12 +89,11 @@ mod tests {
             end_image: None,
             path: None,
         };
-        let evaluated =
-            |value, size| Evaluated { origin: String::new(), scores: vec![], kl: 0.0, video: Some(video(value, size)) };
+        let some = |value, size| Some(video(value, size));
         let grid = grid(
             &[sample(32), sample(32), sample(16)],
-            &[evaluated(-0.5, 32), evaluated(-0.4, 32), evaluated(0.0, 16)],
-            &[evaluated(0.5, 32), evaluated(0.4, 32), evaluated(0.0, 16)],
+            &[some(-0.5, 32), some(-0.4, 32), some(0.0, 16)],
+            &[some(0.5, 32), some(0.4, 32), some(0.0, 16)],
         )
         .unwrap()
         .unwrap();

@@ -1,31 +1,43 @@
-//! The curves of one or several runs, from their `metrics.jsonl`.
+//! Panels of curves from the `metrics.jsonl` of one or several runs, and `curves.png`.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use roll_core::Headline;
+use roll_core::{Headline, Result};
 use serde_json::{Map, Value};
 
-use super::plot::{Panel, Series, smoothed};
+use super::plot::{self, Panel, Series};
+use crate::metrics::read_jsonl;
+use crate::run_dir::RunDir;
 
-/// Steps that a smoothed curve is the mean of.
+/// A smoothed curve is the running mean of this many steps.
 const SMOOTHING: usize = 8;
+
 /// The metrics of one run.
 pub struct Curves<'a> {
-    /// What the run is called.
+    /// The run's name, for legends.
     pub name: &'a str,
     /// The lines of its `metrics.jsonl`.
     pub rows: &'a [Map<String, Value>],
 }
 
 impl Curves<'_> {
-    /// Step and value of a metric, where it has one.
+    /// Step and value of a metric at each step that has it.
     pub fn of(&self, metric: &str) -> Vec<[f64; 2]> {
         self.rows.iter().filter_map(|row| Some([row.get("step")?.as_f64()?, row.get(metric)?.as_f64()?])).collect()
     }
 }
 
-/// A panel for each headline metric that the runs have. Evaluations stand with the score, and what is measured on data
-/// held out with the metric that is trained on.
+/// Writes the headline metrics of a run as `curves.png`; returns its path.
+pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<PathBuf> {
+    let path = dir.path().join("curves.png");
+    let rows = read_jsonl(&dir.metrics_path())?;
+    plot::write(&path, &main_panels(&[Curves { name: "", rows: &rows }], headlines))?;
+    Ok(path)
+}
+
+/// A panel for each headline metric that the runs have. The score's panel also shows evaluations, and the panel of a
+/// metric that is also measured on held-out data shows both.
 pub fn main_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
     let mut panels: Vec<Panel> = headlines.iter().map(|headline| headline_panel(runs, headline)).collect();
     if !headlines.iter().any(|headline| headline.is_score) {
@@ -51,7 +63,7 @@ fn headline_panel(runs: &[Curves<'_>], headline: &Headline) -> Panel {
     panel
 }
 
-/// The scores of evaluations.
+/// The scores of evaluations, one series per set.
 fn evaluations(runs: &[Curves<'_>], first_colour: usize) -> Vec<Series> {
     let mut all = Vec::new();
     for name in names(runs).iter().filter(|n| is_evaluation(n)) {
@@ -61,7 +73,7 @@ fn evaluations(runs: &[Curves<'_>], first_colour: usize) -> Vec<Series> {
     all
 }
 
-/// The other metrics, without times.
+/// A panel for each other metric. Times are left out.
 pub fn other_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
     let is_headline = |name: &str| {
         headlines
@@ -81,7 +93,7 @@ fn names(runs: &[Curves<'_>]) -> BTreeSet<String> {
     runs.iter().flat_map(|run| run.rows).flat_map(|row| row.keys().cloned()).collect()
 }
 
-/// One metric: every step as a dot and their running mean as a line; of several runs the means alone.
+/// The panel of one metric: each step as a dot and the running mean as a line; of several runs only the running means.
 fn panel(runs: &[Curves<'_>], metric: &str, title: &str) -> Panel {
     let alone = runs.len() == 1;
     let series = series(runs, 0, |run| {
@@ -95,7 +107,7 @@ fn panel(runs: &[Curves<'_>], metric: &str, title: &str) -> Panel {
     Panel { title: title.into(), axes: ["step".into(), String::new()], series }
 }
 
-/// The series of each run that are not empty. Colours tell the series of one run apart, or else the runs.
+/// The series of each run that are not empty. Each series of a single run has its own colour; of several runs, each run.
 fn series(
     runs: &[Curves<'_>],
     first_colour: usize,
@@ -110,6 +122,13 @@ fn series(
         }
     }
     all
+}
+
+/// Means over a window of `width` points that ends at each point.
+fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
+    let window = |i: usize| &points[(i + 1).saturating_sub(width.max(1))..=i];
+    let mean = |i: usize| window(i).iter().map(|p| p[1]).sum::<f64>() / window(i).len() as f64;
+    (0..points.len()).map(|i| [points[i][0], mean(i)]).collect()
 }
 
 #[cfg(test)]
@@ -142,5 +161,11 @@ mod tests {
         let score = &main_panels(&two, &headlines)[0];
         assert_eq!(score.series.iter().map(|s| s.colour).collect::<Vec<_>>(), [0, 1, 0, 1]);
         assert_eq!(score.series[3].name, "b: unseen");
+    }
+
+    #[test]
+    fn smoothing_takes_the_mean_of_what_came_before() {
+        let points: Vec<[f64; 2]> = [1.0, 3.0, 5.0].iter().enumerate().map(|(i, &y)| [i as f64, y]).collect();
+        assert_eq!(smoothed(&points, 2), [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0]]);
     }
 }

@@ -1,4 +1,4 @@
-//! The algorithm's headline metrics, kept in the run directory for plots and reports of runs that are over.
+//! `headlines.json`: the algorithm's headline metrics, for plots and reports made without the algorithm.
 
 use roll_core::files::write_atomically;
 use roll_core::{Error, Headline, Result};
@@ -7,14 +7,14 @@ use crate::run_dir::RunDir;
 
 const FILE: &str = "headlines.json";
 
-/// Writes them.
+/// Writes the headline metrics of a run.
 pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<()> {
     let json = serde_json::to_vec_pretty(headlines)
         .map_err(|e| Error::Misuse(format!("the headline metrics cannot be written as JSON: {e}")))?;
     write_atomically(&dir.path().join(FILE), &json)
 }
 
-/// Those of a run; none where the file is missing, as in runs of older versions.
+/// Reads the headline metrics of a run; empty if the file is missing, as in runs of older versions.
 pub fn read(dir: &RunDir) -> Result<Vec<Headline>> {
     let path = dir.path().join(FILE);
     match std::fs::read(&path) {

@@ -1,4 +1,4 @@
-//! What rank 0 writes while a run goes on: configuration, metrics, sample videos.
+//! Files that rank 0 writes while a run goes on: configuration, headline metrics, metrics, trajectories, sample videos.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,23 @@ use crate::run_dir::RunDir;
 use roll_core::{Headline, Result, StepReport};
 use roll_data::{encode_gif, write_mp4};
 
+use super::labels::SetLabels;
 use super::record::{self, Record};
 use super::trajectories::Trajectories;
-use super::{SetLabels, headlines, outcome};
+use super::{figures, headlines};
 
-/// Longer side of the pictures in TensorBoard, in pixels.
+/// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
 
-/// Opened by the first step that is done: a mistake that shows before it leaves nothing behind.
+/// Writer of these files. It opens after the first step, so that a run that fails earlier leaves no files.
 pub(crate) struct Journal {
-    /// Only rank 0 has one.
+    /// The run directory; `None` on all ranks but 0.
     pub(crate) dir: Option<RunDir>,
     metrics: Option<MetricsWriter>,
     trajectories: Trajectories,
-    /// Episodes from before the first step is done.
+    /// Episodes recorded before the journal opens.
     early: Vec<serde_json::Value>,
-    /// Steps done before this process.
+    /// Number of steps that earlier processes took.
     before: u64,
     headlines: Vec<Headline>,
 }
@@ -40,18 +41,18 @@ impl Journal {
         }
     }
 
-    /// Writes the configuration and opens the metrics, which then hold the steps before this process and no others.
+    /// Writes the configuration and opens the metrics, which keep only the steps of earlier processes.
     pub(crate) fn open(&mut self, loaded: &Loaded, record: &Record, labels: &SetLabels) -> Result<()> {
         let (Some(dir), None) = (&self.dir, &self.metrics) else { return Ok(()) };
         dir.write_config(&loaded.resolved_yaml()?)?;
         headlines::write(dir, &self.headlines)?;
         let first = if self.before == 0 { 0 } else { self.before + 1 };
-        // The step at which the process before stopped was not logged if it stopped before its evaluation.
+        // An earlier process that stopped before the evaluation of its last step did not log that step.
         let first = first - u64::from(self.before > 0 && record.pending.is_some());
         let metrics = self.metrics.insert(MetricsWriter::create(dir.path(), first)?);
         let mut found = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
-            found.extend(outcome::metrics(&evaluation.results, labels));
+            found.extend(figures::metrics(&evaluation.results, labels));
         }
         for validation in record.validations.iter().filter(|v| v.step == 0) {
             found.extend(record::restored(&validation.metrics));
@@ -63,7 +64,7 @@ impl Journal {
         self.trajectories.write(&std::mem::take(&mut self.early))
     }
 
-    /// Writes what an agent saw and did.
+    /// Adds episodes of an agent to `trajectories.jsonl`.
     pub(crate) fn keep(&mut self, episodes: Vec<serde_json::Value>) -> Result<()> {
         match self.metrics {
             Some(_) => self.trajectories.write(&episodes),
@@ -74,7 +75,7 @@ impl Journal {
         }
     }
 
-    /// Tells what was left out, and writes the videos of a step.
+    /// Warns of samples and updates that a step left out, and writes the step's episodes and videos.
     pub(crate) fn tell(&mut self, step: u64, report: &StepReport) -> Result<()> {
         let (Some(dir), Some(metrics)) = (&self.dir, &mut self.metrics) else { return Ok(()) };
         self.trajectories.write(&report.records)?;
@@ -101,13 +102,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the metrics last over a power cut.
+    /// Flushes the metrics to disk, so that they survive a power cut.
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.metrics.as_mut().map_or(Ok(()), MetricsWriter::sync)
     }
 }
 
-/// One line for people: the headline metrics that the step has, learning rate and seconds.
+/// The progress line of a step: its headline metrics, learning rate and seconds.
 fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>, headlines: &[Headline]) -> String {
     let mut line = format!("step {step}/{steps}");
     let mut add = |label: &str, metric: &str, write: &dyn Fn(f64) -> String| {

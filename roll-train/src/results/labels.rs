@@ -1,17 +1,17 @@
-//! What the sets of an evaluation are called in metrics, summaries and file names.
+//! Names of the evaluated sets in metrics, summaries and file names.
 
 use roll_core::Measure;
 
 use crate::evaluation::SetName;
 
-/// Labels of the sets.
+/// A label for each evaluated set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SetLabels {
     train: String,
 }
 
 impl SetLabels {
-    /// The clips that are trained on are called after what the reward measures, where it says that.
+    /// The set of training clips is called by what the reward measures, or `train` if the reward does not declare it.
     pub(crate) fn new(measure: &Measure) -> Self {
         let said = measure.label != Measure::SCORE;
         Self { train: if said { measure.label.clone() } else { "train".into() } }

@@ -1,4 +1,18 @@
-//! What comes out of a run: its record, metrics and videos while it goes on, figures, curves and a report at its end.
+//! Results of a run: the files of its directory beside checkpoints and `summary.json`.
+//!
+//! | File | Written by | When |
+//! |---|---|---|
+//! | `config.yaml`, `metrics.jsonl`, `events.out.tfevents.*` | `journal` | from the first step on |
+//! | `headlines.json` | [`headlines`], through `journal` | after the first step |
+//! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
+//! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
+//! | `samples/{reference,before,step-000025,after}/*.mp4` | `clips` | with each evaluation |
+//! | `curves.png` | [`curves`], drawn by [`plot`] | at the end |
+//! | `comparison.mp4`, `comparison.png` | `comparison` | at the end of a run with evaluations |
+//! | `report.html` | [`report`] | at the end, and by `roll report` |
+//!
+//! [`record`] is the part of a checkpoint that results are computed from, `figures` computes them for `summary.json`,
+//! which [`crate::trainer`] writes.
 
 pub mod curves;
 pub mod headlines;
@@ -7,11 +21,43 @@ pub mod record;
 pub mod report;
 pub mod trajectories;
 
+mod clips;
 mod comparison;
+mod figures;
 mod journal;
 mod labels;
-mod outcome;
 
+use std::path::PathBuf;
+
+use roll_core::{Headline, Result};
+
+use self::record::Record;
+use crate::evaluation::{Evaluator, SetName};
+use crate::run_dir::RunDir;
+
+pub(crate) use clips::{save_clips, save_references};
+pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;
-pub(crate) use outcome::{figures, lines, metrics, save_clips, save_references, write};
+
+/// Writes curves, comparison and report at the end of a run; returns name and path of each result to look at.
+pub(crate) fn write(
+    dir: &RunDir,
+    record: &Record,
+    evaluator: Option<&Evaluator>,
+    headlines: &[Headline],
+    labels: &SetLabels,
+) -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut written = vec![("curves", curves::write(dir, headlines)?)];
+    if let (Some((before, _)), Some(evaluator)) = (record.ends(), evaluator) {
+        for moment in ["before", "after"] {
+            written.push((moment, clips::folder(dir, moment)?));
+        }
+        let shown = before.last().map_or(SetName::Train, |(name, _)| *name);
+        written.extend(comparison::write(dir, shown, evaluator, labels)?.map(|path| ("comparison", path)));
+    }
+    let page = dir.path().join("report.html");
+    report::write(&page, &[dir.path().to_path_buf()])?;
+    written.push(("report", page));
+    Ok(written)
+}

@@ -1,19 +1,30 @@
-//! Plots as PNG.
+//! Plots of series over an axis: the same drawing as PNG and as SVG.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Once;
 
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{BoldPoints, Ranged};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 use roll_core::files::write_atomically;
 use roll_core::{Error, Result};
 use roll_data::{Picture, encode_png};
 
-/// Pixels of a panel.
-const PANEL: (u32, u32) = (820, 300);
+/// Width and height of a panel in a PNG, in pixels.
+const PNG_PANEL: (u32, u32) = (820, 300);
+/// Width and height of a panel in an HTML page, in pixels.
+const SVG_PANEL: (u32, u32) = (520, 240);
+/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible stairs.
+const SVG_SCALE: u32 = 4;
+/// A PNG is drawn with the bundled font, an SVG with the reader's font of this name.
 const FONT: &str = "sans-serif";
-/// Colours of series.
-pub const COLOURS: [RGBColor; 6] = [
+/// Font sizes in pixels.
+const TITLE: u32 = 19;
+const TEXT: u32 = 15;
+const COLOURS: [RGBColor; 6] = [
     RGBColor(38, 98, 182),
     RGBColor(205, 92, 28),
     RGBColor(46, 134, 72),
@@ -21,134 +32,235 @@ pub const COLOURS: [RGBColor; 6] = [
     RGBColor(196, 160, 30),
     RGBColor(30, 160, 170),
 ];
+const GREY: RGBColor = RGBColor(90, 90, 90);
+/// Most labels on the x axis and on the y axis.
+const TICKS: [usize; 2] = [8, 6];
+/// A series with more points is thinned out.
+const POINTS: usize = 1500;
+/// A line with at most this many points gets a mark at each.
+const MARKED: usize = 12;
+/// Larger values are left out: their range would overflow.
+const LARGEST: f64 = 1e300;
+/// The narrowest axis, relative to the largest value on it and absolute. Below it the rounding of f32 would fill the
+/// panel, and plotters' search for ticks need not end.
+const NARROWEST: [f64; 2] = [1e-6, 1e-12];
 
-/// A line and what it is called.
+/// A named sequence of points.
 pub struct Series {
-    /// For the legend.
+    /// Its name in the legend.
     pub name: String,
-    /// x and y; values that are not finite are left out.
+    /// x and y. Points that are not finite are left out.
     pub points: Vec<[f64; 2]>,
-    /// Joined by a line, or dots alone.
+    /// Whether a line joins the points; otherwise they are drawn as dots.
     pub line: bool,
-    /// Which of the colours.
+    /// Index of its colour. The palette repeats.
     pub colour: usize,
 }
 
-/// Axes with some series.
+/// One pair of axes with its series.
 pub struct Panel {
-    /// Above it.
+    /// Drawn above the axes of a PNG.
     pub title: String,
-    /// Names of x and y.
+    /// Names of the x and y axes; an empty name is not drawn.
     pub axes: [String; 2],
-    /// What is drawn.
+    /// Later series cover earlier ones.
     pub series: Vec<Series>,
 }
 
-/// Writes panels below one another.
+/// Writes the panels below one another as PNG, with titles and legends.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<()> {
-    let (width, height) = (PANEL.0, PANEL.1 * panels.len().max(1) as u32);
+    let (width, height) = (PNG_PANEL.0, PNG_PANEL.1 * panels.len().max(1) as u32);
     let mut rgb = vec![255; 3 * (width * height) as usize];
-    draw(&mut rgb, (width, height), panels)
-        .map_err(|e| Error::Misuse(format!("drawing the plot {}: {e}", path.display())))?;
+    draw_all(&mut rgb, (width, height), panels).map_err(|e| problem(&path.display().to_string(), &e))?;
     let picture = Picture { width: width as usize, height: height as usize, rgb };
     write_atomically(path, &encode_png(&picture)?)
 }
 
-fn draw(rgb: &mut [u8], size: (u32, u32), panels: &[Panel]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn draw_all<'a>(
+    rgb: &'a mut [u8],
+    size: (u32, u32),
+    panels: &[Panel],
+) -> std::result::Result<(), DrawError<BitMapBackend<'a>>> {
+    let root = BitMapBackend::with_buffer(rgb, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, panel) in root.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
+        draw(area, panel, 1, true)?;
+    }
+    root.present()
+}
+
+/// One panel as an `svg` element for an HTML page, without title and legend: there they are text of the page.
+pub fn svg(panel: &Panel) -> Result<String> {
+    let mut svg = String::new();
+    let root =
+        SVGBackend::with_string(&mut svg, (SVG_PANEL.0 * SVG_SCALE, SVG_PANEL.1 * SVG_SCALE)).into_drawing_area();
+    draw(&root, panel, SVG_SCALE, false).and_then(|()| root.present()).map_err(|e| problem(&panel.title, &e))?;
+    drop(root);
+    // HTML knows the namespace of `svg`, and a page that names no address evidently loads nothing.
+    Ok(svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1))
+}
+
+/// The colour of a series in CSS.
+pub fn css_colour(index: usize) -> String {
+    let RGBColor(red, green, blue) = COLOURS[index % COLOURS.len()];
+    format!("rgb({red},{green},{blue})")
+}
+
+/// The same for more parts than there are colours: the second round of the palette is paler.
+pub fn css_part_colour(index: usize) -> String {
+    let RGBColor(red, green, blue) = COLOURS[index % COLOURS.len()];
+    format!("rgba({red},{green},{blue},{})", if index < COLOURS.len() { 1.0 } else { 0.45 })
+}
+
+type DrawError<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
+
+fn problem(plot: &str, error: &dyn std::error::Error) -> Error {
+    Error::Misuse(format!("drawing the plot {plot}: {error}"))
+}
+
+/// Draws a panel over the whole area, with `scale` coordinates per pixel.
+fn draw<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    panel: &Panel,
+    scale: u32,
+    titled: bool,
+) -> std::result::Result<(), DrawError<B>> {
     static FONTS: Once = Once::new();
     FONTS.call_once(|| {
         // The only failure is a font that cannot be parsed; drawing then reports it.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
-    let root = BitMapBackend::with_buffer(rgb, size).into_drawing_area();
-    root.fill(&WHITE)?;
-    for (area, panel) in root.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
-        let points = || panel.series.iter().flat_map(|s| &s.points).filter(|p| p.iter().all(|v| v.is_finite()));
-        let range = |axis: usize| padded(points().map(|p| p[axis]));
-        let mut chart = ChartBuilder::on(area)
-            .caption(&panel.title, (FONT, 19))
-            .margin(10)
-            .x_label_area_size(40)
-            .y_label_area_size(70)
-            .build_cartesian_2d(range(0), range(1))?;
-        chart
-            .configure_mesh()
-            .light_line_style(WHITE)
-            .bold_line_style(RGBColor(228, 228, 228))
-            .label_style((FONT, 14))
-            .x_desc(&panel.axes[0])
-            .y_desc(&panel.axes[1])
-            .y_label_formatter(&|v| short(*v))
-            .x_label_formatter(&|v| short(*v))
-            .draw()?;
-        for series in &panel.series {
-            let colour = COLOURS[series.colour % COLOURS.len()];
-            let points = series.points.iter().filter(|p| p.iter().all(|v| v.is_finite())).map(|&[x, y]| (x, y));
-            let drawn = match series.line {
-                true => chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?,
-                false => chart.draw_series(points.map(|p| Circle::new(p, 3, colour.mix(0.6).filled())))?,
-            };
-            drawn
-                .label(&series.name)
-                .legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
-        }
-        if panel.series.len() > 1 {
-            chart
-                .configure_series_labels()
-                .position(SeriesLabelPosition::LowerRight)
-                .background_style(WHITE.mix(0.8))
-                .border_style(RGBColor(200, 200, 200))
-                .label_font((FONT, 14))
-                .draw()?;
-        }
+    let size = scale as i32;
+    let series: Vec<Vec<[f64; 2]>> = panel.series.iter().map(|s| thinned(drawable(&s.points))).collect();
+    let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
+    let ticks = [0, 1].map(|axis| ticks(&ranges[axis], TICKS[axis]));
+    let [x_range, y_range] = ranges;
+
+    let mut chart = ChartBuilder::on(area);
+    chart.margin(10 * size).x_label_area_size(40 * size).y_label_area_size(70 * size);
+    if titled {
+        chart.caption(&panel.title, (FONT, TITLE * scale));
     }
-    root.present()?;
+    let mut chart = chart.build_cartesian_2d(x_range, y_range)?;
+    let formatters = ticks.map(|ticks| move |value: &f64| label(*value, &ticks));
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(228, 228, 228).stroke_width(scale))
+        .axis_style(RGBColor(150, 150, 150).stroke_width(scale))
+        .label_style((FONT, TEXT * scale).into_font().color(&GREY))
+        .set_all_tick_mark_size(4 * size)
+        .x_labels(TICKS[0])
+        .y_labels(TICKS[1])
+        .x_label_formatter(&formatters[0])
+        .y_label_formatter(&formatters[1]);
+    if !panel.axes[0].is_empty() {
+        mesh.x_desc(&panel.axes[0]);
+    }
+    if !panel.axes[1].is_empty() {
+        mesh.y_desc(&panel.axes[1]);
+    }
+    mesh.draw()?;
+
+    for (Series { name, line, colour, .. }, points) in panel.series.iter().zip(series) {
+        let colour = COLOURS[colour % COLOURS.len()];
+        let mark = if points.len() <= MARKED { 3 * scale } else { 0 };
+        let points = points.into_iter().map(|[x, y]| (x, y));
+        let drawn = match line {
+            true => {
+                let style = colour.stroke_width(2 * scale).filled();
+                chart.draw_series(LineSeries::new(points, style).point_size(mark))?
+            }
+            false => chart.draw_series(points.map(|p| Circle::new(p, 2 * size, colour.mix(0.5).filled())))?,
+        };
+        drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
+    }
+    if titled && panel.series.len() > 1 {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(RGBColor(200, 200, 200))
+            .label_font((FONT, TEXT * scale))
+            .draw()?;
+    }
     Ok(())
 }
 
-/// A little more than the values cover.
-pub fn padded(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+fn drawable(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
+    points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
+}
+
+/// Every n-th point, and the last.
+fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+    let (every, last) = (points.len().div_ceil(POINTS).max(1), points.len().saturating_sub(1));
+    points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
+}
+
+/// A range a little wider than the values.
+fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     if low > high {
         return 0.0..1.0;
     }
     let space = match high - low {
         0.0 => 0.5 * low.abs().max(1e-6),
-        range => 0.05 * range,
+        range => (0.05 * range).max(NARROWEST[0] * low.abs().max(high.abs())).max(NARROWEST[1]),
     };
     low - space..high + space
 }
 
-/// A number in few characters.
-pub fn short(value: f64) -> String {
-    match value.abs() {
-        // What rounding leaves of a 0 on the axis.
-        v if v < 1e-12 => "0".into(),
-        v if !(1e-3..1e5).contains(&v) => format!("{value:.1e}"),
-        v if v >= 100.0 => format!("{value:.0}"),
-        _ => format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').into(),
-    }
+/// The values that plotters labels.
+fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
+    RangedCoordf64::from(range.clone()).key_points(BoldPoints(at_most))
 }
 
-/// Means over a window of `width` points that ends at each.
-pub fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
-    let window = |i: usize| &points[(i + 1).saturating_sub(width.max(1))..=i];
-    let mean = |i: usize| window(i).iter().map(|p| p[1]).sum::<f64>() / window(i).len() as f64;
-    (0..points.len()).map(|i| [points[i][0], mean(i)]).collect()
+/// A tick's value with the digits that tell it from its neighbours.
+fn label(value: f64, ticks: &[f64]) -> String {
+    let [first, second, ..] = ticks else { return format!("{value:.2e}") };
+    let step = second - first;
+    let largest = ticks.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    // What rounding leaves of a 0 on the axis.
+    if value.abs() < 1e-9 * largest {
+        return "0".into();
+    }
+    let digits = |range: f64| (-range.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;
+    match (1e-3..1e6).contains(&largest) {
+        true => format!("{value:.*}", digits(step)),
+        false => format!("{value:.*e}", digits(step / largest)),
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    fn panel(points: Vec<[f64; 2]>) -> Panel {
+        let series = vec![Series { name: "s".into(), points, line: true, colour: 9 }];
+        Panel { title: "t".into(), axes: ["a<b".into(), "y".into()], series }
+    }
 
     #[test]
     fn a_plot_is_drawn_whatever_the_values_are() {
         let dir = tempfile::tempdir().unwrap();
-        let series = |points: Vec<[f64; 2]>| Series { name: "s".into(), points, line: true, colour: 0 };
-        for points in [vec![], vec![[0.0, 1.0]], vec![[0.0, f64::NAN], [1.0, 2.0], [2.0, 1e-9]]] {
-            let panel = Panel { title: "t".into(), axes: ["x".into(), "y".into()], series: vec![series(points)] };
-            let path = dir.path().join("plot.png");
+        let path = dir.path().join("plot.png");
+        let at = |ys: &[f64]| ys.iter().enumerate().map(|(i, &y)| [i as f64, y]).collect::<Vec<_>>();
+        for ys in [
+            &[][..],
+            &[1.0],
+            &[f64::NAN, 2.0, 1e-9],
+            &[1e300, -1e300],
+            &[f64::MAX, f64::MIN, f64::INFINITY],
+            &[0.0, f64::MIN_POSITIVE],
+            &[4096.0, 4096.000000000001],
+            &[1e300, 1.0000000000000002e300],
+        ] {
+            let panel = panel(at(ys));
+            let svg = svg(&panel).unwrap();
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("a&lt;b"), "{svg}");
+            assert!(svg.contains("sans-serif") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
             write(&path, &[panel]).unwrap();
             let drawn = roll_data::read_image(&path, roll_data::Sizing::Exact([304, 816])).unwrap();
             assert!(drawn.f32s().unwrap().iter().any(|&v| v < 0.0), "nothing is drawn");
@@ -156,8 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_takes_the_mean_of_what_came_before() {
-        let points: Vec<[f64; 2]> = [1.0, 3.0, 5.0].iter().enumerate().map(|(i, &y)| [i as f64, y]).collect();
-        assert_eq!(smoothed(&points, 2), [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0]]);
+    fn a_long_series_keeps_its_last_point() {
+        let points = thinned((0..100_000).map(|i| [f64::from(i), 0.0]).collect());
+        assert!(points.len() <= POINTS + 1 && points.last() == Some(&[99_999.0, 0.0]));
+    }
+
+    #[test]
+    fn ticks_have_labels_that_differ() {
+        let ranges = [[0.3385, 0.3392], [-0.003, -0.0015], [1e-9, 9e-9], [12345.0, 12346.0], [0.0, 3e8], [-0.3, 0.3]];
+        for [low, high] in ranges {
+            let ticks = ticks(&padded([low, high].into_iter()), 8);
+            let labels: BTreeSet<String> = ticks.iter().map(|v| label(*v, &ticks)).collect();
+            assert!((3..=8).contains(&ticks.len()) && labels.len() == ticks.len(), "{ticks:?}: {labels:?}");
+        }
+        assert_eq!([-0.2, 5e-17, 0.2].map(|v| label(v, &[-0.2, 5e-17, 0.2])), ["-0.2", "0", "0.2"]);
+        assert_eq!(label(1.0, &[1.0, 1.0]), "1.000000000000");
     }
 }

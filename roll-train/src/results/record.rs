@@ -1,5 +1,4 @@
-//! What a run remembers beside parameters and optimizer, so that a resumed one ends with the summary of one that never
-//! stopped.
+//! The course of a run, kept in every checkpoint: a resumed run ends with the same summary as one that never stopped.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +8,35 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Checkpoint;
 use crate::evaluation::Results;
 
-/// Samples that are remembered by name; beyond them they are only counted.
+/// At most this many skipped samples are listed; the others are only counted.
 const NAMED: usize = 200;
 
-/// Metrics by name; `None` where the value was not finite, which JSON cannot say.
+/// Metrics by name; `None` where the value was not finite, which JSON cannot represent.
 pub type Metrics = BTreeMap<String, Option<f64>>;
 
-/// The course of a run so far. Part of every checkpoint.
+/// The course of a run so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Wall-clock seconds in the loop, over all processes; what was done again after a kill counts once.
+    /// Wall-clock seconds of the training loop, summed over restarts. Steps that a restart repeats count once.
     pub seconds: f64,
     /// Metrics of the first step.
     pub first: Metrics,
     /// Metrics of the last step.
     pub last: Metrics,
-    /// Samples that were left out.
+    /// Number of samples that were left out.
     pub skipped_samples: u64,
-    /// The first of them.
+    /// The first of these samples.
     pub skipped: Vec<Skipped>,
-    /// Updates that were left out because a value was not finite.
+    /// Number of updates that were left out because a value was not finite.
     pub skipped_updates: u64,
-    /// Updates whose gradient was scaled down to `training.max_grad_norm`.
+    /// Number of updates whose gradient was scaled down to `training.max_grad_norm`.
     pub clipped_updates: u64,
-    /// Evaluations, in order.
+    /// Evaluations in the order of their steps.
     pub evaluations: Vec<Evaluation>,
-    /// Validations, in order.
+    /// Validations in the order of their steps.
     pub validations: Vec<Validated>,
-    /// Metrics of the last step when the run was stopped before its evaluation: nothing of the step is logged yet.
+    /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Metrics>,
 }
@@ -45,34 +44,34 @@ pub struct Record {
 /// A sample that was left out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Step, from 1.
+    /// The step, counted from 1.
     pub step: u64,
-    /// File and row.
+    /// Its file and row.
     pub sample: String,
-    /// Why.
+    /// Why it was left out.
     pub reason: String,
 }
 
-/// What an evaluation found.
+/// Scores of one evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Steps taken before it.
+    /// Number of steps taken before it.
     pub step: u64,
-    /// Set by set.
+    /// Scores of each set.
     pub results: Results,
 }
 
-/// What a validation measured: an agent in its environment.
+/// Metrics of one validation, for example of an agent in its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Validated {
-    /// Steps taken before it.
+    /// Number of steps taken before it.
     pub step: u64,
     /// Its metrics.
     pub metrics: Metrics,
 }
 
 impl Record {
-    /// Counts a step that was done.
+    /// Counts what a step left out or clipped.
     pub fn step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64) {
         self.skipped_samples += report.skipped.len() as u64;
         let room = NAMED.saturating_sub(self.skipped.len());
@@ -81,6 +80,14 @@ impl Record {
         self.skipped_updates += u64::from(!report.applied);
         let norm = report.metrics.get("actor/grad_norm");
         self.clipped_updates += u64::from(max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm));
+    }
+
+    /// The first and the last evaluation, of a run that has at least two.
+    pub fn ends(&self) -> Option<(&Results, &Results)> {
+        match self.evaluations.as_slice() {
+            [first, .., last] => Some((&first.results, &last.results)),
+            _ => None,
+        }
     }
 
     /// Remembers the metrics of a finished step.
@@ -92,10 +99,10 @@ impl Record {
     }
 }
 
-/// The record in a checkpoint.
+/// The record's file in a checkpoint.
 pub(crate) const RECORD_FILE: &str = "trainer/record.json";
 
-/// The record in a checkpoint; empty when it was written before there were records.
+/// Reads the record of a checkpoint; empty if the checkpoint's version of roll wrote none.
 pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     if !checkpoint.manifest().files.contains_key(RECORD_FILE) {
         return Ok(Record::default());
@@ -104,12 +111,12 @@ pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)
 }
 
-/// As they are kept.
+/// Metrics in the form that JSON can represent.
 pub fn stored(metrics: &BTreeMap<String, f64>) -> Metrics {
     metrics.iter().map(|(name, value)| (name.clone(), value.is_finite().then_some(*value))).collect()
 }
 
-/// As they are logged.
+/// Stored metrics in the form that is logged: NaN where a value was not finite.
 pub fn restored(metrics: &Metrics) -> BTreeMap<String, f64> {
     metrics.iter().map(|(name, value)| (name.clone(), value.unwrap_or(f64::NAN))).collect()
 }

@@ -1,4 +1,4 @@
-//! `trajectories.jsonl`: what an agent saw and did, one episode a line.
+//! `trajectories.jsonl`: an agent's episodes, one per line.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,42 +11,42 @@ use crate::run_dir::RunDir;
 
 const FILE: &str = "trajectories.jsonl";
 
-/// Appends episodes; the file is made with the first one.
+/// Appends episodes; the first one creates the file.
 pub(crate) struct Trajectories {
-    /// Only rank 0 writes.
+    /// The file's path; `None` on all ranks but 0, which write nothing.
     path: Option<PathBuf>,
     file: Option<File>,
 }
 
-/// The file in `dir`, when there is one.
+/// The path of the file, if the run has one.
 pub fn written(dir: &RunDir) -> Option<PathBuf> {
     Some(dir.path().join(FILE)).filter(|path| path.is_file())
 }
 
 impl Trajectories {
-    /// Those of the run in `dir`.
+    /// For the run in `dir`.
     pub fn new(dir: Option<&RunDir>) -> Self {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }
 
-    /// Leaves of an earlier process what belongs to the first `done` steps, with the validation after the last of them
-    /// only when that was `validated` to its end.
+    /// Removes episodes of earlier processes that are repeated: all after the first `done` steps, and the validation after
+    /// step `done` unless `validated` says that it was completed.
     pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
         let belongs = |line: &&str| -> bool {
-            // The last line of a process that was killed may be cut off.
+            // A killed process may leave half a line at the end.
             let Ok(episode) = serde_json::from_str::<serde_json::Value>(line) else { return false };
             let validation = episode["kind"] == "validation";
             let step = episode["step"].as_u64().unwrap_or(u64::MAX);
-            // A run that begins again validates again.
+            // A run that starts from step 0 validates again.
             done > 0 && (step < done || (step == done && (validated || !validation)))
         };
         let kept: String = text.lines().filter(belongs).map(|line| format!("{line}\n")).collect();
         write_atomically(path, kept.as_bytes())
     }
 
-    /// Adds one line per record; they are in the file when this returns.
+    /// Appends one line per record, without buffering.
     pub fn write(&mut self, records: &[serde_json::Value]) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|_| !records.is_empty()) else { return Ok(()) };
         let file = match &mut self.file {

@@ -1,103 +1,149 @@
-//! One HTML page that shows a run, or compares several, with everything it shows inside: no file or server beside it.
+//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or server.
 
-mod chart;
 mod figures;
 mod source;
+mod timing;
 mod videos;
+mod warnings;
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 use roll_core::files::write_atomically;
-use roll_core::{Headline, Result};
+use roll_core::{Error, Headline, Result};
+use serde::Serialize;
 
-use crate::results::curves::{self, Curves};
+use super::curves::{self, Curves};
+use super::plot;
 use source::Source;
 
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+/// The values of `page.html`.
+#[derive(Serialize)]
+struct Page<'a> {
+    title: String,
+    /// Whether the page compares several runs.
+    several: bool,
+    runs: Vec<Run<'a>>,
+    figures: Vec<figures::Row>,
+    clips: videos::Clips,
+    main_panels: Vec<Panel>,
+    other_panels: Vec<Panel>,
+    /// Settings in which the runs differ, with one value per run.
+    differences: Vec<figures::Row>,
+}
+
+#[derive(Serialize)]
+struct Run<'a> {
+    name: &'a str,
+    status: String,
+    warnings: Vec<String>,
+    samples: Vec<videos::TrainingSample>,
+    timing: timing::Timing,
+    /// The text of `config.yaml`.
+    config: &'a str,
+}
+
+#[derive(Serialize)]
+struct Panel {
+    title: String,
+    /// Empty for a single series.
+    legend: Vec<Key>,
+    svg: Value,
+}
+
+#[derive(Serialize)]
+struct Key {
+    name: String,
+    colour: String,
+    line: bool,
+}
 
 /// Writes the page of the runs in these directories.
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     let mut sources = runs.iter().map(|run| Source::read(run)).collect::<Result<Vec<_>>>()?;
-    tell_apart(&mut sources);
-    write_atomically(path, page(&sources)?.as_bytes())
+    disambiguate(&mut sources);
+    let html = render(&page(&sources)?).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))?;
+    write_atomically(path, html.as_bytes())
 }
 
-/// Runs of one name get their whole path.
-fn tell_apart(sources: &mut [Source]) {
+/// Names runs of the same name by their whole path.
+fn disambiguate(sources: &mut [Source]) {
     let names: Vec<String> = sources.iter().map(|s| s.name.clone()).collect();
     for source in sources.iter_mut().filter(|s| names.iter().filter(|n| **n == s.name).count() > 1) {
         source.name = source.path.display().to_string();
     }
 }
 
-fn page(runs: &[Source]) -> Result<String> {
-    let title = escaped(&runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "));
-    let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>{title}</title>\n<style>\n{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n"
-    );
-    // Writing to a string cannot fail.
-    for run in runs {
-        let _ = writeln!(html, "<p class=\"under\">{}</p>", escaped(&figures::status(run)));
-    }
-    for run in runs {
-        let of = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
-        for warning in figures::warnings(run) {
-            let _ = writeln!(html, "<div class=\"warning\">{}{}</div>", escaped(&of), escaped(&warning));
-        }
-    }
-    html += &figures::table(runs);
-    html += &videos::section(runs)?;
+fn render(page: &Page<'_>) -> std::result::Result<String, minijinja::Error> {
+    let mut environment = Environment::new();
+    // Names and reasons come from other people's data.
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.add_template("page.css", include_str!("page.css"))?;
+    environment.add_template("page.js", include_str!("page.js"))?;
+    environment.add_template("page.html", include_str!("page.html"))?;
+    environment.get_template("page.html")?.render(page)
+}
+
+fn page(sources: &[Source]) -> Result<Page<'_>> {
+    let mut budget = videos::Budget::default();
+    let clips = videos::clips(sources, &mut budget)?;
+    let runs = sources.iter().map(|run| {
+        Ok(Run {
+            name: &run.name,
+            status: figures::status(run),
+            warnings: warnings::warnings(run),
+            samples: videos::training_samples(run, &mut budget)?,
+            timing: timing::timing(run),
+            config: &run.config,
+        })
+    });
+    let runs = runs.collect::<Result<Vec<_>>>()?;
 
     let mut headlines: Vec<Headline> = Vec::new();
-    for headline in runs.iter().flat_map(|run| &run.headlines) {
+    for headline in sources.iter().flat_map(|run| &run.headlines) {
         if !headlines.iter().any(|known| known.metric == headline.metric) {
             headlines.push(headline.clone());
         }
     }
-    let curves: Vec<Curves<'_>> = runs.iter().map(|run| Curves { name: &run.name, rows: &run.rows }).collect();
-    html += "<h2>Curves</h2>\n<div class=\"charts\">\n";
-    curves::main_panels(&curves, &headlines).iter().for_each(|panel| html += &chart::panel(panel));
-    html += "</div>\n<details><summary>Every other metric</summary><div class=\"charts\">\n";
-    curves::other_panels(&curves, &headlines).iter().for_each(|panel| html += &chart::panel(panel));
-    html += "</div></details>\n";
-    html += &figures::timing(runs);
-    html += &configuration(runs);
-    let _ = write!(html, "<script>\n{SCRIPT}</script>\n</body></html>\n");
-    Ok(html)
+    let curves: Vec<Curves<'_>> = sources.iter().map(|run| Curves { name: &run.name, rows: &run.rows }).collect();
+    Ok(Page {
+        title: sources.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
+        several: sources.len() > 1,
+        runs,
+        figures: figures::table(sources),
+        clips,
+        main_panels: panels(curves::main_panels(&curves, &headlines))?,
+        other_panels: panels(curves::other_panels(&curves, &headlines))?,
+        differences: differences(sources),
+    })
 }
 
-/// What differs, and everything.
-fn configuration(runs: &[Source]) -> String {
-    let mut html = String::from("<h2>Configuration</h2>\n");
-    if runs.len() > 1 {
-        let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
-        let value = |run: &Source, key: &str| run.settings.get(key).cloned().unwrap_or_default();
-        let differs = |key: &&&String| runs.iter().any(|run| value(run, key) != value(&runs[0], key));
-        html += "<p>What differs:</p>\n<div class=\"wide\"><table><tr><th></th>";
-        runs.iter().for_each(|run| html += &format!("<th>{}</th>", escaped(&run.name)));
-        html += "</tr>\n";
-        for key in keys.iter().filter(differs) {
-            html += &format!("<tr><td>{}</td>", escaped(key));
-            runs.iter().for_each(|run| html += &format!("<td>{}</td>", escaped(&value(run, key))));
-            html += "</tr>\n";
+fn panels(panels: Vec<plot::Panel>) -> Result<Vec<Panel>> {
+    let panel = |panel: plot::Panel| -> Result<Panel> {
+        let svg = Value::from_safe_string(plot::svg(&panel)?);
+        let legend =
+            panel.series.into_iter().map(|s| Key { name: s.name, colour: plot::css_colour(s.colour), line: s.line });
+        let mut legend: Vec<Key> = legend.collect();
+        if legend.len() == 1 {
+            legend.clear();
         }
-        html += "</table></div>\n";
-    }
-    for run in runs {
-        let name = if runs.len() > 1 { escaped(&run.name) } else { "config.yaml".into() };
-        html += &format!("<details><summary>{name}</summary><pre>{}</pre></details>\n", escaped(&run.config));
-    }
-    html
+        Ok(Panel { title: panel.title, legend, svg })
+    };
+    panels.into_iter().map(panel).collect()
 }
 
-/// As text in HTML, also in attributes.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// Settings in which the runs differ. A run without a setting has an empty value.
+fn differences(runs: &[Source]) -> Vec<figures::Row> {
+    let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
+    let row = |key: &String| figures::Row {
+        name: key.clone(),
+        values: runs.iter().map(|run| run.settings.get(key).cloned().unwrap_or_default()).collect(),
+    };
+    keys.into_iter().map(row).filter(|row| row.values.iter().any(|value| *value != row.values[0])).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a run left, read for the report. Everything but the metrics may be missing: a run need not be over.
+//! The files of a run as the report reads them. All of them may be missing: the run may still go on.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,23 @@ use serde_json::{Map, Value};
 use crate::results::headlines;
 use crate::results::record::{self, Record};
 
-/// One run.
+/// The files of one run.
 pub struct Source {
-    /// Name of its directory.
+    /// The directory's name.
     pub name: String,
-    /// The directory.
+    /// The directory's path.
     pub path: PathBuf,
     /// `metrics.jsonl`.
     pub rows: Vec<Map<String, Value>>,
     /// `config.yaml`.
     pub config: String,
-    /// The same by key.
+    /// The values of `config.yaml` by key.
     pub settings: BTreeMap<String, String>,
-    /// `summary.json` of a run that is over.
+    /// `summary.json`; `None` until the run has ended.
     pub summary: Option<Map<String, Value>>,
-    /// The metrics that matter most, as its algorithm says.
+    /// `headlines.json`.
     pub headlines: Vec<Headline>,
-    /// The course of the run as its newest checkpoint has it.
+    /// The record in the newest checkpoint.
     pub record: Record,
 }
 
@@ -53,7 +53,7 @@ impl Source {
                     .map_err(|e| Error::bad_file(dir.summary_path(), format!("no JSON object: {e}")))?,
             ),
         };
-        // Hashes are for resuming: a report must not read gigabytes of weights.
+        // Without checking hashes, which would read gigabytes of weights.
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
         let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -74,7 +74,7 @@ impl Source {
         self.settings.get(key)?.parse().ok()
     }
 
-    /// Steps that are logged, and those that were asked for.
+    /// The last step that is logged, and the number of steps in the configuration.
     pub fn steps(&self) -> (u64, Option<u64>) {
         let done = self.rows.iter().filter_map(|row| row.get("step")?.as_u64()).max().unwrap_or(0);
         (done, self.number("steps").map(|steps| steps as u64))
@@ -86,7 +86,7 @@ impl Source {
     }
 }
 
-/// Without the registry: options stay as they are written, and a configuration of another version is none.
+/// Settings as they are written, not checked against the components. A configuration that this version cannot read has none.
 fn settings(yaml: &str) -> BTreeMap<String, String> {
     let loaded = ConfigLayers::new().text("config.yaml", yaml).and_then(|layers| layers.load(None));
     let listing = loaded.and_then(|loaded| loaded.listing()).unwrap_or_default();

@@ -1,73 +1,111 @@
-//! Videos side by side: the same clips at several moments of one run, or at the end of several.
+//! Videos side by side: the same clips at several moments of one run, or at the end of several runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::parse_step_name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use minijinja::Value;
 use roll_core::{Error, Result};
+use serde::Serialize;
 
-use super::escaped;
 use super::source::Source;
+use crate::checkpoint::parse_step_name;
 
-/// Clips shown at most.
+/// The table shows at most this many clips.
 const CLIPS: usize = 8;
-/// Moments shown at most, beside reference and before.
+/// The table shows at most this many moments beside reference and before.
 const MOMENTS: usize = 4;
-/// Bytes of videos in one page; beyond them only the paths stand there.
+/// A page contains at most this many bytes of videos, and the paths of the others.
 const BYTES: u64 = 64 << 20;
-/// Names of samples of training begin so; the others are clips of `evaluation`.
+/// Names of samples of training begin so; other names are of clips of `evaluation`.
 const TRAINING: &str = "sample-";
 
-/// A column of videos: heading, and path by the clip's name.
+/// Bytes of videos that still fit into the page.
+pub struct Budget(u64);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(BYTES)
+    }
+}
+
+/// A table with a row per clip and a column per moment or run.
+#[derive(Serialize)]
+pub struct Clips {
+    /// Of the columns.
+    pub headings: Vec<String>,
+    /// The clips shown; empty if no run has clips.
+    pub rows: Vec<ClipRow>,
+    /// Number of clips that are not shown.
+    pub more: usize,
+}
+
+/// One clip in each column.
+#[derive(Serialize)]
+pub struct ClipRow {
+    /// The clip's name.
+    pub name: String,
+    /// One per column; `None` where the clip was not saved.
+    pub videos: Vec<Option<Video>>,
+}
+
+/// A sample video of a training step.
+#[derive(Serialize)]
+pub struct TrainingSample {
+    /// The step.
+    pub step: u64,
+    /// Number of the sample.
+    pub name: String,
+    /// What was generated from it.
+    pub video: Video,
+}
+
+/// A video in the page.
+#[derive(Serialize)]
+pub struct Video {
+    /// Its file.
+    pub path: String,
+    /// Base64 of the file; `None` if it did not fit into the budget.
+    pub data: Option<Value>,
+}
+
+/// A heading, and the paths of videos by the names of their clips.
 type Column = (String, BTreeMap<String, PathBuf>);
 
-/// The section; empty when no run has videos.
-pub fn section(runs: &[Source]) -> Result<String> {
-    let mut budget = BYTES;
-    let mut html = String::new();
+/// Clips of evaluations: of one run at several moments, of several runs at their ends.
+pub fn clips(runs: &[Source], budget: &mut Budget) -> Result<Clips> {
     let columns = match runs {
         [run] => moments(run)?,
         runs => ends(runs)?,
     };
-    let clips = columns.iter().flat_map(|(_, videos)| videos.keys().cloned()).collect::<BTreeSet<_>>();
-    if !clips.is_empty() {
-        html += "<h2>Before and after</h2>\n<p>Same prompt, first frame and noise in every row. <i>unseen</i> clips were \
-                 not trained on.</p>\n";
-        // `unseen` says most; it is last in the alphabet.
-        let shown: Vec<String> = clips.iter().rev().take(CLIPS).cloned().collect();
-        html += &table(&columns, &shown, &mut budget)?;
-        if clips.len() > shown.len() {
-            let _ = writeln!(html, "<p>{} more clips are in <code>samples/</code>.</p>", clips.len() - shown.len());
+    let names: BTreeSet<&String> = columns.iter().flat_map(|(_, videos)| videos.keys()).collect();
+    let mut rows = Vec::new();
+    // `unseen` says most; it is last in the alphabet.
+    for name in names.iter().rev().take(CLIPS) {
+        let shown = |(_, videos): &Column| videos.get(*name).map(|path| video(path, budget)).transpose();
+        rows.push(ClipRow { name: name.to_string(), videos: columns.iter().map(shown).collect::<Result<_>>()? });
+    }
+    let more = names.len() - rows.len();
+    Ok(Clips { headings: columns.into_iter().map(|(heading, _)| heading).collect(), rows, more })
+}
+
+/// Sample videos that a run saved during training: two of each step, of some of the steps.
+pub fn training_samples(run: &Source, budget: &mut Budget) -> Result<Vec<TrainingSample>> {
+    let mut steps = Vec::new();
+    for (step, path) in step_folders(&run.path)? {
+        steps.push((step, videos(&path, true)?));
+    }
+    steps.retain(|(_, videos)| !videos.is_empty());
+    let mut samples = Vec::new();
+    for (step, videos) in spread(steps, MOMENTS + 2) {
+        for (name, path) in videos.iter().take(2) {
+            let name = name.trim_start_matches(TRAINING);
+            let name = name.parse().map_or(name.to_string(), |n: u64| n.to_string());
+            samples.push(TrainingSample { step, name, video: video(path, budget)? });
         }
     }
-    for run in runs {
-        let steps = step_folders(&run.path)?;
-        let samples: Vec<Column> = steps
-            .iter()
-            .map(|(step, path)| Ok((format!("step {step}"), videos(path, true)?)))
-            .collect::<Result<_>>()?;
-        let samples: Vec<Column> = samples.into_iter().filter(|(_, videos)| !videos.is_empty()).collect();
-        if samples.is_empty() {
-            continue;
-        }
-        let of = if runs.len() > 1 { format!(" of {}", escaped(&run.name)) } else { String::new() };
-        let _ = writeln!(html, "<h2>Samples of training{of}</h2>\n<div class=\"strip\">");
-        for (step, videos) in spread(samples, MOMENTS + 2) {
-            for (name, path) in videos.iter().take(2) {
-                let sample = name.trim_start_matches(TRAINING);
-                let sample = sample.parse().map_or(sample.to_string(), |n: u64| n.to_string());
-                let _ =
-                    writeln!(html, "<figure><figcaption>{}, sample {}</figcaption>", escaped(&step), escaped(&sample));
-                html += &video(path, &mut budget)?;
-                html += "</figure>\n";
-            }
-        }
-        html += "</div>\n";
-    }
-    Ok(html)
+    Ok(samples)
 }
 
 /// Reference, before, and the evaluations of one run.
@@ -87,7 +125,7 @@ fn moments(run: &Source) -> Result<Vec<Column>> {
     Ok(columns)
 }
 
-/// Reference and before of the first run that has them, and the end of each.
+/// Reference and before of the first run that has them, and the end of each run.
 fn ends(runs: &[Source]) -> Result<Vec<Column>> {
     let folder = |run: &Source, name: &str| videos(&run.path.join("samples").join(name), false);
     let mut columns = Vec::new();
@@ -107,7 +145,7 @@ fn ends(runs: &[Source]) -> Result<Vec<Column>> {
     Ok(columns)
 }
 
-/// At most `count` of them: the first, the last, and those between at equal distances.
+/// At most `count` of the items: the first, the last, and some at equal distances between them.
 fn spread<T>(items: Vec<T>, count: usize) -> Vec<T> {
     let n = items.len();
     if n <= count || count < 2 {
@@ -149,38 +187,17 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-fn table(columns: &[Column], clips: &[String], budget: &mut u64) -> Result<String> {
-    let mut html = String::from("<div class=\"wide\"><table class=\"videos\"><tr><th></th>");
-    for (heading, _) in columns {
-        let _ = write!(html, "<th>{}</th>", escaped(heading));
-    }
-    html += "</tr>\n";
-    for clip in clips {
-        let _ = write!(html, "<tr><th>{}</th>", escaped(clip));
-        for (_, videos) in columns {
-            html += "<td>";
-            if let Some(path) = videos.get(clip) {
-                html += &video(path, budget)?;
-            }
-            html += "</td>";
-        }
-        html += "</tr>\n";
-    }
-    Ok(html + "</table></div>\n")
-}
-
-/// The video itself while there is room, else its path.
-fn video(path: &Path, budget: &mut u64) -> Result<String> {
+/// Reads the video if it fits into the budget.
+fn video(path: &Path, budget: &mut Budget) -> Result<Video> {
     let size = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
-    if size > *budget {
-        return Ok(format!("<code>{}</code> (too large to show here)", escaped(&path.display().to_string())));
+    let mut data = None;
+    if size <= budget.0 {
+        budget.0 -= size;
+        let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+        // Base64 has no characters to escape but `/`, which would take five times the room.
+        data = Some(Value::from_safe_string(STANDARD.encode(bytes)));
     }
-    *budget -= size;
-    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
-    Ok(format!(
-        "<video muted loop autoplay playsinline preload=\"auto\" src=\"data:video/mp4;base64,{}\"></video>",
-        STANDARD.encode(bytes)
-    ))
+    Ok(Video { path: path.display().to_string(), data })
 }
 
 #[cfg(test)]

@@ -1,0 +1,105 @@
+//! Figures of a run for its metrics, `summary.json` and the terminal: scores before and after training.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Headline, HeldOut};
+use serde_json::{Value, json};
+
+use super::labels::SetLabels;
+use super::record::{Record, Validated};
+use crate::evaluation::{self, Change, Results};
+
+/// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`.
+pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
+    let mut metrics = BTreeMap::new();
+    for (name, clips) in results {
+        let label = labels.of(*name);
+        let values = [
+            (format!("eval/{label}"), evaluation::mean_score(clips, 0)),
+            (format!("eval/{label}_check"), evaluation::mean_score(clips, 1)),
+            (format!("eval/{label}_kl"), evaluation::mean_kl(clips)),
+        ];
+        metrics.extend(values.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    }
+    metrics
+}
+
+/// Scores of each set before and after training, first by the reward, then by the rewards of `evaluation.check`.
+fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
+    let Some((before, after)) = record.ends() else { return Vec::new() };
+    let mut changes = Vec::new();
+    for (reward, suffix) in [(0, ""), (1, "_check")] {
+        for (name, clips) in before {
+            if let Some(change) = evaluation::change(clips, evaluation::of(after, *name), reward) {
+                changes.push((format!("{}{suffix}", labels.of(*name)), change));
+            }
+        }
+    }
+    changes
+}
+
+/// Mean divergence of the trained model from the base model over all evaluated clips.
+fn kl(record: &Record) -> Option<f64> {
+    evaluation::mean_kl(record.ends()?.1.iter().flat_map(|(_, clips)| clips))
+}
+
+/// A quantity on held-out data before and after training.
+struct ValidationChange<'a> {
+    held_out: &'a HeldOut,
+    before: f64,
+    after: f64,
+}
+
+fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
+    let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
+    let of = |validated: &Validated, metric: &str| validated.metrics.get(metric).copied().flatten();
+    let held_out = headlines.iter().filter_map(|headline| headline.held_out.as_ref());
+    held_out
+        .filter_map(|held_out| {
+            let (before, after) = (of(first, &held_out.metric)?, of(last, &held_out.metric)?);
+            Some(ValidationChange { held_out, before, after })
+        })
+        .collect()
+}
+
+/// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
+/// `unseen_clips` and `unseen_missing`, the same for the other sets and, with the suffix `_check`, for the rewards of
+/// `evaluation.check`; `kl` after training; `success_before` and `success_after` of an agent.
+pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> BTreeMap<String, Value> {
+    let mut figures = BTreeMap::new();
+    for ValidationChange { held_out, before, after } in validation_changes(record, headlines) {
+        figures.insert(format!("{}_before", held_out.label), json!(before));
+        figures.insert(format!("{}_after", held_out.label), json!(after));
+    }
+    for (name, change) in changes(record, labels) {
+        figures.insert(format!("{name}_before"), json!(change.before));
+        figures.insert(format!("{name}_after"), json!(change.after));
+        figures.insert(format!("{name}_gain"), json!(change.gain));
+        figures.insert(format!("{name}_clips"), json!(change.clips));
+        figures.insert(format!("{name}_missing"), json!(change.missing));
+    }
+    if let Some(kl) = kl(record) {
+        figures.insert("kl".into(), json!(kl));
+    }
+    figures
+}
+
+/// The same figures as lines of name and text for the terminal.
+pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    for ValidationChange { held_out, before, after } in validation_changes(record, headlines) {
+        lines.push((held_out.label.clone(), format!("{before:.3} -> {after:.3}, on {}", held_out.data)));
+    }
+    for (name, Change { clips, missing, before, after, gain }) in changes(record, labels) {
+        let [low, high] = gain.ci95;
+        let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
+        lines.push((
+            name.replace('_', " "),
+            format!("{before:.3} -> {after:.3}, {:+.3} (95 % {low:+.3} to {high:+.3}; {clips} clips{gone})", gain.mean),
+        ));
+    }
+    if let Some(kl) = kl(record) {
+        lines.push(("kl".into(), format!("{kl:.3e}")));
+    }
+    lines
+}

@@ -1,0 +1,64 @@
+//! Time of a step by phase.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::source::Source;
+use crate::results::plot;
+
+/// Where the time of a run's mean step went; numbers are text with their digits.
+#[derive(Serialize)]
+pub struct Timing {
+    /// Empty if the run measured no times.
+    pub phases: Vec<Phase>,
+    /// Seconds of the whole step.
+    pub total: String,
+}
+
+/// A part of a step.
+#[derive(Serialize)]
+pub struct Phase {
+    /// Its name, as in `time/NAME`.
+    pub name: String,
+    /// Its colour in CSS.
+    pub colour: String,
+    /// Mean seconds.
+    pub seconds: String,
+    /// Share of the whole step.
+    pub percent: String,
+}
+
+/// The mean step of a run.
+pub fn timing(run: &Source) -> Timing {
+    let (parts, total) = phases(run);
+    let phase = |(i, (name, seconds)): (usize, (String, f64))| Phase {
+        name,
+        colour: plot::css_part_colour(i),
+        seconds: format!("{seconds:.3}"),
+        percent: format!("{:.1}", 100.0 * seconds / total),
+    };
+    Timing { phases: parts.into_iter().enumerate().map(phase).collect(), total: format!("{total:.3}") }
+}
+
+/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is the last phase.
+fn phases(run: &Source) -> (Vec<(String, f64)>, f64) {
+    let mean = |name: &str| {
+        let values = run.values(name);
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    };
+    let names: BTreeSet<&String> = run.rows.iter().flat_map(|row| row.keys()).collect();
+    let mut parts: Vec<(String, f64)> = names
+        .into_iter()
+        .filter(|name| !matches!(name.as_str(), "time/total" | "time/step"))
+        .filter_map(|name| Some((name.strip_prefix("time/")?.to_string(), mean(name)?)))
+        .filter(|(_, seconds)| *seconds > 0.0)
+        .collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let covered: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+    let total = mean("time/total").or(mean("time/step")).unwrap_or(covered).max(covered);
+    if total - covered > 0.005 * total {
+        parts.push(("reading data, and the rest".into(), total - covered));
+    }
+    (parts, total)
+}

@@ -1,0 +1,62 @@
+//! Warnings of the report: problems to know of before trusting the curves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use super::source::Source;
+
+/// A warning names the fraction of pixels at the decoder's clamp if it is larger than this.
+const CLAMPED: f64 = 0.1;
+
+/// The warnings of a run.
+pub fn warnings(run: &Source) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let sum = |metric: &str| run.values(metric).iter().sum::<f64>() as u64;
+    let skipped = sum("actor/skipped").max(run.record.skipped_samples);
+    if skipped > 0 {
+        let mut text = match skipped {
+            1 => "1 sample was left out".to_string(),
+            n => format!("{n} samples were left out"),
+        };
+        let mut reasons: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+        for left_out in &run.record.skipped {
+            reasons.entry(&left_out.reason).or_insert((0, &left_out.sample)).0 += 1;
+        }
+        for (reason, (count, sample)) in reasons {
+            let _ = write!(text, "; {count} times: {reason} (first {sample})");
+        }
+        warnings.push(text);
+    }
+    if run.record.skipped_updates > 0 {
+        let n = run.record.skipped_updates;
+        warnings.push(format!("{n} updates were left out because nothing was scored or a value was not finite"));
+    }
+    let norms = run.values("actor/grad_norm");
+    let limit = run.number("training.max_grad_norm").filter(|limit| *limit > 0.0);
+    if let Some(limit) = limit {
+        let clipped = norms.iter().filter(|norm| **norm > limit).count();
+        if clipped > 0 {
+            warnings.push(format!(
+                "gradients were clipped in {clipped} of {} steps: their norm is above training.max_grad_norm ({limit})",
+                norms.len()
+            ));
+        }
+    }
+    let lost: BTreeSet<&str> = run
+        .rows
+        .iter()
+        .flat_map(|row| row.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.as_str()))
+        .collect();
+    if !lost.is_empty() {
+        warnings.push(format!("not finite at some step: {}", lost.into_iter().collect::<Vec<_>>().join(", ")));
+    }
+    let clamped = run.values("actor/clamped_fraction");
+    let mean = clamped.iter().sum::<f64>() / clamped.len().max(1) as f64;
+    if mean > CLAMPED {
+        warnings.push(format!(
+            "{:.0} % of the pixels are black or white at the end of the range, where no gradient passes",
+            100.0 * mean
+        ));
+    }
+    warnings
+}
