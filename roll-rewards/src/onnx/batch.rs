@@ -7,7 +7,7 @@
 //!
 //! [`Operator::carries`]: super::ops::Operator::carries
 
-use super::read::Graph;
+use super::graph::Graph;
 use super::value::Value;
 
 /// What is known of an input of a node before anything runs.
@@ -15,7 +15,7 @@ use super::value::Value;
 pub(super) enum Carried<'a> {
     /// A constant of the file.
     Constant(&'a Value),
-    /// Computed from the graph's input, items along axis 0, of this rank.
+    /// Computed from the graph's inputs, items along axis 0, of this rank.
     Items(usize),
     /// The input is left out.
     Absent,
@@ -36,10 +36,12 @@ impl Carried<'_> {
     }
 }
 
-/// Whether every node of `graph` carries items, given the rank of its input.
+/// Whether every node of `graph` carries items, given the rank of its inputs.
 pub(super) fn carries_items(graph: &Graph, input_rank: usize) -> bool {
     let mut ranks: Vec<Option<usize>> = vec![None; graph.slots];
-    ranks[graph.input_slot] = Some(input_rank);
+    for &slot in &graph.input_slots {
+        ranks[slot] = Some(input_rank);
+    }
     for node in &graph.nodes {
         let inputs: Option<Vec<Carried>> = node
             .inputs

@@ -7,7 +7,11 @@ mod broadcast;
 mod constant;
 mod conv;
 mod elementwise;
+mod fill;
+mod index;
+mod integers;
 mod layout;
+mod logic;
 mod matmul;
 mod norm;
 mod pool;
@@ -51,30 +55,43 @@ fn builder(operator: &str) -> Option<Builder> {
         "MaxPool" => pool::max_pool,
         "AveragePool" => pool::average_pool,
         "GlobalAveragePool" | "GlobalMaxPool" => pool::global,
-        "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
-        "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Erf" | "Floor" | "Ceil"
-        | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu" | "Clip" => {
-            elementwise::one
-        }
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
+        "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Sign" | "Sin" | "Cos" | "Erf"
+        | "Floor" | "Ceil" | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu"
+        | "Clip" => elementwise::one,
         "Identity" | "Dropout" => constant::identity,
         "Cast" => constant::cast,
         "Constant" => constant::constant,
         "ConstantOfShape" => constant::constant_of_shape,
         "Shape" => shape::shape,
+        "Size" => shape::size,
         "Reshape" => shape::reshape,
         "Flatten" => shape::flatten,
         "Squeeze" | "Unsqueeze" => shape::squeeze,
         "Transpose" => layout::transpose,
         "Concat" => layout::concat,
-        "Gather" => layout::gather,
+        "Split" => layout::split,
+        "Gather" => index::gather,
+        "GatherElements" => index::gather_elements,
+        "GatherND" => index::gather_nd,
+        "ArgMax" | "ArgMin" => index::arg,
+        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => logic::two,
+        "Not" | "IsNaN" | "IsInf" => logic::one,
+        "Where" => logic::choose,
+        "Expand" => fill::expand,
+        "Tile" => fill::tile,
+        "Range" => fill::range,
+        "Trilu" => fill::trilu,
+        "CumSum" => fill::cumulative_sum,
         "Slice" => layout::slice,
         "Pad" => layout::pad,
-        "ReduceMean" | "ReduceSum" | "ReduceL2" => reduce::reduce,
+        "ReduceMean" | "ReduceSum" | "ReduceL2" | "ReduceMax" | "ReduceMin" | "ReduceProd" => reduce::reduce,
         "Softmax" | "LogSoftmax" => reduce::softmax,
         "LpNormalization" => reduce::lp_normalization,
         "Resize" | "Upsample" => resize::resize,
         "BatchNormalization" => norm::batch_norm,
         "InstanceNormalization" => norm::instance_norm,
+        "LayerNormalization" => norm::layer_norm,
         "MatMul" => matmul::matmul,
         "Gemm" => matmul::gemm,
         _ => return None,

@@ -36,6 +36,22 @@ impl Operator for Shape {
     }
 }
 
+/// The number of elements.
+#[derive(Debug)]
+struct Size;
+
+pub(super) fn size(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    Ok(Box::new(Size))
+}
+
+impl Operator for Size {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let count = elements(input(inputs, 0)?.shape())?;
+        Ok(vec![Value::Int { values: vec![count as i64], shape: vec![] }])
+    }
+}
+
 /// A position on an axis, from the end when negative, clamped.
 fn edge(position: i64, length: usize) -> usize {
     let from_start = if position < 0 { position.saturating_add(length as i64) } else { position };
