@@ -52,7 +52,7 @@ fn sample(port: &Port) -> Result<Tensor> {
         DType::F32 => Tensor::new((0..count).map(|_| noise()).collect(), shape),
         DType::I64 => Tensor::new(vec![1i64; count], shape),
         DType::I32 => Tensor::new(vec![1i32; count], shape),
-        other => Tensor::from_bytes(other, shape, vec![1; count]),
+        other => Tensor::from_bytes(other, shape, std::sync::Arc::new(vec![1; count])),
     }
 }
 

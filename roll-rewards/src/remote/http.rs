@@ -82,7 +82,8 @@ impl Service {
     /// The service of `config`; asks nothing yet.
     pub fn new(config: Config) -> Result<Self> {
         let expected = || {
-            let problem = format!("expected an address such as http://host:8000/score or https://..., found `{}`", config.url);
+            let problem =
+                format!("expected an address such as http://host:8000/score or https://..., found `{}`", config.url);
             Error::config("reward.url", problem)
         };
         let uri: ureq::http::Uri = config.url.parse().map_err(|_| expected())?;

@@ -4,10 +4,9 @@ use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 
 use super::super::attributes::{Build, int_value, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Constant, MAX_INTS, Value, elements, host_floats, upload};
-use super::{Built, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 #[derive(Debug)]
 struct Identity;

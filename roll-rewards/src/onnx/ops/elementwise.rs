@@ -4,11 +4,10 @@ use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements};
 use super::broadcast::source;
-use super::{Built, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
 
 /// A function of one element.
 #[derive(Clone, Copy, Debug)]

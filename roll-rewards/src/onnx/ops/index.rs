@@ -4,10 +4,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, reshaped};
-use super::{Built, Operator, Run, first_only, input, integers};
+use super::{Built, Carried, Operator, Run, first_only, input, integers};
 
 /// Picks whole slices along an axis; `picks` lie on the axis.
 pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {

@@ -4,11 +4,10 @@ use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::{Build, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device};
 use super::index::pick;
-use super::{Built, Operator, Run, first_only, input, integers};
+use super::{Built, Carried, Operator, Run, first_only, input, integers};
 
 #[derive(Debug)]
 struct Transpose {

@@ -21,7 +21,6 @@ mod shape;
 mod window;
 
 use super::attributes::Build;
-use super::batch::Carried;
 use super::error::Problem;
 use super::value::Value;
 
@@ -42,6 +41,32 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         let _ = inputs;
         None
+    }
+}
+
+/// What is known of an input of a node before anything runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Carried<'a> {
+    /// A constant of the file.
+    Constant(&'a Value),
+    /// Computed from the graph's inputs, items along axis 0, of this rank.
+    Items(usize),
+    /// The input is left out.
+    Absent,
+}
+
+impl Carried<'_> {
+    /// The rank, if items are along axis 0.
+    pub fn items(self) -> Option<usize> {
+        match self {
+            Self::Items(rank) => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// Whether a constant (or nothing) stands here.
+    pub fn is_constant(self) -> bool {
+        !matches!(self, Self::Items(_))
     }
 }
 

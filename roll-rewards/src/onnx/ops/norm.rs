@@ -4,10 +4,9 @@ use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements};
-use super::{Built, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
 
 /// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]

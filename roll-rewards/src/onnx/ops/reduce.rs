@@ -4,10 +4,9 @@ use burn::tensor::activation;
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, around, axis, back, reshaped};
-use super::{Built, Operator, Run, broadcast, first_only, input, integers};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input, integers};
 
 #[derive(Clone, Copy, Debug)]
 enum Of {

@@ -1,10 +1,9 @@
 //! The shape of a value, and the same numbers under another one.
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, reshaped};
-use super::{Built, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 /// The value under another shape of as many elements.
 fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {

@@ -111,7 +111,7 @@ fn masks_of_booleans_and_tokens_of_either_width_are_taken() {
     let file = file.floats("e", &[4, 1], &[10., 11., 12., 13.]).floats("zero", &[], &[0.]);
     let file = file.node("Gather", &["e", "t"], "g", vec![]).ints("a", &[1]).node("Squeeze", &["g", "a"], "s", vec![]);
     let file = file.node("Where", &["m", "s", "zero"], "y", vec![]);
-    let mask = Tensor::from_bytes(roll_core::DType::Bool, [3], vec![1, 0, 1]).unwrap();
+    let mask = Tensor::from_bytes(roll_core::DType::Bool, [3], std::sync::Arc::new(vec![1, 0, 1])).unwrap();
     check(file, &[mask, Tensor::new(vec![3i32, 2, 1], [3]).unwrap()], &[floats(&[13., 0., 11.], &[3])]);
 }
 
@@ -353,7 +353,7 @@ fn inputs_of_another_number_or_type_and_tokens_beyond_the_vocabulary_are_refused
     let tower = tower(-1, -1);
     let (ids, mask) = (integers(&TEXTS, &[2, 6]), integers(&MASK, &[2, 6]));
     let told = |inputs: &[Tensor]| tower.run_all(inputs).unwrap_err().to_string();
-    assert!(told(&[ids.clone()]).contains("`input_ids`, `attention_mask`, found 1 tensors"));
+    assert!(told(std::slice::from_ref(&ids)).contains("`input_ids`, `attention_mask`, found 1 tensors"));
     let wrong = told(&[floats(&[1.; 12], &[2, 6]), mask.clone()]);
     assert!(wrong.contains("`input_ids` is of type I64, found floats"), "{wrong}");
     assert!(
