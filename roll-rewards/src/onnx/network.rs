@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::error::OnnxError;
 use super::model::Model;
 use super::recorded::Recorded;
-use super::runtime::{Session, version};
+use super::runtime::{Session, build};
 use super::value::Value;
 
 /// Which executor runs a network's passes without gradient. Gradients are always this project's own.
@@ -87,7 +87,7 @@ impl Network {
     /// What computes outputs on which gradients depend, when it is not this project's own executor. Outputs differ from
     /// one to the other in their last bits, so what is kept of them must be kept under this.
     pub fn foreign(&self) -> Option<String> {
-        self.session_for(Grad::Record).map(|_| format!("onnxruntime {}", version().unwrap_or_default()))
+        self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
     }
 
     fn session_for(&self, grad: Grad) -> Option<&Session> {

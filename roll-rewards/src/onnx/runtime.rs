@@ -33,9 +33,9 @@ impl Session {
     }
 }
 
-/// The version of the library, "1.31.1". Fails as [`Session::open`] does.
-pub fn version() -> Result<String, OnnxError> {
-    imp::version()
+/// Which ONNX Runtime is loaded: branch, commit and options of its build. Fails as [`Session::open`] does.
+pub fn build() -> Result<&'static str, OnnxError> {
+    imp::build()
 }
 
 #[cfg(not(feature = "onnxruntime"))]
@@ -60,7 +60,7 @@ mod imp {
         }
     }
 
-    pub fn version() -> Result<String, OnnxError> {
+    pub fn build() -> Result<&'static str, OnnxError> {
         Err(OnnxError::NoRuntime)
     }
 }
@@ -88,7 +88,7 @@ mod imp {
 
     struct Library {
         environment: Environment,
-        version: String,
+        build: &'static str,
     }
 
     fn load() -> Result<Library, Problem> {
@@ -101,16 +101,14 @@ mod imp {
         }
         let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
-        // "ORT Build Info: git-branch=rel-1.31.1, ..."
-        let info = ort::info();
-        let branch = info.split("git-branch=").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or(info);
-        let version = branch.trim_start_matches("rel-").to_owned();
-        tracing::info!(path = %path.display(), %version, "loaded ONNX Runtime");
-        Ok(Library { environment, version })
+        // The version that the library has beside it is not handed on by the crate.
+        let build = ort::info();
+        tracing::info!(path = %path.display(), %build, "loaded ONNX Runtime");
+        Ok(Library { environment, build })
     }
 
-    pub fn version() -> Result<String, OnnxError> {
-        Ok(library()?.version.clone())
+    pub fn build() -> Result<&'static str, OnnxError> {
+        Ok(library()?.build)
     }
 
     fn problem<R>(error: ort::Error<R>) -> Problem {

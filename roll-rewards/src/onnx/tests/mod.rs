@@ -54,7 +54,8 @@ impl<'a> File<'a> {
     fn nodes(mut self, op: &'a str, inputs: &[&'a str], outputs: &[&'a str], attributes: Vec<Attribute<'a>>) -> Self {
         self.nodes.push(Node {
             op_type: OpType::from(op),
-            name: "the_node",
+            // Names of their own, as ONNX Runtime wants.
+            name: if self.nodes.is_empty() { "the_node" } else { outputs[0] },
             input: inputs.to_vec(),
             output: outputs.to_vec(),
             attribute: attributes,

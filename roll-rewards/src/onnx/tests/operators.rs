@@ -185,13 +185,17 @@ fn shapes_computed_in_the_graph_are_followed() {
 
 #[test]
 fn sizes_computed_in_floats_as_old_exporters_do_reach_resize() {
-    let file = File::new(11, &[1, 1, 1, -1]).ints("three", &[3]).ints("ones", &[1, 1, 1]).floats("two", &[1], &[2.]);
+    let file = File::new(11, &[1, 1, 1, -1])
+        .floats("none", &[0], &[])
+        .ints("three", &[3])
+        .ints("ones", &[1, 1, 1])
+        .floats("two", &[1], &[2.]);
     let file = file.node("Shape", &["x"], "s", vec![]).node("Gather", &["s", "three"], "w", vec![]);
     let file = file.node("Cast", &["w"], "f", vec![int("to", 1)]).node("Mul", &["f", "two"], "d", vec![]);
     let file = file.node("Floor", &["d"], "g", vec![]).node("Cast", &["g"], "i", vec![int("to", 7)]);
     let file = file.node("Concat", &["ones", "i"], "n", vec![int("axis", 0)]);
     let nearest = vec![text("coordinate_transformation_mode", "asymmetric"), text("nearest_mode", "floor")];
-    let file = file.node("Resize", &["x", "", "", "n"], "y", nearest);
+    let file = file.node("Resize", &["x", "none", "none", "n"], "y", nearest);
     check(file, &[1., 5., 7.], &[1, 1, 1, 3], &[1., 1., 5., 5., 7., 7.], &[1, 1, 1, 6]);
 }
 
