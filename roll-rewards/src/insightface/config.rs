@@ -4,6 +4,7 @@ use roll_core::{Error, OnMissing, Result};
 use serde::{Deserialize, Serialize};
 
 use super::align::Alignment;
+use crate::onnx::Executor;
 
 /// Options of the reward `insightface`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +38,8 @@ pub struct Config {
     pub frames_per_batch: usize,
     /// Only every so many frames are scored, and searched for reference faces.
     pub sample_every: usize,
+    /// What runs the networks where no gradient is asked for.
+    pub onnx: Executor,
 }
 
 impl Default for Config {
@@ -56,6 +59,7 @@ impl Default for Config {
             undetected: Undetected::LeaveOut,
             frames_per_batch: 8,
             sample_every: 1,
+            onnx: Executor::Auto,
         }
     }
 }

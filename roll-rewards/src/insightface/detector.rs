@@ -3,18 +3,18 @@
 use burn::tensor::Device;
 use rayon::prelude::*;
 use roll_backends::host::{to_device_nd, to_host_nd};
-use roll_core::{Error, Result, Tensor};
+use roll_core::{Error, Grad, Result, Tensor};
 
 use super::config::Config;
 use super::detection::{Face, Letterbox, suppress};
 use super::{scrfd, yunet};
 use crate::RewardError;
-use crate::onnx::Model;
+use crate::onnx::{Model, Network};
 
 /// A detector with its settings.
 #[derive(Debug)]
 pub struct Detector {
-    model: Model,
+    network: Network,
     kind: Kind,
     device: Device,
     side: usize,
@@ -33,11 +33,12 @@ enum Kind {
 }
 
 impl Detector {
-    /// Recognises `model` by its outputs. Fails when it is no detector with landmarks, or takes pictures of another
+    /// Recognises `network` by its outputs. Fails when it is no detector with landmarks, or takes pictures of another
     /// size than configured.
-    pub fn new(model: Model, config: &Config, device: &Device) -> Result<Self> {
+    pub fn new(network: Network, config: &Config, device: &Device) -> Result<Self> {
         let side = config.det_size;
-        let kind = kind(&model)?;
+        let model = network.model();
+        let kind = kind(model)?;
         let shape = &model.inputs()[0].shape;
         match shape[..] {
             [_, Some(3) | None, h, w] if [h, w].into_iter().all(|d| d.is_none_or(|d| d == side)) => {}
@@ -45,10 +46,10 @@ impl Detector {
                 let problem = format!("{} takes pictures of {h}x{h} only, found {side}", model.path().display());
                 return Err(Error::config("reward.det_size", problem));
             }
-            _ => return Err(misfit(&model, format!("expected an input [N, 3, {side}, {side}], found {shape:?}"))),
+            _ => return Err(misfit(model, format!("expected an input [N, 3, {side}, {side}], found {shape:?}"))),
         }
         Ok(Self {
-            model,
+            network,
             kind,
             device: device.clone(),
             side,
@@ -61,19 +62,25 @@ impl Detector {
 
     /// The file.
     pub fn path(&self) -> &std::path::Path {
-        self.model.path()
+        self.network.model().path()
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
     }
 
     /// The faces of each frame, most confident first, in pixels of the frame. Frames are `[3, height, width]` in
-    /// [-1, 1], all of `size` (`[height, width]`), and run as one batch.
-    pub fn detect(&self, frames: &[&[f32]], size: [usize; 2]) -> Result<Vec<Vec<Face>>> {
+    /// [-1, 1], all of `size` (`[height, width]`), and run as one batch. With [`Grad::Record`] gradients will be computed
+    /// of what is seen at these places.
+    pub fn detect(&self, frames: &[&[f32]], size: [usize; 2], grad: Grad) -> Result<Vec<Vec<Face>>> {
         if frames.is_empty() {
             return Ok(vec![]);
         }
         let letterbox = Letterbox::new(size, self.side)?;
         let canvases: Vec<Vec<f32>> = frames.par_iter().map(|frame| self.canvas(&letterbox, frame)).collect();
         let input = Tensor::new(canvases.concat(), [frames.len(), 3, self.side, self.side])?;
-        let outputs = self.model.run(&to_device_nd(&input, &self.device)?)?;
+        let outputs = self.network.run(&to_device_nd(&input, &self.device)?, grad)?;
         let outputs = outputs.iter().map(to_host_nd).collect::<Result<Vec<Tensor>>>()?;
         (0..frames.len())
             .map(|item| {

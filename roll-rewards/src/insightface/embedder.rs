@@ -3,19 +3,19 @@
 use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
-use roll_core::{Error, Result, Tensor};
+use roll_core::{Error, Grad, Result, Tensor};
 
 use super::align::CROP;
 use super::config::ChannelOrder;
 use crate::RewardError;
-use crate::onnx::{Model, Recorded};
+use crate::onnx::{Network, Recorded};
 
 const PLANE: usize = CROP * CROP;
 
 /// An embedder with its settings.
 #[derive(Debug)]
 pub struct Embedder {
-    model: Model,
+    network: Network,
     order: ChannelOrder,
     device: Device,
 }
@@ -39,8 +39,9 @@ pub struct EmbeddingPull {
 }
 
 impl Embedder {
-    /// Fails when `model` does not take `[N, 3, 112, 112]`.
-    pub fn new(model: Model, order: ChannelOrder, device: &Device) -> Result<Self> {
+    /// Fails when `network` does not take `[N, 3, 112, 112]`.
+    pub fn new(network: Network, order: ChannelOrder, device: &Device) -> Result<Self> {
+        let model = network.model();
         let shape = &model.inputs()[0].shape;
         let fits = match shape[..] {
             [] => true,
@@ -52,20 +53,26 @@ impl Embedder {
             let path = model.path().into();
             return Err(RewardError::NotTheNetwork { role: "face embedder", path, problem }.into());
         }
-        Ok(Self { model, order, device: device.clone() })
+        Ok(Self { network, order, device: device.clone() })
     }
 
     /// The file.
     pub fn path(&self) -> &std::path::Path {
-        self.model.path()
+        self.network.model().path()
     }
 
-    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major.
-    pub fn embed(&self, crops: Vec<f32>) -> Result<Embeddings> {
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major. With [`Grad::Record`] gradients of others will depend
+    /// on the embeddings, as on those of a reference.
+    pub fn embed(&self, crops: Vec<f32>, grad: Grad) -> Result<Embeddings> {
         let input = self.input(crops)?;
         let items = input.shape()[0];
         // Files may have more outputs; the embedding is the first.
-        let output = self.model.run(&input)?;
+        let output = self.network.run(&input, grad)?;
         let first = output.first().ok_or_else(|| Error::Misuse("an ONNX model without outputs was opened".into()))?;
         self.rows(first, items)
     }
@@ -74,7 +81,7 @@ impl Embedder {
     pub fn vjp(&self, crops: Vec<f32>) -> Result<(Embeddings, EmbeddingPull)> {
         let input = self.input(crops)?;
         let items = input.shape()[0];
-        let (value, recorded) = self.model.vjp(&input)?;
+        let (value, recorded) = self.network.vjp(&input)?;
         let embeddings = self.rows(&value, items)?;
         let shape = [items, embeddings.width];
         Ok((embeddings, EmbeddingPull { recorded, shape, order: self.order, device: self.device.clone() }))
@@ -91,7 +98,7 @@ impl Embedder {
             [n, width] if n == items => Ok(Embeddings { values: to_host_nd(output)?.to_f32_vec(), width }),
             ref found => Err(RewardError::NotTheNetwork {
                 role: "face embedder",
-                path: self.model.path().into(),
+                path: self.path().into(),
                 problem: format!("expected an output [{items}, D] for {items} faces, found {found:?}"),
             }
             .into()),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use roll_core::{Error, Result};
+use roll_core::{Error, Grad, Result};
 
 use super::align::{Alignment, Crop};
 use super::config::Config;
@@ -11,6 +11,7 @@ use super::detection::{Face, largest};
 use super::detector::Detector;
 use super::directory::{Role, open};
 use super::embedder::Embedder;
+use crate::onnx::Network;
 
 /// A face detector and a face embedder.
 #[derive(Debug)]
@@ -36,11 +37,12 @@ impl FaceNetworks {
     /// Finds both networks in `directory` and puts them on `device`.
     ///
     /// Fails when a value of `config` is out of range, when none or several files fit a role (naming those that are
-    /// there), and when a file is damaged or needs what the executor lacks.
+    /// there), when a file is damaged or needs what the executor lacks, and when `onnx: onnxruntime` cannot be had.
     pub fn load(directory: &Path, config: &Config, device: &Device) -> Result<Self> {
         config.check()?;
         let detector = open(directory, Role::Detector, config.detector.as_deref(), device)?;
         let embedder = open(directory, Role::Embedder, config.embedder.as_deref(), device)?;
+        let (detector, embedder) = (Network::new(detector, config.onnx)?, Network::new(embedder, config.onnx)?);
         let networks = Self {
             detector: Detector::new(detector, config, device)?,
             embedder: Embedder::new(embedder, config.channel_order, device)?,
@@ -70,25 +72,26 @@ impl FaceNetworks {
     /// The faces of one frame, `[3, height, width]` in [-1, 1], most confident first.
     pub fn detect(&self, frame: &[f32], size: [usize; 2]) -> Result<Vec<Face>> {
         check_frame(frame, size)?;
-        Ok(self.detector.detect(&[frame], size)?.pop().unwrap_or_default())
+        Ok(self.detector.detect(&[frame], size, Grad::Skip)?.pop().unwrap_or_default())
     }
 
     /// The embedding of `face` in a frame, not normalised; `None` when its landmarks coincide.
     pub fn embed(&self, frame: &[f32], size: [usize; 2], face: &Face) -> Result<Option<Vec<f32>>> {
         check_frame(frame, size)?;
         match Crop::new(&face.landmarks, size, self.align) {
-            Some(crop) => Ok(Some(self.embedder.embed(crop.forward(frame))?.values)),
+            Some(crop) => Ok(Some(self.embedder.embed(crop.forward(frame), Grad::Skip)?.values)),
             None => Ok(None),
         }
     }
 
-    /// The largest face of each of the frames `(position, [3, height, width])` that shows one.
-    pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2]) -> Result<Vec<FrameFace>> {
+    /// The largest face of each of the frames `(position, [3, height, width])` that shows one. With [`Grad::Record`]
+    /// gradients will be computed of what these faces show.
+    pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2], grad: Grad) -> Result<Vec<FrameFace>> {
         let mut found = vec![];
         for batch in frames.chunks(self.batch) {
             let pictures: Vec<&[f32]> = batch.iter().map(|(_, picture)| *picture).collect();
             pictures.iter().try_for_each(|picture| check_frame(picture, size))?;
-            for (&(frame, _), faces) in batch.iter().zip(self.detector.detect(&pictures, size)?) {
+            for (&(frame, _), faces) in batch.iter().zip(self.detector.detect(&pictures, size, grad)?) {
                 let face = largest(&faces).map(|i| faces[i]);
                 // Landmarks that coincide say nothing about a face.
                 found.extend(face.and_then(|face| {

@@ -15,6 +15,7 @@ use super::detection::Face;
 use super::networks::{FaceNetworks, FrameFace};
 use super::pooling::pooled_cosine;
 use crate::RewardError;
+use crate::onnx::Executor;
 
 const NAME: &str = "insightface";
 /// The target's tensor: embeddings of the reference faces, f32 `[N, width]`.
@@ -45,10 +46,10 @@ impl IdentityReward {
         &self.networks
     }
 
-    fn faces(&self, video: &Video, first: usize) -> Result<Vec<FrameFace>> {
+    fn faces(&self, video: &Video, first: usize, grad: Grad) -> Result<Vec<FrameFace>> {
         let [count, height, width] = video.dims();
         let frames: Vec<_> = (first..count).step_by(self.config.sample_every).map(|t| (t, video.frame(t))).collect();
-        self.networks.largest_faces(&frames, [height, width])
+        self.networks.largest_faces(&frames, [height, width], grad)
     }
 }
 
@@ -92,7 +93,8 @@ impl RewardScorer for IdentityReward {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let [count, ..] = reference.dims();
         let first = usize::from(count > 1);
-        let faces = self.faces(reference, first)?;
+        // Gradients of what is scored depend on it.
+        let faces = self.faces(reference, first, Grad::Record)?;
         if faces.is_empty() {
             let frames = match (count, (count - first).div_ceil(self.config.sample_every)) {
                 (1, _) => "the picture".to_string(),
@@ -103,7 +105,7 @@ impl RewardScorer for IdentityReward {
         }
         let (mut values, mut width) = (vec![], 0);
         for batch in faces.chunks(self.config.frames_per_batch) {
-            let embeddings = self.networks.embedder().embed(crops(reference, batch))?;
+            let embeddings = self.networks.embedder().embed(crops(reference, batch), Grad::Record)?;
             width = embeddings.width;
             values.extend(embeddings.values);
         }
@@ -129,7 +131,7 @@ impl RewardScorer for IdentityReward {
                 Pullback::new(move |_| Err(Error::NonFinite { what: "a pixel of the scored video".into(), value }));
             return Ok((Score::of(f64::NAN), grad.is_on().then_some(pullback)));
         }
-        let mut faces = self.faces(video, 0)?;
+        let mut faces = self.faces(video, 0, grad)?;
         let detected = faces.len();
         let detector_score = faces.iter().map(|f| f64::from(f.face.score)).sum::<f64>() / detected.max(1) as f64;
         if self.config.undetected == Undetected::ReferenceLandmarks {
@@ -152,7 +154,7 @@ impl RewardScorer for IdentityReward {
                 cotangent.iter_mut().for_each(|g| *g *= share as f32);
                 crop_gradients.push(pull.pull(cotangent)?);
             } else {
-                let embeddings = self.networks.embedder().embed(crops)?;
+                let embeddings = self.networks.embedder().embed(crops, grad)?;
                 value += pooled(&embeddings.values, embeddings.width, references)?.0 * share;
             }
         }
@@ -169,10 +171,16 @@ impl RewardScorer for IdentityReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        let settings = serde_json::to_string(&Config { reward_model_path: String::new(), ..self.config.clone() })
-            .map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
+        // Not what was asked for counts, but what computed the target: `auto` and `own` give the same bits.
+        let options = Config { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
+        let settings =
+            serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
         let key = Fingerprint::new(NAME).text("settings", settings);
         let key = key.file(self.networks.detector().path())?.file(self.networks.embedder().path())?;
+        let key = match self.networks.embedder().network().foreign() {
+            Some(executor) => key.text("executor", executor),
+            None => key,
+        };
         Ok(Some(key.finish()))
     }
 

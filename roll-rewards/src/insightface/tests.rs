@@ -182,7 +182,7 @@ fn the_reward_is_registered_and_its_options_are_checked() {
     };
     let scorer = make(serde_json::json!({
         "reward_model_path": "faces", "det_size": 32, "channel_order": "bgr", "align": "reference",
-        "on_missing": {"value": 0.1}, "det_padding": "black", "det_divisor": 128,
+        "on_missing": {"value": 0.1}, "det_padding": "black", "det_divisor": 128, "onnx": "own",
     }));
     assert!(scorer.unwrap().differentiable());
     for (options, needle) in [
@@ -193,6 +193,10 @@ fn the_reward_is_registered_and_its_options_are_checked() {
         (serde_json::json!({"reward_model_path": "faces", "nms_iou": 1.5}), "0 to 1"),
         (serde_json::json!({"reward_model_path": "faces", "sample_every": 0}), "sample_every"),
         (serde_json::json!({"reward_model_path": "faces", "channel_order": "gbr"}), "channel_order"),
+        (
+            serde_json::json!({"reward_model_path": "faces", "onnx": "ort"}),
+            "expected one of `auto`, `own`, `onnxruntime`",
+        ),
         (serde_json::json!({"reward_model_path": "nowhere"}), "nowhere"),
     ] {
         let error = make(options).err().unwrap();

@@ -7,39 +7,15 @@
 //!
 //! [`Operator::carries`]: super::ops::Operator::carries
 
-use super::read::Graph;
-use super::value::Value;
+use super::graph::Graph;
+use super::ops::Carried;
 
-/// What is known of an input of a node before anything runs.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Carried<'a> {
-    /// A constant of the file.
-    Constant(&'a Value),
-    /// Computed from the graph's input, items along axis 0, of this rank.
-    Items(usize),
-    /// The input is left out.
-    Absent,
-}
-
-impl Carried<'_> {
-    /// The rank, if items are along axis 0.
-    pub fn items(self) -> Option<usize> {
-        match self {
-            Self::Items(rank) => Some(rank),
-            _ => None,
-        }
-    }
-
-    /// Whether a constant (or nothing) stands here.
-    pub fn is_constant(self) -> bool {
-        !matches!(self, Self::Items(_))
-    }
-}
-
-/// Whether every node of `graph` carries items, given the rank of its input.
+/// Whether every node of `graph` carries items, given the rank of its inputs.
 pub(super) fn carries_items(graph: &Graph, input_rank: usize) -> bool {
     let mut ranks: Vec<Option<usize>> = vec![None; graph.slots];
-    ranks[graph.input_slot] = Some(input_rank);
+    for &slot in &graph.input_slots {
+        ranks[slot] = Some(input_rank);
+    }
     for node in &graph.nodes {
         let inputs: Option<Vec<Carried>> = node
             .inputs

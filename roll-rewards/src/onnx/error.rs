@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use roll_core::{Error, Fault};
+use roll_core::{DType, Error, Fault};
 
 /// What can be wrong with an ONNX file, or with running it.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +58,59 @@ pub enum OnnxError {
         expected: String,
         /// The shape that was given.
         found: Vec<usize>,
+    },
+    /// Another number of tensors was given than the graph has inputs.
+    #[error("{}: the inputs are `{expected}`, found {found} tensors", path.display())]
+    Inputs {
+        /// The file.
+        path: PathBuf,
+        /// The inputs.
+        expected: String,
+        /// How many tensors were given.
+        found: usize,
+    },
+    /// A tensor of another type was given.
+    #[error("{}: the input `{port}` is of type {expected:?}, found {found}", path.display())]
+    Type {
+        /// The file.
+        path: PathBuf,
+        /// The input.
+        port: String,
+        /// Its type.
+        expected: DType,
+        /// "floats" or "integers".
+        found: &'static str,
+    },
+    /// A pullback was asked of a graph whose inputs are all of integers.
+    #[error("{}: there is no gradient with respect to integers: {inputs}; ask for the outputs alone", path.display())]
+    NoGradient {
+        /// The file.
+        path: PathBuf,
+        /// The inputs with their types.
+        inputs: String,
+    },
+    /// ONNX Runtime is asked for and is not part of this build.
+    #[error(
+        "ONNX Runtime is not part of this build: build with `--features onnxruntime`, or take this project's own \
+         executor (`onnx: own`)"
+    )]
+    NoRuntime,
+    /// ONNX Runtime could not be loaded.
+    #[error(
+        "ONNX Runtime cannot be loaded: {problem}; run `scripts/setup-onnxruntime` and set ORT_DYLIB_PATH as it says, \
+         or take this project's own executor (`onnx: own`)"
+    )]
+    Library {
+        /// What was looked for and what was found.
+        problem: String,
+    },
+    /// ONNX Runtime refused a file, or failed to run it.
+    #[error("{}: ONNX Runtime: {problem}; this project's own executor may take it (`onnx: own`)", path.display())]
+    Runtime {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        problem: String,
     },
 }
 

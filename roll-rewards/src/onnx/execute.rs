@@ -1,25 +1,25 @@
 //! Runs the nodes of a graph in order and drops every value after its last use.
 
-use roll_backends::NdTensor;
-
 use super::error::{OnnxError, Problem, no_panic};
+use super::graph::{Graph, Node};
 use super::ops::Run;
-use super::read::{Graph, Node};
 use super::value::{Value, elements};
 
-/// Values of the outputs `wanted` (indices into the graph's outputs) for one input.
+/// Values of the outputs `wanted` (indices into the graph's outputs) for `inputs`, one for each of the graph's.
 ///
 /// `items` is the number of stacked items when the graph was written for one (see `batch`).
 pub(super) fn execute(
     graph: &Graph,
-    input: &NdTensor,
+    inputs: &[Value],
     wanted: std::ops::Range<usize>,
     items: Option<usize>,
-) -> Result<Vec<NdTensor>, OnnxError> {
+) -> Result<Vec<Value>, OnnxError> {
     let wanted = &graph.outputs[wanted];
     let plan = Plan::new(graph, wanted);
     let mut values: Vec<Option<Value>> = vec![None; graph.slots];
-    values[graph.input_slot] = Some(Value::Float(input.clone()));
+    for (&slot, input) in graph.input_slots.iter().zip(inputs) {
+        values[slot] = Some(input.clone());
+    }
     for (index, node) in graph.nodes.iter().enumerate() {
         if !plan.needed[index] {
             continue;
@@ -47,10 +47,9 @@ pub(super) fn execute(
         .iter()
         .map(|&slot| {
             let value = values[slot].as_ref().or(graph.constants[slot].as_ref().map(|c| &c.value));
-            let value = value.ok_or_else(|| Problem::from("it was not computed"));
-            value.and_then(|v| v.float().cloned()).map_err(|problem| OnnxError::BadFile {
+            value.cloned().ok_or_else(|| OnnxError::BadFile {
                 path: graph.path.clone(),
-                problem: format!("an output is not what `run` gives: {}", problem.0),
+                problem: "an output was not computed".into(),
             })
         })
         .collect()

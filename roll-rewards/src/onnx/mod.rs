@@ -1,7 +1,10 @@
 //! ONNX graphs, read at run time and executed on Burn, forward and backward.
 //!
-//! A graph with one float input becomes a [`Model`]: [`Model::run`] gives every output, [`Model::vjp`] the first output
-//! and its pullback to the input. Weights are constants: no gradient work is done for them.
+//! A graph becomes a [`Model`]: [`Model::run`] gives every output for one float input, [`Model::vjp`] the first output
+//! and its pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
+//! or with integers among them (text towers), run with [`Model::run_all`].
+//!
+//! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).
 //!
 //! What the executor cannot run is refused when the file is opened, by operator, node and file.
 
@@ -9,14 +12,21 @@ mod attributes;
 mod batch;
 mod error;
 mod execute;
+mod graph;
 mod model;
 mod nesting;
+mod network;
 mod ops;
 mod read;
+mod recorded;
+pub mod runtime;
 mod tensor_proto;
 #[cfg(test)]
 mod tests;
 mod value;
 
 pub use error::OnnxError;
-pub use model::{Model, Port, Recorded};
+pub use graph::Port;
+pub use model::Model;
+pub use network::{Executor, Network};
+pub use recorded::Recorded;

@@ -1,38 +1,36 @@
 //! An ONNX model: opening, running, differentiating.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use roll_backends::{NdTensor, Tape, vjp};
-use roll_core::Result;
+use roll_core::{DType, Result, Tensor};
 
 use super::batch::carries_items;
-use super::error::{OnnxError, Problem, no_panic};
+use super::error::{OnnxError, Problem};
 use super::execute::execute;
-use super::read::{Graph, read};
+use super::graph::{Graph, Node, Port};
+use super::read::read;
+use super::recorded::Recorded;
+use super::value::Value;
 
 /// Largest file that is read; protobuf itself ends at 2 GiB.
 const MAX_FILE: u64 = 1 << 31;
 
-/// An input or output of a graph.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Port {
-    /// Its name in the file.
-    pub name: String,
-    /// Its declared shape; `None` is a free axis. Empty also when the file declares none.
-    pub shape: Vec<Option<usize>>,
-}
-
-/// A graph with one float input, its weights on a device.
+/// A graph with its weights on a device.
 ///
-/// The input may hold any number of items along axis 0. A graph exported for a batch of one is run on all of them at
-/// once when every node is proven to treat them alike (a constant 1 that leads a Reshape or Resize shape becomes the
-/// number of items), and item by item, its outputs concatenated along axis 0, when not. A graph with a free batch axis
-/// is run as it is unless such a constant shows that the axis is not free in truth.
+/// A graph with one float input may be given any number of items along axis 0. One exported for a batch of one is run on
+/// all of them at once when every node is proven to treat them alike (a constant 1 that leads a Reshape or Resize shape
+/// becomes the number of items), and item by item, its outputs concatenated along axis 0, when not. A graph with a free
+/// batch axis is run as it is unless such a constant shows that the axis is not free in truth.
+///
+/// A graph with several inputs, or with one of integers, is run as it is, or item by item when every input was exported
+/// for a batch of one.
 #[derive(Debug)]
 pub struct Model {
     graph: Graph,
     batching: Batching,
+    device: Device,
 }
 
 /// How several items run.
@@ -44,6 +42,25 @@ enum Batching {
     AsDeclared,
     /// One after the other.
     ItemByItem,
+}
+
+impl Batching {
+    fn of(graph: &Graph) -> Self {
+        let [Port { dtype: DType::F32, shape: declared, .. }] = graph.inputs.as_slice() else {
+            return match graph.inputs.iter().all(|i| i.shape.first() == Some(&Some(1))) {
+                true => Self::ItemByItem,
+                false => Self::AsDeclared,
+            };
+        };
+        match declared.first() {
+            Some(Some(1)) | None if !declared.is_empty() && carries_items(graph, declared.len()) => Self::Stacked,
+            Some(Some(1)) | None => Self::ItemByItem,
+            Some(None) if !graph.nodes.iter().any(|n| fixes_batch(n, graph)) => Self::AsDeclared,
+            Some(None) if carries_items(graph, declared.len()) => Self::Stacked,
+            Some(None) => Self::ItemByItem,
+            Some(Some(_)) => Self::AsDeclared,
+        }
+    }
 }
 
 impl Model {
@@ -62,17 +79,9 @@ impl Model {
     /// As [`Model::open`], from the file's bytes; `path` is what messages call it.
     pub fn parse(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
         let graph = read(path, bytes, device)?;
-        let declared = &graph.inputs[0].shape;
-        let batching = match declared.first() {
-            Some(Some(1)) | None if !declared.is_empty() && carries_items(&graph, declared.len()) => Batching::Stacked,
-            Some(Some(1)) | None => Batching::ItemByItem,
-            Some(None) if !graph.nodes.iter().any(|n| fixes_batch(n, &graph)) => Batching::AsDeclared,
-            Some(None) if carries_items(&graph, declared.len()) => Batching::Stacked,
-            Some(None) => Batching::ItemByItem,
-            Some(Some(_)) => Batching::AsDeclared,
-        };
+        let batching = Batching::of(&graph);
         tracing::debug!(path = %path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");
-        Ok(Self { graph, batching })
+        Ok(Self { graph, batching, device: device.clone() })
     }
 
     /// The file.
@@ -80,7 +89,7 @@ impl Model {
         &self.graph.path
     }
 
-    /// The input, one.
+    /// The inputs, in the file's order.
     pub fn inputs(&self) -> &[Port] {
         &self.graph.inputs
     }
@@ -90,15 +99,108 @@ impl Model {
         &self.graph.output_ports
     }
 
-    /// Every output for `input`, without gradient. Values inside are dropped after their last use.
+    /// Where the weights are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Every output of a graph with one float input, without gradient. Values inside are dropped after their last use.
     ///
-    /// Fails when `input` has another shape than declared (axis 0 aside), or a node's inputs do not fit together.
+    /// Fails when `input` has another shape than declared (axis 0 aside), when the graph has other inputs, when a node's
+    /// inputs do not fit together, and when an output is of integers.
     pub fn run(&self, input: &NdTensor) -> Result<Vec<NdTensor>> {
-        self.check(input)?;
-        let input = input.clone().untracked();
+        let outputs = self.forward(&[Value::Float(input.clone().untracked())])?;
+        outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
+    }
+
+    /// Every output, without gradient, for one tensor per input, in the file's order: floats for an input of floats, else
+    /// integers or booleans. Outputs are f32 or i64.
+    ///
+    /// Fails as [`Model::run`] does, and when a tensor is of another type than its input.
+    pub fn run_all(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.forward(&self.upload(inputs)?)?.into_iter().map(|value| value.to_host()).collect()
+    }
+
+    /// The first output for `input`, and its pullback. Fails as [`Model::run`] does.
+    pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
+        self.record(&[Value::Float(input.clone().untracked())])
+    }
+
+    /// The first output for one tensor per input, as [`Model::run_all`] takes them, and its pullback to the inputs of
+    /// floats. Fails as [`Model::run_all`] does, and with [`OnnxError::NoGradient`] when no input is of floats.
+    pub fn vjp_all(&self, inputs: &[Tensor]) -> Result<(Tensor, Recorded)> {
+        let (value, recorded) = self.record(&self.upload(inputs)?)?;
+        Ok((Value::Float(value).to_host()?, recorded))
+    }
+
+    /// Whether items must be given one at a time to an executor that runs the graph as the file has it.
+    pub(super) fn is_for_one_item(&self) -> bool {
+        self.batching != Batching::AsDeclared
+    }
+
+    /// Outputs for several items, put together along axis 0.
+    pub(super) fn stacked(&self, parts: Vec<NdTensor>) -> Result<NdTensor> {
+        Ok(self.float(self.stack(parts.into_iter().map(Value::Float).collect())?)?)
+    }
+
+    /// Fails unless there is one value per input, each of the declared type and shape.
+    pub(super) fn check(&self, values: &[Value]) -> Result<(), OnnxError> {
+        let (ports, path) = (&self.graph.inputs, &self.graph.path);
+        if values.len() != ports.len() {
+            let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+            let (expected, found) = (names.join("`, `"), values.len());
+            return Err(OnnxError::Inputs { path: path.clone(), expected, found });
+        }
+        let mut items = None;
+        for (port, value) in ports.iter().zip(values) {
+            let floats = matches!(value, Value::Float(_));
+            if floats != (port.dtype == DType::F32) {
+                let found = if floats { "floats" } else { "integers" };
+                let (port, expected) = (port.name.clone(), port.dtype);
+                return Err(OnnxError::Type { path: path.clone(), port, expected, found });
+            }
+            // Item by item, every input has as many items as the first.
+            let alike =
+                self.batching != Batching::ItemByItem || items.is_none_or(|i| value.shape().first() == Some(&i));
+            if !self.fits(port, value.shape()) || !alike {
+                return Err(self.misfit(port, value.shape()));
+            }
+            items = value.shape().first().copied();
+        }
+        Ok(())
+    }
+
+    fn fits(&self, port: &Port, found: &[usize]) -> bool {
+        let free_batch = self.batching != Batching::AsDeclared;
+        let declared = port.shape.is_empty()
+            || port.shape.len() == found.len()
+                && port.shape.iter().zip(found).enumerate().all(|(axis, (declared, &found))| {
+                    axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
+                });
+        // A scalar has no items; only inputs beside others, or of integers, may be one.
+        declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
+    }
+
+    fn misfit(&self, port: &Port, found: &[usize]) -> OnnxError {
+        let free_batch = self.batching != Batching::AsDeclared;
+        let expected = port.shape.iter().enumerate().map(|(axis, d)| match d {
+            _ if axis == 0 && free_batch => "N".to_owned(),
+            Some(d) => d.to_string(),
+            None => "?".to_owned(),
+        });
+        let expected = format!("[{}]", expected.collect::<Vec<_>>().join(", "));
+        OnnxError::Port { path: self.graph.path.clone(), port: port.name.clone(), expected, found: found.to_vec() }
+    }
+
+    fn upload(&self, inputs: &[Tensor]) -> Result<Vec<Value>> {
+        inputs.iter().map(|tensor| Value::from_host(tensor, &self.device)).collect()
+    }
+
+    fn forward(&self, inputs: &[Value]) -> Result<Vec<Value>> {
+        self.check(inputs)?;
         let outputs = 0..self.graph.outputs.len();
-        let (parts, items) = self.parts(&input);
-        let mut columns: Vec<Vec<NdTensor>> = vec![vec![]; outputs.len()];
+        let (parts, items) = self.parts(inputs);
+        let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
         for part in &parts {
             let row = execute(&self.graph, part, outputs.clone(), items)?;
             columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
@@ -106,148 +208,84 @@ impl Model {
         columns.into_iter().map(|parts| Ok(self.stack(parts)?)).collect()
     }
 
-    /// The first output for `input`, and its pullback. Fails as [`Model::run`] does.
-    pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
-        self.check(input)?;
-        let (parts, items) = self.parts(&input.clone().untracked());
+    fn record(&self, inputs: &[Value]) -> Result<(NdTensor, Recorded)> {
+        self.check(inputs)?;
+        let shapes: Vec<Option<Vec<usize>>> =
+            inputs.iter().map(|v| v.float().ok().map(|f| f.shape().to_vec())).collect();
+        if shapes.iter().all(Option::is_none) {
+            let names: Vec<String> =
+                self.graph.inputs.iter().map(|p| format!("`{}` ({:?})", p.name, p.dtype)).collect();
+            return Err(OnnxError::NoGradient { path: self.graph.path.clone(), inputs: names.join(", ") }.into());
+        }
+        let (parts, items) = self.parts(inputs);
         let (mut values, mut records) = (vec![], vec![]);
         for part in parts {
-            let (value, record) =
-                vjp(&[part], Tape::off(), |inputs, _| Ok(execute(&self.graph, &inputs[0], 0..1, items)?))?;
+            let floats: Vec<NdTensor> = part.iter().filter_map(|v| v.float().ok().cloned()).collect();
+            let (value, record) = vjp(&floats, Tape::off(), |tracked, _| {
+                let mut tracked = tracked.iter();
+                let inputs: Vec<Value> = part
+                    .iter()
+                    .map(|value| match value {
+                        Value::Float(plain) => Value::Float(tracked.next().unwrap_or(plain).clone()),
+                        integers => integers.clone(),
+                    })
+                    .collect();
+                let outputs = execute(&self.graph, &inputs, 0..1, items)?;
+                outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
+            })?;
             records.push(record);
-            values.extend(value);
+            values.extend(value.into_iter().map(Value::Float));
         }
         let leading = values.iter().map(|v| v.shape().first().copied().unwrap_or(1)).collect();
-        let value = self.stack(values)?;
+        let value = self.float(self.stack(values)?)?;
         let recorded = Recorded {
             path: self.graph.path.clone(),
             port: self.graph.output_ports[0].name.clone(),
-            input_shape: input.shape().to_vec(),
+            input_shapes: shapes,
             output_shape: value.shape().to_vec(),
+            device: self.device.clone(),
             leading,
             records,
         };
         Ok((value, recorded))
     }
 
-    fn check(&self, input: &NdTensor) -> Result<(), OnnxError> {
-        let port = &self.graph.inputs[0];
-        let found = input.shape();
-        let free_batch = self.batching != Batching::AsDeclared;
-        let fits = port.shape.is_empty()
-            || port.shape.len() == found.len()
-                && port.shape.iter().zip(found).enumerate().all(|(axis, (declared, &found))| {
-                    axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
-                });
-        if fits && !found.is_empty() && !found.contains(&0) {
-            return Ok(());
-        }
-        let expected = port.shape.iter().enumerate().map(|(axis, d)| match d {
-            _ if axis == 0 && free_batch => "N".to_owned(),
-            Some(d) => d.to_string(),
-            None => "?".to_owned(),
-        });
-        let expected = format!("[{}]", expected.collect::<Vec<_>>().join(", "));
-        Err(OnnxError::Port { path: self.graph.path.clone(), port: port.name.clone(), expected, found: found.to_vec() })
-    }
-
     /// What is run at once, and the number of items when constants of the file must be rewritten to it.
-    fn parts(&self, input: &NdTensor) -> (Vec<NdTensor>, Option<usize>) {
-        let items = input.shape()[0];
+    fn parts(&self, inputs: &[Value]) -> (Vec<Vec<Value>>, Option<usize>) {
+        let items = inputs[0].shape().first().copied().unwrap_or(1);
         match self.batching {
-            _ if items == 1 => (vec![input.clone()], None),
-            Batching::AsDeclared => (vec![input.clone()], None),
-            Batching::Stacked => (vec![input.clone()], Some(items)),
-            Batching::ItemByItem => (split(input, &vec![1; items]), None),
+            _ if items == 1 => (vec![inputs.to_vec()], None),
+            Batching::AsDeclared => (vec![inputs.to_vec()], None),
+            Batching::Stacked => (vec![inputs.to_vec()], Some(items)),
+            Batching::ItemByItem => {
+                let mut columns: Vec<_> = inputs.iter().map(|v| v.split(&vec![1; items]).into_iter()).collect();
+                let part = |_| columns.iter_mut().filter_map(Iterator::next).collect();
+                ((0..items).map(part).collect(), None)
+            }
         }
     }
 
-    fn stack(&self, parts: Vec<NdTensor>) -> Result<NdTensor, OnnxError> {
+    fn float(&self, value: Value) -> Result<NdTensor, OnnxError> {
+        match value {
+            Value::Float(tensor) => Ok(tensor),
+            Value::Int { shape, .. } => Err(OnnxError::BadFile {
+                path: self.graph.path.clone(),
+                problem: format!("an output holds integers of shape {shape:?}, where floats are wanted"),
+            }),
+        }
+    }
+
+    fn stack(&self, parts: Vec<Value>) -> Result<Value, OnnxError> {
         let error = |problem: Problem| OnnxError::BadFile {
             path: self.graph.path.clone(),
             problem: format!("its outputs for several items cannot be put together: {}", problem.0),
         };
-        concatenate(parts).map_err(error)
+        Value::concatenate(parts).map_err(error)
     }
 }
 
 /// Whether `node` gives axis 0 the constant length 1, though the file declares the axis free.
-fn fixes_batch(node: &super::read::Node, graph: &Graph) -> bool {
+fn fixes_batch(node: &Node, graph: &Graph) -> bool {
     let shape = node.inputs.get(1).copied().flatten().and_then(|slot| graph.constants[slot].as_ref());
     node.kind == "Reshape" && shape.is_some_and(|s| s.value.ints().is_ok_and(|ints| ints.first() == Some(&1)))
-}
-
-/// `input` cut along axis 0 into pieces of the given lengths.
-fn split(input: &NdTensor, lengths: &[usize]) -> Vec<NdTensor> {
-    let inner: usize = input.shape()[1..].iter().product();
-    let mut start = 0;
-    let piece = |&length: &usize| {
-        let shape: Vec<usize> = [length].iter().chain(&input.shape()[1..]).copied().collect();
-        let flat = input.flat().clone().narrow(0, start * inner, length * inner);
-        start += length;
-        NdTensor::from_flat(flat, shape)
-    };
-    lengths.iter().map(piece).collect()
-}
-
-fn concatenate(mut parts: Vec<NdTensor>) -> Result<NdTensor, Problem> {
-    if let [_] = parts.as_slice() {
-        return parts.pop().ok_or_else(|| "nothing was computed".into());
-    }
-    let first = parts.first().map(|p| p.shape().to_vec()).unwrap_or_default();
-    let alike = |p: &NdTensor| p.shape().len() == first.len() && p.shape().get(1..) == first.get(1..);
-    if first.is_empty() || !parts.iter().all(alike) {
-        return Err("their shapes differ from item to item, or are scalars".into());
-    }
-    let rows = parts.iter().map(|p| p.shape()[0]).sum();
-    let flat = Tensor::cat(parts.into_iter().map(|p| p.flat().clone()).collect(), 0);
-    Ok(NdTensor::from_flat(flat, [rows].iter().chain(&first[1..]).copied().collect::<Vec<_>>()))
-}
-
-/// The recorded first output of a [`Model`], waiting for its cotangent.
-pub struct Recorded {
-    path: PathBuf,
-    port: String,
-    input_shape: Vec<usize>,
-    output_shape: Vec<usize>,
-    leading: Vec<usize>,
-    records: Vec<roll_backends::vjp::Recorded>,
-}
-
-impl Recorded {
-    /// The cotangent of the input, given that of the first output. Zero where the output does not depend on the input.
-    pub fn pull(self, cotangent: NdTensor) -> Result<NdTensor> {
-        if cotangent.shape() != self.output_shape {
-            let found = cotangent.shape().to_vec();
-            let expected = format!("of shape {:?} here", self.output_shape);
-            return Err(OnnxError::Port { path: self.path, port: self.port, expected, found }.into());
-        }
-        let cotangents = match self.records.len() {
-            1 => vec![cotangent.untracked()],
-            _ => split(&cotangent.untracked(), &self.leading),
-        };
-        let device = cotangents[0].device();
-        let items = self.records.len();
-        let shape: Vec<usize> = [self.input_shape[0] / items].iter().chain(&self.input_shape[1..]).copied().collect();
-        let pulled = no_panic(|| {
-            let parts = self.records.into_iter().zip(cotangents).map(|(record, cotangent)| {
-                let gradient = record.pull(vec![Some(cotangent)], None).pop().flatten();
-                gradient.unwrap_or_else(|| {
-                    let zeros = Tensor::zeros([shape.iter().product::<usize>()], &device);
-                    NdTensor::from_flat(zeros, shape.clone())
-                })
-            });
-            concatenate(parts.collect())
-        });
-        Ok(pulled.map_err(|p| OnnxError::BadFile {
-            path: self.path,
-            problem: format!("the gradient cannot be computed: {}", p.0),
-        })?)
-    }
-}
-
-impl std::fmt::Debug for Recorded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded").field("path", &self.path).field("input", &self.input_shape).finish_non_exhaustive()
-    }
 }

@@ -1,15 +1,16 @@
 //! From onnx-rs's syntax tree to a graph that can run: typed operators in execution order, constants folded.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Device;
 use onnx_rs::ast;
+use roll_core::DType;
 
 use super::attributes::{Attributes, Build};
 use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
-use super::model::Port;
+use super::graph::{Graph, Node, Port};
 use super::ops::{self, Operator, Run};
 use super::value::Constant;
 use super::{nesting, tensor_proto};
@@ -20,41 +21,6 @@ const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 /// Numbers that folded constants may have in all, beside as many as the file has bytes: a few hundred bytes can ask for
 /// any number of large constants.
 const MAX_FOLDED: usize = 1 << 24;
-
-/// A graph in execution order. Values live in numbered slots.
-#[derive(Debug)]
-pub(super) struct Graph {
-    pub path: PathBuf,
-    pub inputs: Vec<Port>,
-    pub output_ports: Vec<Port>,
-    pub nodes: Vec<Node>,
-    pub slots: usize,
-    pub constants: Vec<Option<Constant>>,
-    pub input_slot: usize,
-    pub outputs: Vec<usize>,
-}
-
-/// One node.
-#[derive(Debug)]
-pub(super) struct Node {
-    pub name: String,
-    pub kind: String,
-    pub operator: Box<dyn Operator>,
-    pub inputs: Vec<Option<usize>>,
-    pub outputs: Vec<Option<usize>>,
-}
-
-impl Graph {
-    /// A problem of `node`, with its name and the file's.
-    pub fn node_error(&self, node: &Node, problem: Problem) -> OnnxError {
-        OnnxError::Node {
-            path: self.path.clone(),
-            node: node.name.clone(),
-            operator: node.kind.clone(),
-            problem: problem.0,
-        }
-    }
-}
 
 /// Reads the model in `bytes`; `path` is for messages.
 pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, OnnxError> {
@@ -101,15 +67,21 @@ impl<'a> Reader<'a> {
         }
         // Before IR version 4 initialisers stand among the inputs too.
         let inputs: Vec<_> = self.graph.input.iter().filter(|i| !self.slots.contains_key(i.name)).collect();
-        let [input] = inputs.as_slice() else {
-            let names: Vec<_> = inputs.iter().map(|i| i.name).collect();
-            return Err(self.bad(format!("expected a graph with one input, found {names:?}")));
-        };
-        if !matches!(input.tensor_elem_type(), None | Some(ast::DataType::Undefined | ast::DataType::Float)) {
-            return Err(self.bad(format!("its input `{}` should be of type float", input.name)));
+        if inputs.is_empty() {
+            return Err(self.bad("the graph has no input: everything in it is constant".into()));
         }
-        let ports = vec![port(input)];
-        let input_slot = self.define(input.name)?;
+        let (mut ports, mut input_slots) = (vec![], vec![]);
+        for input in inputs {
+            let dtype = dtype(input).ok_or_else(|| {
+                let found = input.tensor_elem_type();
+                self.bad(format!(
+                    "its input `{}` is {found:?}; float, int64, int32, uint8 and bool are taken",
+                    input.name
+                ))
+            })?;
+            ports.push(port(input, dtype));
+            input_slots.push(self.define(input.name)?);
+        }
         if self.graph.output.is_empty() {
             return Err(self.bad("the graph has no output".into()));
         }
@@ -130,11 +102,12 @@ impl<'a> Reader<'a> {
         Ok(Graph {
             path: self.path.to_owned(),
             inputs: ports,
-            output_ports: self.graph.output.iter().map(port).collect(),
+            // Every float type is computed as f32, every other as i64.
+            output_ports: self.graph.output.iter().map(|o| port(o, output_dtype(o))).collect(),
             nodes,
             slots: self.constants.len(),
             constants: self.constants,
-            input_slot,
+            input_slots,
             outputs,
         })
     }
@@ -255,11 +228,31 @@ fn node_name<'a>(node: &ast::Node<'a>) -> &'a str {
     if node.name.is_empty() { node.output.first().copied().unwrap_or("") } else { node.name }
 }
 
-fn port(value: &ast::ValueInfo) -> Port {
+fn port(value: &ast::ValueInfo, dtype: DType) -> Port {
     let dimensions = value.tensor_shape().map(|s| s.dim.as_slice()).unwrap_or_default();
     let shape = dimensions.iter().map(|d| match d.value {
         ast::Dimension::Value(n) => usize::try_from(n).ok().filter(|n| *n > 0),
         ast::Dimension::Param(_) => None,
     });
-    Port { name: value.name.to_owned(), shape: shape.collect() }
+    Port { name: value.name.to_owned(), dtype, shape: shape.collect() }
+}
+
+/// What is given for an input; floats where the file does not say.
+fn dtype(input: &ast::ValueInfo) -> Option<DType> {
+    Some(match input.tensor_elem_type() {
+        None | Some(ast::DataType::Undefined | ast::DataType::Float) => DType::F32,
+        Some(ast::DataType::Int64) => DType::I64,
+        Some(ast::DataType::Int32) => DType::I32,
+        Some(ast::DataType::Uint8) => DType::U8,
+        Some(ast::DataType::Bool) => DType::Bool,
+        Some(_) => return None,
+    })
+}
+
+fn output_dtype(output: &ast::ValueInfo) -> DType {
+    use ast::DataType::{Bfloat16, Double, Float, Float16, Undefined};
+    match output.tensor_elem_type() {
+        None | Some(Undefined | Float | Float16 | Bfloat16 | Double) => DType::F32,
+        Some(_) => DType::I64,
+    }
 }

@@ -2,20 +2,21 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::NdTensor;
+use roll_backends::host::{to_device_nd, to_host_nd};
 
 use super::error::Problem;
 
 /// Most elements that one tensor may have (4 GiB of f32): a file can ask for any size in a few bytes.
 pub(super) const MAX_ELEMENTS: usize = 1 << 30;
-/// Most elements of a host integer tensor: these are shapes, axes and indices.
-pub(super) const MAX_INTS: usize = 1 << 20;
+/// Most elements of a host integer tensor: these are shapes, axes, indices, tokens and masks (2048 x 2048).
+pub(super) const MAX_INTS: usize = 1 << 22;
 
 /// A tensor in the graph.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     /// f32 on the device.
     Float(NdTensor),
-    /// Integers and booleans, which describe shapes here, stay on the host as i64.
+    /// Integers and booleans stay on the host as i64: they are shapes, indices, tokens and masks.
     Int { values: Vec<i64>, shape: Vec<usize> },
 }
 
@@ -59,6 +60,66 @@ impl Value {
     pub fn list(values: Vec<i64>) -> Self {
         let shape = vec![values.len()];
         Self::Int { values, shape }
+    }
+
+    /// A tensor of any type, floats on `device`. Fails when there are more than [`MAX_INTS`] integers.
+    pub fn from_host(tensor: &roll_core::Tensor, device: &Device) -> roll_core::Result<Self> {
+        use roll_core::DType::{Bool, I32, I64, U8};
+        let values: Vec<i64> = match tensor.dtype() {
+            I64 => tensor.as_slice::<i64>()?.to_vec(),
+            I32 => tensor.as_slice::<i32>()?.iter().map(|&v| v.into()).collect(),
+            Bool | U8 => tensor.as_bytes().iter().map(|&v| v.into()).collect(),
+            _ => return Ok(Self::Float(to_device_nd(tensor, device)?)),
+        };
+        if values.len() > MAX_INTS {
+            let expected = format!("at most {MAX_INTS} integers");
+            return Err(roll_core::Error::shape("an input of an ONNX graph", expected, tensor.shape()));
+        }
+        Ok(Self::Int { values, shape: tensor.shape().to_vec() })
+    }
+
+    /// On the host, as f32 or i64.
+    pub fn to_host(&self) -> roll_core::Result<roll_core::Tensor> {
+        match self {
+            Self::Float(tensor) => to_host_nd(tensor),
+            Self::Int { values, shape } => roll_core::Tensor::new(values.clone(), shape.clone()),
+        }
+    }
+
+    /// Cut along axis 0 into pieces of the given lengths.
+    pub fn split(&self, lengths: &[usize]) -> Vec<Self> {
+        let inner: usize = self.shape()[1..].iter().product();
+        let mut start = 0;
+        let piece = |&length: &usize| {
+            let shape: Vec<usize> = [length].iter().chain(&self.shape()[1..]).copied().collect();
+            let (first, count) = (start * inner, length * inner);
+            start += length;
+            match self {
+                Self::Float(x) => Self::Float(NdTensor::from_flat(x.flat().clone().narrow(0, first, count), shape)),
+                Self::Int { values, .. } => Self::Int { values: values[first..][..count].to_vec(), shape },
+            }
+        };
+        lengths.iter().map(piece).collect()
+    }
+
+    /// Put together along axis 0. Fails when there is nothing, or when types or shapes beyond axis 0 differ.
+    pub fn concatenate(mut parts: Vec<Self>) -> Result<Self, Problem> {
+        if let [_] = parts.as_slice() {
+            return parts.pop().ok_or_else(|| "nothing was computed".into());
+        }
+        let first = parts.first().map(|p| p.shape().to_vec()).unwrap_or_default();
+        let alike = |p: &Self| p.shape().len() == first.len() && p.shape().get(1..) == first.get(1..);
+        if first.is_empty() || !parts.iter().all(alike) {
+            return Err("their shapes differ from item to item, or are scalars".into());
+        }
+        let rows = parts.iter().map(|p| p.shape()[0]).sum();
+        let shape: Vec<usize> = [rows].iter().chain(&first[1..]).copied().collect();
+        if let Self::Int { .. } = parts[0] {
+            let lists: Vec<&[i64]> = parts.iter().map(Self::ints).collect::<Result<_, _>>()?;
+            return Ok(Self::Int { values: lists.concat(), shape });
+        }
+        let flats: Vec<_> = parts.iter().map(|p| Ok(p.float()?.flat().clone())).collect::<Result<_, Problem>>()?;
+        Ok(Self::Float(NdTensor::from_flat(Tensor::cat(flats, 0), shape)))
     }
 }
 
@@ -114,6 +175,14 @@ pub(super) fn reshaped(tensor: &NdTensor, shape: Vec<usize>) -> Result<NdTensor,
         return Err(format!("a tensor of shape {:?} cannot become {shape:?}", tensor.shape()).into());
     }
     Ok(NdTensor::from_flat(tensor.flat().clone(), shape))
+}
+
+/// Device numbers on the host, where integers are computed. Fails when there are more than [`MAX_INTS`].
+pub(super) fn host_floats(tensor: &NdTensor) -> Result<Vec<f32>, Problem> {
+    if elements(tensor.shape())? > MAX_INTS {
+        return Err(format!("{:?} floats are too many to compute integers from", tensor.shape()).into());
+    }
+    Ok(to_host_nd(&tensor.clone().untracked())?.to_f32_vec())
 }
 
 /// Host numbers on the device.

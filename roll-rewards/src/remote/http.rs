@@ -23,7 +23,8 @@ const QUOTED: usize = 300;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Address of the service, `http://...`.
+    /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
+    /// Mozilla trusts; for one of your own put a proxy before the service.
     pub url: String,
     /// Seconds that a request may take.
     pub timeout: f64,
@@ -80,12 +81,14 @@ pub struct Service {
 impl Service {
     /// The service of `config`; asks nothing yet.
     pub fn new(config: Config) -> Result<Self> {
-        if !config.url.starts_with("http://") {
-            let problem = format!(
-                "expected an address that begins with http://, found `{}`; for https put a proxy before it",
-                config.url
-            );
-            return Err(Error::config("reward.url", problem));
+        let expected = || {
+            let problem =
+                format!("expected an address such as http://host:8000/score or https://..., found `{}`", config.url);
+            Error::config("reward.url", problem)
+        };
+        let uri: ureq::http::Uri = config.url.parse().map_err(|_| expected())?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
+            return Err(expected());
         }
         super::check_seconds("reward.timeout", config.timeout)?;
         super::check_seconds("reward.busy_timeout", config.busy_timeout)?;

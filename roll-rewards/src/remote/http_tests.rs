@@ -98,8 +98,29 @@ fn nobody_there_and_no_address_are_errors() {
     drop(listener);
     let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
     assert!(roll_core::plugin::Chain::line(&told).contains("asked 1 times"));
-    let told = reward("https://example.org", |_| ()).map(drop).unwrap_err().to_string();
-    assert!(told.contains("reward.url") && told.contains("http://"), "{told}");
+    for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
+        let told = reward(wrong, |_| ()).map(drop).unwrap_err().to_string();
+        assert!(told.contains("reward.url") && told.contains("http://") && told.contains(wrong), "{wrong}: {told}");
+    }
+}
+
+#[test]
+fn an_address_with_https_is_spoken_to_in_tls() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("HTTPS://{}/score", listener.local_addr().unwrap());
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut first = [0; 3];
+        std::io::Read::read_exact(&mut stream, &mut first).unwrap();
+        // What follows is no TLS.
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        first
+    });
+    let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
+    let told = roll_core::plugin::Chain::line(&told);
+    assert!(told.contains("asked 1 times") && told.contains(&url), "{told}");
+    // A handshake, of TLS 1.
+    assert_eq!(served.join().unwrap()[..2], [22, 3]);
 }
 
 #[test]

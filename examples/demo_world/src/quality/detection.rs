@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use roll_core::{Noise, Purpose, Result};
+use roll_core::{Grad, Noise, Purpose, Result};
 use roll_rewards::insightface::Face;
 use roll_rewards::insightface::detection::largest;
 use roll_rewards::insightface::detector::Detector;
-use roll_rewards::onnx::Model;
+use roll_rewards::onnx::{Executor, Network};
 use serde::Serialize;
 
 use super::{HELD_OUT, Look, SEED, config, picture, rounded, soften};
@@ -41,7 +41,7 @@ pub struct Figures {
 /// The detector alone.
 pub fn open(directory: &Path, file: &str, out: &Path) -> Result<Detector> {
     let device = roll_backends::device("flex")?;
-    Detector::new(Model::open(&out.join(file), &device)?, &config(directory), &device)
+    Detector::new(Network::open(&out.join(file), &device, Executor::Own)?, &config(directory), &device)
 }
 
 /// Measures `detector` on pictures of the given look.
@@ -51,7 +51,7 @@ pub fn measure(detector: &Detector, look: Look) -> Result<Figures> {
     for first in (0..FACES).step_by(BATCH as usize) {
         let truths: Vec<_> = (first..first + BATCH).map(|i| picture(HELD_OUT + i, 0, look)).collect();
         let frames: Vec<&[f32]> = truths.iter().map(|p| p.pixels.as_slice()).collect();
-        for (truth, faces) in truths.iter().zip(detector.detect(&frames, [SIDE; 2])?) {
+        for (truth, faces) in truths.iter().zip(detector.detect(&frames, [SIDE; 2], Grad::Skip)?) {
             let face = Face { bounds: truth.bounds, score: 1.0, landmarks: truth.landmarks };
             beside += faces.iter().filter(|f| f.overlap(&face) < 0.5).count();
             let Some(best) = largest(&faces).map(|i| faces[i]).filter(|f| f.overlap(&face) >= 0.5) else { continue };
@@ -75,7 +75,7 @@ pub fn measure(detector: &Detector, look: Look) -> Result<Figures> {
             })
             .collect();
         let frames: Vec<&[f32]> = empty.iter().map(Vec::as_slice).collect();
-        seen += detector.detect(&frames, [SIDE; 2])?.iter().filter(|faces| !faces.is_empty()).count();
+        seen += detector.detect(&frames, [SIDE; 2], Grad::Skip)?.iter().filter(|faces| !faces.is_empty()).count();
     }
     let mean = |sum: f64| rounded(sum / f64::from(found.max(1)));
     Ok(Figures {

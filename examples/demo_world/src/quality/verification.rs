@@ -1,6 +1,6 @@
 //! How well two pictures are told to show one person or two.
 
-use roll_core::Result;
+use roll_core::{Grad, Result};
 use roll_rewards::insightface::FaceNetworks;
 use serde::Serialize;
 
@@ -86,9 +86,9 @@ fn pairs(networks: &FaceNetworks, people: std::ops::Range<u64>, look: Look) -> R
 fn embed(networks: &FaceNetworks, frames: &[Vec<f32>]) -> Result<Vec<Option<Vec<f32>>>> {
     let numbered: Vec<(usize, &[f32])> = frames.iter().map(Vec::as_slice).enumerate().collect();
     let mut embeddings = vec![None; frames.len()];
-    for face in networks.largest_faces(&numbered, [SIDE; 2])? {
+    for face in networks.largest_faces(&numbered, [SIDE; 2], Grad::Skip)? {
         let crop = face.crop.forward(&frames[face.frame]);
-        embeddings[face.frame] = Some(networks.embedder().embed(crop)?.values);
+        embeddings[face.frame] = Some(networks.embedder().embed(crop, Grad::Skip)?.values);
     }
     Ok(embeddings)
 }

@@ -38,6 +38,31 @@ pub(super) fn apply(
     Ok(NdTensor::from_flat(flat, shape))
 }
 
+/// `x` repeated to `shape`, which it broadcasts to.
+pub(super) fn expand(x: &NdTensor, to: &[usize]) -> Result<NdTensor, Problem> {
+    if shape(x.shape(), to)? != to {
+        return Err(format!("{:?} does not broadcast to {to:?}", x.shape()).into());
+    }
+    let (from_4, to_4) = collapse(x.shape(), to)?;
+    let y = x.flat().clone().reshape(from_4).expand(to_4);
+    Ok(NdTensor::from_flat(y.reshape([to.iter().product::<usize>()]), to))
+}
+
+/// The flat index in a tensor of shape `from` of element `index` of the shape it broadcasts to.
+pub(super) fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
+    let (mut flat, mut stride) = (0, 1);
+    for axis in (0..to.len()).rev() {
+        let position = index % to[axis];
+        index /= to[axis];
+        let Some(own) = (axis + from.len()).checked_sub(to.len()) else { continue };
+        if from[own] != 1 {
+            flat += position * stride;
+        }
+        stride *= from[own];
+    }
+    flat
+}
+
 fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Problem> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);

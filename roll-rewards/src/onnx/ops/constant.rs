@@ -2,13 +2,11 @@
 
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
-use roll_backends::host::to_host_nd;
 
 use super::super::attributes::{Build, int_value, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
-use super::super::value::{Constant, MAX_INTS, Value, elements, upload};
-use super::{Built, Operator, Run, first_only, input};
+use super::super::value::{Constant, MAX_INTS, Value, elements, host_floats, upload};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 #[derive(Debug)]
 struct Identity;
@@ -37,44 +35,52 @@ impl Operator for Identity {
     }
 }
 
-/// Every float type is f32 here, every integer type i64.
+/// Every float type is f32 here, every integer type i64, and a boolean the integer 0 or 1.
 #[derive(Debug)]
 struct Cast {
-    to_int: bool,
+    to: To,
     device: Device,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum To {
+    Float,
+    Int,
+    Bool,
 }
 
 pub(super) fn cast(build: &mut Build) -> Built {
     build.arity(1..=1, 1)?;
     build.attributes.int("saturate")?;
-    let to_int = match build.attributes.int("to")? {
-        Some(1 | 10 | 11 | 16) => false,
-        Some(2..=7) => true,
-        other => return Err(format!("`to` is {other:?}: only floats and integers are cast to here").into()),
+    let to = match build.attributes.int("to")? {
+        Some(1 | 10 | 11 | 16) => To::Float,
+        Some(2..=7) => To::Int,
+        Some(9) => To::Bool,
+        other => return Err(format!("`to` is {other:?}: only floats, integers and booleans are cast to here").into()),
     };
-    Ok(Box::new(Cast { to_int, device: build.device.clone() }))
+    Ok(Box::new(Cast { to, device: build.device.clone() }))
 }
 
 impl Operator for Cast {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        Ok(vec![match (input(inputs, 0)?, self.to_int) {
-            (Value::Float(x), true) => {
-                if elements(x.shape())? > MAX_INTS {
-                    return Err(format!("{:?} floats are too many to cast to integers here", x.shape()).into());
-                }
-                let values = to_host_nd(&x.clone().untracked())?.to_f32_vec().iter().map(|&v| v as i64).collect();
-                Value::Int { values, shape: x.shape().to_vec() }
+        Ok(vec![match (input(inputs, 0)?, self.to) {
+            (Value::Float(x), To::Int | To::Bool) => {
+                let read = |v: f32| if self.to == To::Bool { i64::from(v != 0.0) } else { v as i64 };
+                Value::Int { values: host_floats(x)?.into_iter().map(read).collect(), shape: x.shape().to_vec() }
             }
-            (Value::Int { values, shape }, false) if !values.is_empty() => {
+            (Value::Int { values, shape }, To::Float) if !values.is_empty() => {
                 let values = values.iter().map(|&v| v as f32).collect();
                 Value::Float(upload(values, shape.clone(), &self.device))
+            }
+            (Value::Int { values, shape }, To::Bool) => {
+                Value::Int { values: values.iter().map(|&v| i64::from(v != 0)).collect(), shape: shape.clone() }
             }
             (same, _) => same.clone(),
         }])
     }
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs).filter(|_| !self.to_int)
+        first_only(inputs).filter(|_| self.to == To::Float)
     }
 }
 

@@ -4,11 +4,10 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Tensor, module};
 
 use super::super::attributes::{Build, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
 use super::window::{Padding, Window, as_nchw, from_nchw, pad, pair};
-use super::{Built, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 #[derive(Debug)]
 struct Conv {

@@ -4,10 +4,10 @@ use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements};
-use super::{Built, Operator, Run, broadcast, first_only, input};
+use super::broadcast::source;
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
 
 /// A function of one element.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,9 @@ enum One {
     Sqrt,
     Neg,
     Abs,
+    Sign,
+    Sin,
+    Cos,
     Erf,
     Floor,
     Ceil,
@@ -45,6 +48,9 @@ pub(super) fn one(build: &mut Build) -> Built {
         "Sqrt" => One::Sqrt,
         "Neg" => One::Neg,
         "Abs" => One::Abs,
+        "Sign" => One::Sign,
+        "Sin" => One::Sin,
+        "Cos" => One::Cos,
         "Erf" => One::Erf,
         "Floor" => One::Floor,
         "Ceil" => One::Ceil,
@@ -87,8 +93,13 @@ fn clip(build: &mut Build) -> Result<One, Problem> {
 impl Operator for One {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = match (self, input(inputs, 0)?) {
-            (Self::Neg, Value::Int { values, shape }) => {
-                let values = values.iter().map(|v| v.wrapping_neg()).collect();
+            (Self::Neg | Self::Abs | Self::Sign, Value::Int { values, shape }) => {
+                let one = |v: &i64| match self {
+                    Self::Neg => v.wrapping_neg(),
+                    Self::Abs => v.wrapping_abs(),
+                    _ => v.signum(),
+                };
+                let values = values.iter().map(one).collect();
                 return Ok(vec![Value::Int { values, shape: shape.clone() }]);
             }
             (_, value) => value.float()?,
@@ -104,6 +115,9 @@ impl Operator for One {
             Self::Sqrt => x.sqrt(),
             Self::Neg => x.neg(),
             Self::Abs => x.abs(),
+            Self::Sign => x.sign(),
+            Self::Sin => x.sin(),
+            Self::Cos => x.cos(),
             Self::Erf => x.erf(),
             Self::Floor => x.floor(),
             Self::Ceil => x.ceil(),
@@ -137,6 +151,7 @@ enum Two {
     Sub,
     Mul,
     Div,
+    Mod,
     Pow,
     Max,
     Min,
@@ -156,6 +171,8 @@ pub(super) fn two(build: &mut Build) -> Built {
         "Sub" => (Two::Sub, 2..=2),
         "Mul" => (Two::Mul, 2..=2),
         "Div" => (Two::Div, 2..=2),
+        "Mod" if !build.attributes.flag("fmod")? => (Two::Mod, 2..=2),
+        "Mod" => return Err("`fmod` is not run here".into()),
         "Pow" => (Two::Pow, 2..=2),
         "PRelu" => (Two::PRelu, 2..=2),
         "Sum" => (Two::Add, 1..=64),
@@ -205,15 +222,22 @@ impl Operator for Fold {
 
 impl Fold {
     fn floats(&self, a: &NdTensor, b: &NdTensor) -> Result<NdTensor, Problem> {
+        let shape = broadcast::shape(a.shape(), b.shape())?;
         match self.two {
             Two::PRelu => prelu(a, b),
             Two::Add => broadcast::apply(a, b, |a, b| a + b),
             Two::Sub => broadcast::apply(a, b, |a, b| a - b),
             Two::Mul => broadcast::apply(a, b, |a, b| a * b),
             Two::Div => broadcast::apply(a, b, |a, b| a / b),
+            Two::Mod => Err("only integers are divided with remainder here".into()),
             Two::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
-            Two::Max => broadcast::apply(a, b, |a, b| b.clone() + activation::relu(a - b)),
-            Two::Min => broadcast::apply(a, b, |a, b| a.clone() - activation::relu(a - b)),
+            // Not as b + relu(a - b): where b is the least float, as in masks, that has nothing left of a.
+            Two::Max => {
+                broadcast::apply(&broadcast::expand(a, &shape)?, &broadcast::expand(b, &shape)?, Tensor::max_pair)
+            }
+            Two::Min => {
+                broadcast::apply(&broadcast::expand(a, &shape)?, &broadcast::expand(b, &shape)?, Tensor::min_pair)
+            }
         }
     }
 
@@ -230,6 +254,8 @@ impl Fold {
                 Two::Sub => a.checked_sub(b),
                 Two::Mul => a.checked_mul(b),
                 Two::Div => a.checked_div(b),
+                // The remainder has the divisor's sign.
+                Two::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
                 Two::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
                 Two::Max => Some(a.max(b)),
                 Two::Min => Some(a.min(b)),
@@ -239,21 +265,6 @@ impl Fold {
         });
         Ok(Value::Int { values: values.collect::<Result<_, Problem>>()?, shape })
     }
-}
-
-/// The flat index in a tensor of shape `from` of element `index` of the shape it broadcasts to.
-fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
-    let (mut flat, mut stride) = (0, 1);
-    for axis in (0..to.len()).rev() {
-        let position = index % to[axis];
-        index /= to[axis];
-        let Some(own) = (axis + from.len()).checked_sub(to.len()) else { continue };
-        if from[own] != 1 {
-            flat += position * stride;
-        }
-        stride *= from[own];
-    }
-    flat
 }
 
 fn powered(x: &NdTensor, power: f32) -> NdTensor {

@@ -1,13 +1,13 @@
-//! Operators that move numbers along axes: transposing, joining, picking, cutting, padding.
+//! Operators that move numbers along axes: transposing, joining, cutting, padding.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::{Build, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
-use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device, reshaped};
-use super::{Built, Operator, Run, first_only, input};
+use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device};
+use super::index::pick;
+use super::{Built, Carried, Operator, Run, first_only, input, integers};
 
 #[derive(Debug)]
 struct Transpose {
@@ -33,13 +33,16 @@ pub(super) fn transpose(build: &mut Build) -> Built {
 
 impl Operator for Transpose {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        let x = input(inputs, 0)?.float()?;
+        let x = input(inputs, 0)?;
         let rank = x.shape().len();
         let order = self.order.clone().unwrap_or_else(|| (0..rank).rev().collect());
         if order.len() != rank {
             return Err(format!("`perm` {order:?} does not fit the shape {:?}", x.shape()).into());
         }
-        Ok(vec![Value::Float(permuted(x, &order)?)])
+        Ok(vec![match x {
+            Value::Float(x) => Value::Float(permuted(x, &order)?),
+            Value::Int { values, shape } => integers::permuted(values, shape, &order),
+        }])
     }
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
@@ -82,27 +85,22 @@ impl Operator for Concat {
         let first = input(inputs, 0)?;
         let a = axis(self.axis, first.shape().len())?;
         let values: Vec<&Value> = (0..inputs.len()).map(|i| input(inputs, i)).collect::<Result<_, _>>()?;
-        if let Value::Int { .. } = first {
-            if values.iter().any(|v| v.shape().len() != 1) {
-                return Err("integers are concatenated as lists only".into());
-            }
-            let lists: Vec<&[i64]> = values.iter().map(|v| v.ints()).collect::<Result<_, _>>()?;
-            return Ok(vec![Value::list(lists.concat())]);
-        }
-        let mut parts = vec![];
         let mut shape = first.shape().to_vec();
         shape[a] = 0;
-        for value in values {
-            let x = value.float()?;
-            let same = |i: usize| i == a || x.shape()[i] == shape[i];
-            if x.shape().len() != shape.len() || !(0..shape.len()).all(same) {
-                let (first, found) = (first.shape(), x.shape());
-                return Err(format!("{first:?} and {found:?} differ beyond axis {a}").into());
+        for value in &values {
+            let found = value.shape();
+            let same = |i: usize| i == a || found[i] == shape[i];
+            if found.len() != shape.len() || !(0..shape.len()).all(same) {
+                return Err(format!("{:?} and {found:?} differ beyond axis {a}", first.shape()).into());
             }
-            shape[a] += x.shape()[a];
-            parts.push(around(x, a));
+            shape[a] += found[a];
         }
         elements(&shape)?;
+        if let Value::Int { .. } = first {
+            let parts: Vec<_> = values.iter().map(|v| Ok((v.ints()?, v.shape()[a]))).collect::<Result<_, Problem>>()?;
+            return Ok(vec![integers::concatenated(&parts, shape, a)?]);
+        }
+        let parts = values.iter().map(|v| Ok(around(v.float()?, a))).collect::<Result<_, Problem>>()?;
         Ok(vec![Value::Float(back(Tensor::cat(parts, 1), first.float()?, a))])
     }
 
@@ -110,58 +108,6 @@ impl Operator for Concat {
         let rank = inputs.first()?.items()?;
         let alike = inputs.iter().all(|i| i.items() == Some(rank));
         (alike && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
-    }
-}
-
-/// Picks whole slices along an axis; `picks` lie on the axis.
-fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
-    let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
-    let data = TensorData::new(ints, [picks.len()]);
-    let indices = Tensor::<1, Int>::from_data(data, &x.device());
-    back(around(x, a).select(1, indices), x, a)
-}
-
-#[derive(Debug)]
-struct Gather {
-    axis: i64,
-}
-
-pub(super) fn gather(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(Gather { axis: build.attributes.int("axis")?.unwrap_or(0) }))
-}
-
-impl Operator for Gather {
-    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
-        let a = axis(self.axis, x.shape().len())?;
-        let length = x.shape()[a];
-        let picks: Vec<usize> = indices
-            .ints()?
-            .iter()
-            .map(|&i| axis(i, length))
-            .collect::<Result<_, _>>()
-            .map_err(|_| Problem(format!("the indices reach beyond axis {a} of {:?}", x.shape())))?;
-        if picks.is_empty() {
-            return Err("there are no indices".into());
-        }
-        let (before, after) = (&x.shape()[..a], &x.shape()[a + 1..]);
-        let shape: Vec<usize> = before.iter().chain(indices.shape()).chain(after).copied().collect();
-        elements(&shape)?;
-        Ok(vec![match x {
-            Value::Float(x) => Value::Float(reshaped(&pick(x, a, &picks), shape)?),
-            Value::Int { values, shape: own } if own.len() == 1 => {
-                Value::Int { values: picks.iter().map(|&i| values[i]).collect(), shape }
-            }
-            Value::Int { shape, .. } => return Err(format!("integers of shape {shape:?} are not gathered").into()),
-        }])
-    }
-
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
-        let Carried::Constant(indices) = inputs.get(1)? else { return None };
-        let a = axis(self.axis, rank).ok()?;
-        (a != 0).then_some(rank - 1 + indices.shape().len())
     }
 }
 
@@ -243,10 +189,7 @@ impl Operator for Slice {
             let a = axis(cut.axis, value.shape().len())?;
             let picks = cut.picks(value.shape()[a])?;
             value = match &value {
-                Value::Int { values, shape } if shape.len() == 1 => {
-                    Value::list(picks.iter().map(|&i| values[i]).collect())
-                }
-                Value::Int { shape, .. } => return Err(format!("integers of shape {shape:?} are not sliced").into()),
+                Value::Int { values, shape } => integers::picked(values, shape, a, &picks),
                 Value::Float(_) if picks.is_empty() => return Err(format!("it leaves nothing of axis {a}").into()),
                 Value::Float(x) if cut.step == 1 => {
                     Value::Float(back(around(x, a).narrow(1, picks[0], picks.len()), x, a))
@@ -265,6 +208,63 @@ impl Operator for Slice {
         };
         let cuts = self.cuts(self.lists(constants)).ok()?;
         cuts.iter().all(|cut| axis(cut.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+    }
+}
+
+/// Several pieces along an axis.
+#[derive(Debug)]
+struct Split {
+    axis: i64,
+    /// None is equal parts.
+    lengths: Option<Vec<usize>>,
+    outputs: usize,
+}
+
+pub(super) fn split(build: &mut Build) -> Built {
+    build.arity(1..=2, 1024)?;
+    let lengths = match build.ints_or_input("split", 1)? {
+        Some(lengths) => Some(sizes("split", &lengths, 0)?),
+        None => None,
+    };
+    let outputs = match build.attributes.int("num_outputs")? {
+        None => lengths.as_ref().map_or(build.outputs, Vec::len),
+        Some(count) => sizes("num_outputs", &[count], 1)?[0],
+    };
+    if outputs > 1024 {
+        return Err(format!("it has {outputs} outputs; at most 1024 are given").into());
+    }
+    Ok(Box::new(Split { axis: build.attributes.int("axis")?.unwrap_or(0), lengths, outputs }))
+}
+
+impl Operator for Split {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let length = x.shape()[a];
+        // Equal parts, the last one smaller where they do not come out even.
+        let most = length.div_ceil(self.outputs.max(1));
+        let equal = || (0..self.outputs).map(|i| length.saturating_sub(i * most).min(most)).collect();
+        let lengths: Vec<usize> = self.lengths.clone().unwrap_or_else(equal);
+        if lengths.iter().sum::<usize>() != length || lengths.contains(&0) {
+            return Err(format!("axis {a} of {:?} is not cut into {lengths:?}", x.shape()).into());
+        }
+        let mut start = 0;
+        let piece = |&length: &usize| {
+            let first = start;
+            start += length;
+            match x {
+                Value::Float(x) => Value::Float(back(around(x, a).narrow(1, first, length), x, a)),
+                Value::Int { values, shape } => {
+                    integers::picked(values, shape, a, &(first..first + length).collect::<Vec<_>>())
+                }
+            }
+        };
+        Ok(lengths.iter().map(piece).collect())
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }
 

@@ -5,10 +5,9 @@ use roll_backends::NdTensor;
 use roll_backends::ops::product;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
-use super::{Built, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
 
 #[derive(Debug)]
 struct MatMul;

@@ -7,7 +7,11 @@ mod broadcast;
 mod constant;
 mod conv;
 mod elementwise;
+mod fill;
+mod index;
+mod integers;
 mod layout;
+mod logic;
 mod matmul;
 mod norm;
 mod pool;
@@ -17,7 +21,6 @@ mod shape;
 mod window;
 
 use super::attributes::Build;
-use super::batch::Carried;
 use super::error::Problem;
 use super::value::Value;
 
@@ -41,6 +44,32 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
     }
 }
 
+/// What is known of an input of a node before anything runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Carried<'a> {
+    /// A constant of the file.
+    Constant(&'a Value),
+    /// Computed from the graph's inputs, items along axis 0, of this rank.
+    Items(usize),
+    /// The input is left out.
+    Absent,
+}
+
+impl Carried<'_> {
+    /// The rank, if items are along axis 0.
+    pub fn items(self) -> Option<usize> {
+        match self {
+            Self::Items(rank) => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// Whether a constant (or nothing) stands here.
+    pub fn is_constant(self) -> bool {
+        !matches!(self, Self::Items(_))
+    }
+}
+
 type Built = Result<Box<dyn Operator>, Problem>;
 type Builder = fn(&mut Build) -> Built;
 
@@ -51,30 +80,43 @@ fn builder(operator: &str) -> Option<Builder> {
         "MaxPool" => pool::max_pool,
         "AveragePool" => pool::average_pool,
         "GlobalAveragePool" | "GlobalMaxPool" => pool::global,
-        "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
-        "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Erf" | "Floor" | "Ceil"
-        | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu" | "Clip" => {
-            elementwise::one
-        }
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
+        "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Sign" | "Sin" | "Cos" | "Erf"
+        | "Floor" | "Ceil" | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu"
+        | "Clip" => elementwise::one,
         "Identity" | "Dropout" => constant::identity,
         "Cast" => constant::cast,
         "Constant" => constant::constant,
         "ConstantOfShape" => constant::constant_of_shape,
         "Shape" => shape::shape,
+        "Size" => shape::size,
         "Reshape" => shape::reshape,
         "Flatten" => shape::flatten,
         "Squeeze" | "Unsqueeze" => shape::squeeze,
         "Transpose" => layout::transpose,
         "Concat" => layout::concat,
-        "Gather" => layout::gather,
+        "Split" => layout::split,
+        "Gather" => index::gather,
+        "GatherElements" => index::gather_elements,
+        "GatherND" => index::gather_nd,
+        "ArgMax" | "ArgMin" => index::arg,
+        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => logic::two,
+        "Not" | "IsNaN" | "IsInf" => logic::one,
+        "Where" => logic::choose,
+        "Expand" => fill::expand,
+        "Tile" => fill::tile,
+        "Range" => fill::range,
+        "Trilu" => fill::trilu,
+        "CumSum" => fill::cumulative_sum,
         "Slice" => layout::slice,
         "Pad" => layout::pad,
-        "ReduceMean" | "ReduceSum" | "ReduceL2" => reduce::reduce,
+        "ReduceMean" | "ReduceSum" | "ReduceL2" | "ReduceMax" | "ReduceMin" | "ReduceProd" => reduce::reduce,
         "Softmax" | "LogSoftmax" => reduce::softmax,
         "LpNormalization" => reduce::lp_normalization,
         "Resize" | "Upsample" => resize::resize,
         "BatchNormalization" => norm::batch_norm,
         "InstanceNormalization" => norm::instance_norm,
+        "LayerNormalization" => norm::layer_norm,
         "MatMul" => matmul::matmul,
         "Gemm" => matmul::gemm,
         _ => return None,

@@ -1,13 +1,12 @@
-//! Normalisations per channel.
+//! Normalisations per channel and over the last axes.
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
-use super::super::value::{Value, elements};
-use super::{Built, Operator, Run, first_only, input};
+use super::super::value::{Value, axis, elements};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
 
 /// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
@@ -86,5 +85,51 @@ impl Operator for InstanceNorm {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
+    }
+}
+
+/// Normalisation over the axes from `axis` on by their own statistics, then an optional scale and bias.
+#[derive(Debug)]
+struct LayerNorm {
+    axis: i64,
+    epsilon: f32,
+}
+
+pub(super) fn layer_norm(build: &mut Build) -> Built {
+    build.arity(2..=3, 1)?;
+    let attributes = &mut build.attributes;
+    // In which precision the mean is computed; here all is f32.
+    attributes.int("stash_type")?;
+    Ok(Box::new(LayerNorm {
+        axis: attributes.int("axis")?.unwrap_or(-1),
+        epsilon: attributes.float("epsilon")?.unwrap_or(1e-5),
+    }))
+}
+
+impl Operator for LayerNorm {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let (outer, inner) = x.shape().split_at(axis(self.axis, x.shape().len())?);
+        let rows = x.flat().clone().reshape([elements(outer)?, elements(inner)?]);
+        let centred = rows.clone() - rows.mean_dim(1);
+        let variance = (centred.clone() * centred.clone()).mean_dim(1);
+        let y = centred / variance.add_scalar(self.epsilon).sqrt();
+        let mut y = NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape());
+        for (index, scales) in [(1, true), (2, false)] {
+            let Some(parameter) = inputs.get(index).copied().flatten() else { continue };
+            let parameter = parameter.float()?;
+            if broadcast::shape(inner, parameter.shape())? != inner {
+                return Err(
+                    format!("input {index} of shape {:?} does not broadcast to {inner:?}", parameter.shape()).into()
+                );
+            }
+            y = broadcast::apply(&y, parameter, |y, p| if scales { y * p } else { y + p })?;
+        }
+        Ok(vec![Value::Float(y)])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }

@@ -8,11 +8,10 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, elements, plain_device, upload};
 use super::window::{Padding, Placement, Window, as_nchw, from_nchw, pad, pair};
-use super::{Built, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 #[derive(Debug)]
 struct MaxPool(Window);

@@ -1,19 +1,21 @@
-//! Sums, means and norms over axes, and softmax along one.
+//! Sums, means, norms and extremes over axes, and softmax along one.
 
 use burn::tensor::activation;
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, around, axis, back, reshaped};
-use super::{Built, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Run, broadcast, first_only, input, integers};
 
 #[derive(Clone, Copy, Debug)]
 enum Of {
     Mean,
     Sum,
     Norm,
+    Max,
+    Min,
+    Product,
 }
 
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub(super) fn reduce(build: &mut Build) -> Built {
     let of = match build.operator {
         "ReduceMean" => Of::Mean,
         "ReduceSum" => Of::Sum,
+        "ReduceMax" => Of::Max,
+        "ReduceMin" => Of::Min,
+        "ReduceProd" => Of::Product,
         _ => Of::Norm,
     };
     let axes = build.ints_or_input("axes", 1)?.filter(|axes| !axes.is_empty());
@@ -50,21 +55,32 @@ impl Reduce {
 
 impl Operator for Reduce {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        let x = input(inputs, 0)?.float()?;
-        let axes = self.axes(x.shape().len())?;
+        let value = input(inputs, 0)?;
+        let axes = self.axes(value.shape().len())?;
+        let x = match value {
+            Value::Float(x) => x,
+            Value::Int { values, shape } => return Ok(vec![self.integers(values, shape, &axes)?]),
+        };
         let mut y = x.clone();
         if let Of::Norm = self.of {
             y = squared(&y);
         }
         for &a in &axes {
             let whole = around(&y, a);
-            y = back(if let Of::Mean = self.of { whole.mean_dim(1) } else { whole.sum_dim(1) }, &y, a);
+            let reduced = match self.of {
+                Of::Mean => whole.mean_dim(1),
+                Of::Sum | Of::Norm => whole.sum_dim(1),
+                Of::Max => whole.max_dim(1),
+                Of::Min => whole.min_dim(1),
+                Of::Product => return Err("only integers are multiplied along axes here".into()),
+            };
+            y = back(reduced, &y, a);
         }
         if let Of::Norm = self.of {
             y = NdTensor::from_flat(y.flat().clone().sqrt(), y.shape());
         }
         if !self.keep {
-            let kept = (0..y.shape().len()).filter(|a| !axes.contains(a)).map(|a| y.shape()[a]).collect();
+            let kept = without(y.shape(), &axes);
             y = reshaped(&y, kept)?;
         }
         Ok(vec![Value::Float(y)])
@@ -75,6 +91,34 @@ impl Operator for Reduce {
         let axes = self.axes(rank).ok()?;
         (!axes.contains(&0)).then_some(if self.keep { rank } else { rank.checked_sub(axes.len())? })
     }
+}
+
+impl Reduce {
+    fn integers(&self, values: &[i64], shape: &[usize], axes: &[usize]) -> Result<Value, Problem> {
+        let overflow = || Problem(format!("{:?} of integers of shape {shape:?} has no value", self.of));
+        let (mut values, mut shape) = (values.to_vec(), shape.to_vec());
+        for &a in axes {
+            let one = |column: Vec<i64>| -> Option<i64> {
+                let add = |column: &[i64]| column.iter().try_fold(0i64, |sum, v| sum.checked_add(*v));
+                match self.of {
+                    Of::Sum => add(&column),
+                    Of::Mean => add(&column)?.checked_div(column.len() as i64),
+                    Of::Product => column.iter().try_fold(1i64, |product, v| product.checked_mul(*v)),
+                    Of::Max => column.into_iter().max(),
+                    Of::Min => column.into_iter().min(),
+                    Of::Norm => None,
+                }
+            };
+            values = integers::columns(&values, &shape, a).map(one).collect::<Option<_>>().ok_or_else(overflow)?;
+            shape[a] = 1;
+        }
+        Ok(Value::Int { values, shape: if self.keep { shape } else { without(&shape, axes) } })
+    }
+}
+
+/// `shape` without `axes`.
+fn without(shape: &[usize], axes: &[usize]) -> Vec<usize> {
+    (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect()
 }
 
 fn squared(x: &NdTensor) -> NdTensor {

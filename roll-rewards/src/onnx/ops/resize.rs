@@ -7,10 +7,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
 
 use super::super::attributes::{Build, sizes};
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, around, back, elements, plain_device, upload};
-use super::{Built, Operator, Run, input};
+use super::{Built, Carried, Operator, Run, input};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Coordinates {

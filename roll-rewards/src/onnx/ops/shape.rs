@@ -1,10 +1,9 @@
 //! The shape of a value, and the same numbers under another one.
 
 use super::super::attributes::Build;
-use super::super::batch::Carried;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, reshaped};
-use super::{Built, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Run, first_only, input};
 
 /// The value under another shape of as many elements.
 fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
@@ -33,6 +32,22 @@ impl Operator for Shape {
         let shape = input(inputs, 0)?.shape();
         let (start, end) = (edge(self.start, shape.len()), edge(self.end.unwrap_or(i64::MAX), shape.len()));
         Ok(vec![Value::list(shape.get(start..end).unwrap_or_default().iter().map(|&d| d as i64).collect())])
+    }
+}
+
+/// The number of elements.
+#[derive(Debug)]
+struct Size;
+
+pub(super) fn size(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    Ok(Box::new(Size))
+}
+
+impl Operator for Size {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let count = elements(input(inputs, 0)?.shape())?;
+        Ok(vec![Value::Int { values: vec![count as i64], shape: vec![] }])
     }
 }
 

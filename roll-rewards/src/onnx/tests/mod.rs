@@ -4,6 +4,8 @@
 mod hostile;
 mod networks;
 mod operators;
+mod parity;
+mod text;
 
 use std::path::Path;
 
@@ -23,27 +25,39 @@ fn device() -> Device {
     roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
 }
 
-/// A graph under construction: input `x`, output `y`.
+/// A graph under construction: input `x` of floats, output `y`, unless others are named.
+#[derive(Clone)]
 struct File<'a> {
     opset: i64,
-    input: Vec<i64>,
+    inputs: Vec<(&'a str, DataType, Vec<i64>)>,
     nodes: Vec<Node<'a>>,
     initialisers: Vec<TensorProto<'a>>,
-    outputs: Vec<&'a str>,
+    outputs: Vec<(&'a str, DataType)>,
 }
 
 impl<'a> File<'a> {
     /// One free axis is written as -1.
     fn new(opset: i64, input: &[i64]) -> Self {
-        Self { opset, input: input.to_vec(), nodes: vec![], initialisers: vec![], outputs: vec!["y"] }
+        Self::of(opset, &[("x", DataType::Float, input)], &[("y", DataType::Float)])
     }
 
-    fn node(mut self, op: &'a str, inputs: &[&'a str], output: &'a str, attributes: Vec<Attribute<'a>>) -> Self {
+    /// With these inputs and outputs.
+    fn of(opset: i64, inputs: &[(&'a str, DataType, &[i64])], outputs: &[(&'a str, DataType)]) -> Self {
+        let inputs = inputs.iter().map(|(name, kind, dims)| (*name, *kind, dims.to_vec())).collect();
+        Self { opset, inputs, nodes: vec![], initialisers: vec![], outputs: outputs.to_vec() }
+    }
+
+    fn node(self, op: &'a str, inputs: &[&'a str], output: &'a str, attributes: Vec<Attribute<'a>>) -> Self {
+        self.nodes(op, inputs, &[output], attributes)
+    }
+
+    fn nodes(mut self, op: &'a str, inputs: &[&'a str], outputs: &[&'a str], attributes: Vec<Attribute<'a>>) -> Self {
         self.nodes.push(Node {
             op_type: OpType::from(op),
-            name: "the_node",
+            // Names of their own, as ONNX Runtime wants.
+            name: if self.nodes.is_empty() { "the_node" } else { outputs[0] },
             input: inputs.to_vec(),
-            output: vec![output],
+            output: outputs.to_vec(),
             attribute: attributes,
             ..Default::default()
         });
@@ -60,29 +74,29 @@ impl<'a> File<'a> {
         self
     }
 
+    /// Integers of any shape; of none, one number.
+    fn shaped(mut self, name: &'a str, shape: &[i64], values: &[i64]) -> Self {
+        self.initialisers.push(TensorProto::from_i64(name, shape.to_vec(), values.to_vec()));
+        self
+    }
+
     fn bytes(self) -> Vec<u8> {
         let dimension = |&d: &i64| TensorShapeDimension {
             value: if d < 0 { Dimension::Param("free") } else { Dimension::Value(d) },
             denotation: "",
         };
-        let port = |name, dims: &[i64]| ValueInfo {
-            name,
-            r#type: Some(TypeProto {
-                value: Some(TypeValue::Tensor(TensorTypeProto {
-                    elem_type: DataType::Float,
-                    shape: Some(TensorShape { dim: dims.iter().map(dimension).collect() }),
-                })),
-                denotation: "",
-            }),
-            ..Default::default()
+        let port = |name, elem_type, dims: Option<&[i64]>| {
+            let shape = dims.map(|dims| TensorShape { dim: dims.iter().map(dimension).collect() });
+            let value = Some(TypeValue::Tensor(TensorTypeProto { elem_type, shape }));
+            ValueInfo { name, r#type: Some(TypeProto { value, denotation: "" }), ..Default::default() }
         };
         onnx_rs::encode(&onnx_rs::Model {
             ir_version: 8,
             opset_import: vec![OperatorSetId { domain: "", version: self.opset }],
             graph: Some(Graph {
                 name: "g",
-                input: vec![port("x", &self.input)],
-                output: self.outputs.iter().map(|name| port(name, &[])).collect(),
+                input: self.inputs.iter().map(|(name, kind, dims)| port(name, *kind, Some(dims))).collect(),
+                output: self.outputs.iter().map(|(name, kind)| port(name, *kind, None)).collect(),
                 node: self.nodes,
                 initializer: self.initialisers,
                 ..Default::default()

@@ -5,6 +5,7 @@ use super::*;
 /// Checks value, shape and gradient of a graph for one input.
 #[track_caller]
 fn check(file: File, x: &[f32], shape: &[usize], y: &[f32], y_shape: &[usize]) {
+    parity::compare(&file.clone().bytes(), &[roll_core::Tensor::new(x.to_vec(), shape).unwrap()]);
     let model = file.open().unwrap();
     let input = tensor(x, shape);
     let outputs = model.run(&input).unwrap();
@@ -14,7 +15,7 @@ fn check(file: File, x: &[f32], shape: &[usize], y: &[f32], y_shape: &[usize]) {
 }
 
 #[track_caller]
-fn close(found: &[f32], expected: &[f32], tolerance: f32) {
+pub(super) fn close(found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
     for (f, e) in found.iter().zip(expected) {
@@ -184,13 +185,17 @@ fn shapes_computed_in_the_graph_are_followed() {
 
 #[test]
 fn sizes_computed_in_floats_as_old_exporters_do_reach_resize() {
-    let file = File::new(11, &[1, 1, 1, -1]).ints("three", &[3]).ints("ones", &[1, 1, 1]).floats("two", &[1], &[2.]);
+    let file = File::new(11, &[1, 1, 1, -1])
+        .floats("none", &[0], &[])
+        .ints("three", &[3])
+        .ints("ones", &[1, 1, 1])
+        .floats("two", &[1], &[2.]);
     let file = file.node("Shape", &["x"], "s", vec![]).node("Gather", &["s", "three"], "w", vec![]);
     let file = file.node("Cast", &["w"], "f", vec![int("to", 1)]).node("Mul", &["f", "two"], "d", vec![]);
     let file = file.node("Floor", &["d"], "g", vec![]).node("Cast", &["g"], "i", vec![int("to", 7)]);
     let file = file.node("Concat", &["ones", "i"], "n", vec![int("axis", 0)]);
     let nearest = vec![text("coordinate_transformation_mode", "asymmetric"), text("nearest_mode", "floor")];
-    let file = file.node("Resize", &["x", "", "", "n"], "y", nearest);
+    let file = file.node("Resize", &["x", "none", "none", "n"], "y", nearest);
     check(file, &[1., 5., 7.], &[1, 1, 1, 3], &[1., 1., 5., 5., 7., 7.], &[1, 1, 1, 6]);
 }
 
@@ -286,4 +291,70 @@ fn items_stacked_give_what_they_give_alone() {
         close(&host(together), &alone, 1e-6);
         gradient_matches_differences(&model, &x, &[3, 2, 1, 2]);
     }
+}
+
+#[test]
+fn numbers_are_chosen_spread_and_looked_up_with_their_gradients() {
+    let x = [1., 2., 3., 4., 5., 6.];
+    let file = || File::new(17, &[1, 2, 3]);
+    let chosen =
+        file().ints("three", &[3]).node("Shape", &["x"], "s", vec![]).node("Less", &["s", "three"], "c", vec![]);
+    let chosen = chosen.floats("least", &[], &[f32::MIN]).node("Where", &["c", "x", "least"], "w", vec![]);
+    let chosen = chosen.node("Max", &["w", "least"], "m", vec![]).floats("zero", &[], &[0.]);
+    let y = [1., 2., 0., 4., 5., 0.];
+    check(chosen.node("Where", &["c", "m", "zero"], "y", vec![]), &x, &[1, 2, 3], &y, &[1, 2, 3]);
+    let expanded = file().ints("s", &[2, 1, 1, 3]).node("Expand", &["x", "s"], "y", vec![]);
+    check(expanded, &x, &[1, 2, 3], &[x, x].concat(), &[2, 1, 2, 3]);
+    let tiled = file().ints("r", &[2, 1, 2]).node("Tile", &["x", "r"], "y", vec![]);
+    let y = [1., 2., 3., 1., 2., 3., 4., 5., 6., 4., 5., 6.];
+    check(tiled, &x, &[1, 2, 3], &[y, y].concat(), &[2, 2, 6]);
+    let triangle = file().node("Trilu", &["x"], "y", vec![int("upper", 0)]);
+    check(triangle, &x, &[1, 2, 3], &[1., 0., 0., 4., 5., 0.], &[1, 2, 3]);
+    let triangle = file().shaped("k", &[], &[1]).node("Trilu", &["x", "k"], "y", vec![]);
+    check(triangle, &x, &[1, 2, 3], &[0., 2., 3., 0., 0., 6.], &[1, 2, 3]);
+    let picked =
+        file().shaped("i", &[1, 2, 2], &[2, 0, -1, 1]).node("GatherElements", &["x", "i"], "y", vec![int("axis", 2)]);
+    check(picked, &x, &[1, 2, 3], &[3., 1., 6., 5.], &[1, 2, 2]);
+    let picked = file().shaped("i", &[2, 2], &[0, 1, 0, -2]).node("GatherND", &["x", "i"], "y", vec![]);
+    check(picked, &x, &[1, 2, 3], &[4., 5., 6., 1., 2., 3.], &[2, 3]);
+    let picked = file().shaped("i", &[1, 2, 1], &[1, 1]).node("GatherND", &["x", "i"], "y", vec![int("batch_dims", 1)]);
+    check(picked, &x, &[1, 2, 3], &[4., 5., 6., 4., 5., 6.], &[1, 2, 3]);
+    let cut = file().ints("n", &[1, 2]).nodes("Split", &["x", "n"], &["a", "b"], vec![int("axis", 2)]);
+    check(cut.node("Mul", &["b", "a"], "y", vec![]), &x, &[1, 2, 3], &[2., 3., 20., 24.], &[1, 2, 2]);
+    let cut = file().nodes("Split", &["x"], &["a", "b"], vec![int("axis", 1)]);
+    check(cut.node("Sub", &["a", "b"], "y", vec![]), &x, &[1, 2, 3], &[-3.; 3], &[1, 1, 3]);
+    let most = file().node("ReduceMax", &["x"], "y", vec![ints("axes", &[1])]);
+    check(most, &x, &[1, 2, 3], &[4., 5., 6.], &[1, 1, 3]);
+    let least = file().node("ReduceMin", &["x"], "y", vec![ints("axes", &[-1]), int("keepdims", 0)]);
+    check(least, &x, &[1, 2, 3], &[1., 4.], &[1, 2]);
+    for (op, f) in [("Sin", f32::sin as fn(f32) -> f32), ("Cos", f32::cos)] {
+        check(file().node(op, &["x"], "y", vec![]), &x, &[1, 2, 3], &x.map(f), &[1, 2, 3]);
+    }
+    check(
+        file().node("Sign", &["x"], "y", vec![]),
+        &[-2., 3., 1., 4., -5., 6.],
+        &[1, 2, 3],
+        &[-1., 1., 1., 1., -1., 1.],
+        &[1, 2, 3],
+    );
+}
+
+#[test]
+fn layers_are_normalised_over_their_last_axes() {
+    let x = [1., 2., 4., 5., 5., 9.];
+    let normal = |values: &[f32]| -> Vec<f32> {
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / values.len() as f32;
+        values.iter().map(|v| (v - mean) / (variance + 1e-3).sqrt()).collect()
+    };
+    let file = || File::new(17, &[1, 2, 3]).floats("g", &[3], &[1., 2., 3.]).floats("b", &[3], &[0.5, 0., -1.]);
+    let rows: Vec<f32> = x.chunks(3).flat_map(normal).zip([1., 2., 3.].iter().cycle()).map(|(v, g)| v * g).collect();
+    let scaled = file().node("LayerNormalization", &["x", "g"], "y", vec![float("epsilon", 1e-3)]);
+    check(scaled, &x, &[1, 2, 3], &rows, &[1, 2, 3]);
+    let shifted: Vec<f32> = rows.iter().zip([0.5, 0., -1.].iter().cycle()).map(|(v, b)| v + b).collect();
+    let whole = file().node("LayerNormalization", &["x", "g", "b"], "y", vec![int("axis", 2), float("epsilon", 1e-3)]);
+    check(whole, &x, &[1, 2, 3], &shifted, &[1, 2, 3]);
+    let both = File::new(17, &[1, 2, 3]).floats("g", &[2, 3], &[1.; 6]);
+    let both = both.node("LayerNormalization", &["x", "g"], "y", vec![int("axis", 1), float("epsilon", 1e-3)]);
+    check(both, &x, &[1, 2, 3], &normal(&x), &[1, 2, 3]);
 }

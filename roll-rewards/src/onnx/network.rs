@@ -1,0 +1,123 @@
+//! A model, and which executor its passes take.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use roll_backends::NdTensor;
+use roll_backends::host::{to_device_nd, to_host_nd};
+use roll_core::{Grad, Result};
+use serde::{Deserialize, Serialize};
+
+use super::error::OnnxError;
+use super::model::Model;
+use super::recorded::Recorded;
+use super::runtime::{Session, build};
+use super::value::Value;
+
+/// Which executor runs a network's passes without gradient. Gradients are always this project's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Executor {
+    /// ONNX Runtime for passes on which no gradient can depend, where it is part of the build, its library is there and
+    /// the device is the CPU; else this project's own. Training is the same, bit for bit, with the library and without.
+    #[default]
+    Auto,
+    /// This project's own.
+    Own,
+    /// ONNX Runtime for every pass without gradient, on the CPU. Fails where it is not part of the build, or its library
+    /// is not there.
+    OnnxRuntime,
+}
+
+/// A [`Model`] whose passes without gradient may run on ONNX Runtime.
+#[derive(Debug)]
+pub struct Network {
+    model: Model,
+    executor: Executor,
+    session: Option<Session>,
+}
+
+impl Network {
+    /// Opens the file for `executor`, its weights on `device` for this project's own.
+    ///
+    /// Fails as [`Model::open`] does: a file that our executor cannot run has no gradient. For
+    /// [`Executor::OnnxRuntime`] fails also as [`Session::open`] does.
+    pub fn open(path: &Path, device: &Device, executor: Executor) -> Result<Self, OnnxError> {
+        Self::new(Model::open(path, device)?, executor)
+    }
+
+    /// As [`Network::open`], from a model; ONNX Runtime reads the model's file once more.
+    pub fn new(model: Model, executor: Executor) -> Result<Self, OnnxError> {
+        let session = match executor {
+            Executor::Own => None,
+            Executor::OnnxRuntime => Some(Session::open(model.path())?),
+            Executor::Auto if !is_host(model.device()) => None,
+            Executor::Auto => match Session::open(model.path()) {
+                Ok(session) => Some(session),
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    None
+                }
+            },
+        };
+        Ok(Self { model, executor, session })
+    }
+
+    /// The model that has the gradients.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Every output for `input`. With [`Grad::Record`] a gradient will be computed that depends on the outputs, though it
+    /// does not flow through them (where a face is, what the reference looks like).
+    ///
+    /// Fails as [`Model::run`] does, and when ONNX Runtime fails.
+    pub fn run(&self, input: &NdTensor, grad: Grad) -> Result<Vec<NdTensor>> {
+        match self.session_for(grad) {
+            Some(session) => self.run_on(session, input),
+            None => self.model.run(input),
+        }
+    }
+
+    /// As [`Model::vjp`].
+    pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
+        self.model.vjp(input)
+    }
+
+    /// What computes outputs on which gradients depend, when it is not this project's own executor. Outputs differ from
+    /// one to the other in their last bits, so what is kept of them must be kept under this.
+    pub fn foreign(&self) -> Option<String> {
+        self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
+    }
+
+    fn session_for(&self, grad: Grad) -> Option<&Session> {
+        self.session.as_ref().filter(|_| self.executor == Executor::OnnxRuntime || !grad.is_on())
+    }
+
+    fn run_on(&self, session: &Session, input: &NdTensor) -> Result<Vec<NdTensor>> {
+        self.model.check(&[Value::Float(input.clone())])?;
+        let host = to_host_nd(&input.clone().untracked())?;
+        let parts = match self.model.is_for_one_item() && host.shape()[0] != 1 {
+            true => host
+                .unstack()?
+                .into_iter()
+                .map(|item| item.reshape([&[1], item.shape()].concat()))
+                .collect::<Result<_>>()?,
+            false => vec![host],
+        };
+        let mut columns: Vec<Vec<NdTensor>> = vec![];
+        for part in parts {
+            let outputs = session.run(&[part])?;
+            columns.resize_with(outputs.len(), Vec::new);
+            for (column, output) in columns.iter_mut().zip(&outputs) {
+                column.push(to_device_nd(output, self.model.device())?);
+            }
+        }
+        columns.into_iter().map(|parts| self.model.stacked(parts)).collect()
+    }
+}
+
+/// Whether tensors on `device` are in the host's memory.
+fn is_host(device: &Device) -> bool {
+    ["flex", "libtorch"].iter().any(|name| roll_backends::device(name).is_ok_and(|host| host == *device))
+}

@@ -1,0 +1,198 @@
+//! Operators that make more numbers out of few: expanding, tiling, ranges, triangles, running sums.
+
+use burn::tensor::Tensor;
+use roll_backends::NdTensor;
+
+use super::super::attributes::{Build, sizes};
+use super::super::error::Problem;
+use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, plain_device, upload};
+use super::broadcast::source;
+use super::logic::masked;
+use super::{Built, Operator, Run, broadcast, input, integers};
+
+/// Broadcasting to the shape in input 1, in both directions.
+#[derive(Debug)]
+struct Expand;
+
+pub(super) fn expand(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(Expand))
+}
+
+impl Operator for Expand {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let wanted = sizes("shape", input(inputs, 1)?.ints()?, 0)?;
+        let shape = broadcast::shape(x.shape(), &wanted)?;
+        Ok(vec![match x {
+            Value::Float(x) => Value::Float(broadcast::expand(x, &shape)?),
+            Value::Int { values, shape: own } => {
+                let values = (0..countable(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
+                Value::Int { values, shape }
+            }
+        }])
+    }
+}
+
+/// The number of elements of integers of `shape`.
+fn countable(shape: &[usize]) -> Result<usize, Problem> {
+    match elements(shape)? {
+        count @ ..=MAX_INTS => Ok(count),
+        _ => Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into()),
+    }
+}
+
+/// The whole tensor several times along each axis.
+#[derive(Debug)]
+struct Tile;
+
+pub(super) fn tile(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(Tile))
+}
+
+impl Operator for Tile {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let mut value = input(inputs, 0)?.clone();
+        let times = sizes("repeats", input(inputs, 1)?.ints()?, 1)?;
+        if times.len() != value.shape().len() {
+            return Err(format!("`repeats` {times:?} does not fit the shape {:?}", value.shape()).into());
+        }
+        for (a, times) in times.into_iter().enumerate().filter(|(_, times)| *times > 1) {
+            let length = value.shape()[a];
+            let mut shape = value.shape().to_vec();
+            shape[a] = length.saturating_mul(times);
+            elements(&shape)?;
+            value = match &value {
+                Value::Float(x) => {
+                    let [outer, _, inner] = around(x, a).dims();
+                    let once = x.flat().clone().reshape([outer, 1, length * inner]);
+                    let whole = once.expand([outer, times, length * inner]).reshape([outer, times * length, inner]);
+                    Value::Float(back(whole, x, a))
+                }
+                Value::Int { values, shape: own } => {
+                    countable(&shape)?;
+                    let picks: Vec<usize> = (0..shape[a]).map(|i| i % length).collect();
+                    integers::picked(values, own, a, &picks)
+                }
+            };
+        }
+        Ok(vec![value])
+    }
+}
+
+/// Numbers from a start to before a limit.
+#[derive(Debug)]
+struct Range {
+    device: burn::tensor::Device,
+}
+
+pub(super) fn range(build: &mut Build) -> Built {
+    build.arity(3..=3, 1)?;
+    Ok(Box::new(Range { device: build.device.clone() }))
+}
+
+impl Operator for Range {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let parts = [input(inputs, 0)?, input(inputs, 1)?, input(inputs, 2)?];
+        if parts.iter().any(|p| p.shape().iter().any(|d| *d != 1)) {
+            return Err("start, limit and step should be one number each".into());
+        }
+        let too_many = || Problem(format!("a range of more than {MAX_INTS} numbers, or with the step 0"));
+        let count = |count: f64| (0.0..=MAX_INTS as f64).contains(&count.max(0.0)).then_some(count.max(0.0) as usize);
+        if parts.iter().all(|p| matches!(p, Value::Float(_))) {
+            let [start, limit, step] = [
+                host_floats(parts[0].float()?)?[0],
+                host_floats(parts[1].float()?)?[0],
+                host_floats(parts[2].float()?)?[0],
+            ];
+            let count = count((f64::from(limit - start) / f64::from(step)).ceil()).ok_or_else(too_many)?;
+            let values: Vec<f32> = (0..count).map(|i| start + i as f32 * step).collect();
+            return Ok(vec![if count == 0 {
+                Value::list(vec![])
+            } else {
+                Value::Float(upload(values, vec![count], &self.device))
+            }]);
+        }
+        let [start, limit, step] = [parts[0].ints()?[0], parts[1].ints()?[0], parts[2].ints()?[0]].map(i128::from);
+        if step == 0 {
+            return Err(too_many());
+        }
+        let count = count(((limit - start) as f64 / step as f64).ceil()).ok_or_else(too_many)?;
+        let values = (0..count as i128).map(|i| i64::try_from(start + i * step)).collect::<Result<_, _>>();
+        Ok(vec![Value::list(values.map_err(|_| too_many())?)])
+    }
+}
+
+/// A matrix with zeros below (or above) a diagonal.
+#[derive(Debug)]
+struct Trilu {
+    upper: bool,
+}
+
+pub(super) fn trilu(build: &mut Build) -> Built {
+    build.arity(1..=2, 1)?;
+    Ok(Box::new(Trilu { upper: build.attributes.int("upper")?.unwrap_or(1) != 0 }))
+}
+
+impl Operator for Trilu {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let diagonal = match inputs.get(1).copied().flatten() {
+            None => 0,
+            Some(k) => *k.ints()?.first().ok_or("`k` is empty")?,
+        };
+        let [.., rows, columns] = *x.shape() else {
+            return Err(format!("expected matrices, found {:?}", x.shape()).into());
+        };
+        let kept = |i: usize| {
+            let (row, column) = ((i / columns % rows) as i64, (i % columns) as i64);
+            let distance = column - row;
+            if self.upper { distance >= diagonal } else { distance <= diagonal }
+        };
+        Ok(vec![match x {
+            Value::Int { values, shape } => {
+                let values = values.iter().enumerate().map(|(i, v)| if kept(i) { *v } else { 0 }).collect();
+                Value::Int { values, shape: shape.clone() }
+            }
+            Value::Float(t) => {
+                let mask: Vec<bool> = (0..elements(t.shape())?).map(|i| !kept(i)).collect();
+                let flat = t.flat().clone();
+                let zeros = Tensor::zeros([mask.len()], &plain_device(t));
+                Value::Float(NdTensor::from_flat(masked(flat, mask, zeros), t.shape()))
+            }
+        }])
+    }
+}
+
+/// Sums of integers up to and with each position along an axis, as position ids are counted from a mask.
+#[derive(Debug)]
+struct CumulativeSum {
+    axis: i64,
+}
+
+pub(super) fn cumulative_sum(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    if build.attributes.flag("exclusive")? || build.attributes.flag("reverse")? {
+        return Err("`exclusive` and `reverse` are not run here".into());
+    }
+    let axis = build.constant_ints(1, "axis")?.and_then(<[i64]>::first);
+    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")? }))
+}
+
+impl Operator for CumulativeSum {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let mut values = x.ints().map_err(|_| Problem::from("only integers are summed up here"))?.to_vec();
+        let inner: usize = x.shape()[a + 1..].iter().product();
+        let length = x.shape()[a];
+        for i in 0..values.len() {
+            if i / inner % length > 0 {
+                let sum = values[i].checked_add(values[i - inner]);
+                values[i] = sum.ok_or("the sum is beyond 64 bits")?;
+            }
+        }
+        Ok(vec![Value::Int { values, shape: x.shape().to_vec() }])
+    }
+}

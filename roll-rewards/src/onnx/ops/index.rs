@@ -1,0 +1,213 @@
+//! Operators that look numbers up by their positions, and find the position of the largest.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::error::Problem;
+use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, reshaped};
+use super::{Built, Carried, Operator, Run, first_only, input, integers};
+
+/// Picks whole slices along an axis; `picks` lie on the axis.
+pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
+    let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
+    let data = TensorData::new(ints, [picks.len()]);
+    let indices = Tensor::<1, Int>::from_data(data, &x.device());
+    back(around(x, a).select(1, indices), x, a)
+}
+
+#[derive(Debug)]
+struct Gather {
+    axis: i64,
+}
+
+pub(super) fn gather(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(Gather { axis: build.attributes.int("axis")?.unwrap_or(0) }))
+}
+
+impl Operator for Gather {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
+        let a = axis(self.axis, x.shape().len())?;
+        let length = x.shape()[a];
+        let picks: Vec<usize> = indices
+            .ints()?
+            .iter()
+            .map(|&i| axis(i, length))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Problem(format!("the indices reach beyond axis {a} of {:?}", x.shape())))?;
+        if picks.is_empty() {
+            return Err("there are no indices".into());
+        }
+        let (before, after) = (&x.shape()[..a], &x.shape()[a + 1..]);
+        let shape: Vec<usize> = before.iter().chain(indices.shape()).chain(after).copied().collect();
+        elements(&shape)?;
+        Ok(vec![match x {
+            Value::Float(x) => Value::Float(reshaped(&pick(x, a, &picks), shape)?),
+            Value::Int { values, shape: own } => match integers::picked(values, own, a, &picks) {
+                Value::Int { values, .. } => Value::Int { values, shape },
+                float => float,
+            },
+        }])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        let rank = first_only(inputs)?;
+        let Carried::Constant(indices) = inputs.get(1)? else { return None };
+        let a = axis(self.axis, rank).ok()?;
+        (a != 0).then_some(rank - 1 + indices.shape().len())
+    }
+}
+
+/// The numbers at `flat` positions of `x`, under `shape`; positions lie in `x`.
+fn looked_up(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
+    elements(&shape)?;
+    Ok(match x {
+        Value::Float(x) => {
+            let list = NdTensor::from_flat(x.flat().clone(), [elements(x.shape())?]);
+            Value::Float(reshaped(&pick(&list, 0, flat), shape)?)
+        }
+        Value::Int { values, .. } => Value::Int { values: flat.iter().map(|&i| values[i]).collect(), shape },
+    })
+}
+
+/// One number per index: y[i][j] = x[index[i][j]][j] for axis 0.
+#[derive(Debug)]
+struct GatherElements {
+    axis: i64,
+}
+
+pub(super) fn gather_elements(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(GatherElements { axis: build.attributes.int("axis")?.unwrap_or(0) }))
+}
+
+impl Operator for GatherElements {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
+        let (from, to) = (x.shape(), indices.shape());
+        let a = axis(self.axis, from.len())?;
+        let within = to.len() == from.len() && (0..to.len()).all(|i| i == a || to[i] <= from[i]);
+        if !within || to.contains(&0) {
+            return Err(format!("indices of shape {to:?} do not fit {from:?}").into());
+        }
+        let strides = integers::strides(from);
+        let mut flat = Vec::with_capacity(indices.ints()?.len());
+        for (i, &index) in indices.ints()?.iter().enumerate() {
+            let mut rest = i;
+            let mut at = 0;
+            for k in (0..to.len()).rev() {
+                let position = rest % to[k];
+                rest /= to[k];
+                at += strides[k] * if k == a { axis(index, from[a]).map_err(|_| beyond(from))? } else { position };
+            }
+            flat.push(at);
+        }
+        Ok(vec![looked_up(x, &flat, to.to_vec())?])
+    }
+}
+
+fn beyond(shape: &[usize]) -> Problem {
+    Problem(format!("the indices reach beyond {shape:?}"))
+}
+
+/// Slices whose leading positions are the rows of the indices.
+#[derive(Debug)]
+struct GatherNd {
+    batch: usize,
+}
+
+pub(super) fn gather_nd(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    let batch = build.attributes.int("batch_dims")?.unwrap_or(0);
+    Ok(Box::new(GatherNd { batch: usize::try_from(batch).map_err(|_| "`batch_dims` is negative")? }))
+}
+
+impl Operator for GatherNd {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
+        let (from, to) = (x.shape(), indices.shape());
+        let misfit = || Problem(format!("indices of shape {to:?} do not fit {from:?}"));
+        let (&width, rows) = to.split_last().ok_or_else(misfit)?;
+        let named = from.get(self.batch..self.batch.saturating_add(width)).ok_or_else(misfit)?;
+        let inner = &from[self.batch + width..];
+        if width == 0 || rows.contains(&0) || from.contains(&0) || rows.get(..self.batch) != Some(&from[..self.batch]) {
+            return Err(misfit());
+        }
+        let per_batch: usize = rows[self.batch..].iter().product();
+        let mut at = vec![];
+        for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
+            let mut position = row / per_batch;
+            for (&i, &length) in index.iter().zip(named) {
+                position = position * length + axis(i, length).map_err(|_| beyond(from))?;
+            }
+            at.push(position);
+        }
+        let shape: Vec<usize> = rows.iter().chain(inner).copied().collect();
+        elements(&shape)?;
+        let slices = vec![elements(from)? / elements(inner)?, elements(inner)?];
+        Ok(vec![match x {
+            Value::Float(x) => Value::Float(reshaped(&pick(&reshaped(x, slices)?, 0, &at), shape)?),
+            Value::Int { values, .. } => match integers::picked(values, &slices, 0, &at) {
+                Value::Int { values, .. } => Value::Int { values, shape },
+                float => float,
+            },
+        }])
+    }
+}
+
+/// The position of the largest (or least) number along an axis. It has no gradient.
+#[derive(Debug)]
+struct Arg {
+    least: bool,
+    axis: i64,
+    keep: bool,
+    last: bool,
+}
+
+pub(super) fn arg(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    let attributes = &mut build.attributes;
+    Ok(Box::new(Arg {
+        least: build.operator == "ArgMin",
+        axis: attributes.int("axis")?.unwrap_or(0),
+        keep: attributes.int("keepdims")?.unwrap_or(1) != 0,
+        last: attributes.flag("select_last_index")?,
+    }))
+}
+
+impl Arg {
+    fn of<T: PartialOrd + Copy>(&self, column: &[T]) -> i64 {
+        let mut best = 0;
+        for (i, value) in column.iter().enumerate().skip(1) {
+            let better = if self.least { *value < column[best] } else { *value > column[best] };
+            if better || self.last && *value == column[best] {
+                best = i;
+            }
+        }
+        best as i64
+    }
+}
+
+impl Operator for Arg {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let mut shape = x.shape().to_vec();
+        let count = elements(&shape)?;
+        if count == 0 || count > MAX_INTS {
+            return Err(format!("the largest of {shape:?} numbers is not looked for here").into());
+        }
+        let values = match x {
+            Value::Float(t) => integers::columns(&host_floats(t)?, &shape, a).map(|c| self.of(&c)).collect(),
+            Value::Int { values, .. } => integers::columns(values, &shape, a).map(|c| self.of(&c)).collect(),
+        };
+        if self.keep {
+            shape[a] = 1;
+        } else {
+            shape.remove(a);
+        }
+        Ok(vec![Value::Int { values, shape }])
+    }
+}

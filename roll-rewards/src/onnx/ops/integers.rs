@@ -1,0 +1,57 @@
+//! Host tensors of integers, moved along their axes.
+
+use super::super::error::Problem;
+use super::super::value::{MAX_INTS, Value};
+
+/// Elements between neighbours along each axis.
+pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+    (0..shape.len()).map(|a| shape[a + 1..].iter().product()).collect()
+}
+
+/// The numbers along `axis`, for each position on the axes before and after it.
+pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize) -> impl Iterator<Item = Vec<T>> + 'v {
+    let (length, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    let outer: usize = shape[..axis].iter().product();
+    let column = move |o: usize, i: usize| (0..length).map(|k| values[(o * length + k) * inner + i]).collect();
+    (0..outer).flat_map(move |o| (0..inner).map(move |i| column(o, i)))
+}
+
+/// The axes in another order.
+pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Value {
+    let strides = strides(shape);
+    let to: Vec<usize> = order.iter().map(|&a| shape[a]).collect();
+    let source = |mut index: usize| {
+        let mut flat = 0;
+        for k in (0..to.len()).rev() {
+            flat += index % to[k] * strides[order[k]];
+            index /= to[k];
+        }
+        flat
+    };
+    Value::Int { values: (0..values.len()).map(|i| values[source(i)]).collect(), shape: to }
+}
+
+/// Whole slices along `axis`; `picks` lie on it.
+pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usize]) -> Value {
+    let (length, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    let outer: usize = shape[..axis].iter().product();
+    let mut out = Vec::with_capacity(outer * picks.len() * inner);
+    for o in 0..outer {
+        for &k in picks {
+            out.extend_from_slice(&values[(o * length + k) * inner..][..inner]);
+        }
+    }
+    let mut shape = shape.to_vec();
+    shape[axis] = picks.len();
+    Value::Int { values: out, shape }
+}
+
+/// Put together along `axis` to `shape`; each part comes with its length there.
+pub(super) fn concatenated(parts: &[(&[i64], usize)], shape: Vec<usize>, axis: usize) -> Result<Value, Problem> {
+    if shape.iter().product::<usize>() > MAX_INTS {
+        return Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into());
+    }
+    let (outer, inner) = (shape[..axis].iter().product::<usize>(), shape[axis + 1..].iter().product::<usize>());
+    let row = |o: usize| parts.iter().flat_map(move |(v, n)| v[o * n * inner..][..n * inner].iter().copied());
+    Ok(Value::Int { values: (0..outer).flat_map(row).collect(), shape })
+}

@@ -1,0 +1,165 @@
+//! Comparisons, logic, and the choice between two tensors by a third. Booleans are the integers 0 and 1 on the host:
+//! only [`Choose`] has a gradient, with respect to what it chooses from.
+
+use std::cmp::Ordering;
+
+use burn::tensor::{Bool, Tensor, TensorData};
+use roll_backends::NdTensor;
+
+use super::super::attributes::Build;
+use super::super::error::Problem;
+use super::super::value::{MAX_INTS, Value, elements, host_floats};
+use super::broadcast::source;
+use super::{Built, Operator, Run, broadcast, input};
+
+/// A comparison of two numbers, or a connective of two booleans.
+#[derive(Clone, Copy, Debug)]
+enum Two {
+    Equal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    And,
+    Or,
+    Xor,
+}
+
+pub(super) fn two(build: &mut Build) -> Built {
+    build.arity(2..=2, 1)?;
+    Ok(Box::new(match build.operator {
+        "Equal" => Two::Equal,
+        "Less" => Two::Less,
+        "LessOrEqual" => Two::LessOrEqual,
+        "Greater" => Two::Greater,
+        "GreaterOrEqual" => Two::GreaterOrEqual,
+        "And" => Two::And,
+        "Or" => Two::Or,
+        "Xor" => Two::Xor,
+        other => return Err(format!("{other} is no comparison").into()),
+    }))
+}
+
+impl Two {
+    fn of<T: PartialOrd + Copy>(self, a: T, b: T, is_true: impl Fn(T) -> bool) -> bool {
+        let order = a.partial_cmp(&b);
+        match self {
+            Self::Equal => order == Some(Ordering::Equal),
+            Self::Less => order == Some(Ordering::Less),
+            Self::LessOrEqual => matches!(order, Some(Ordering::Less | Ordering::Equal)),
+            Self::Greater => order == Some(Ordering::Greater),
+            Self::GreaterOrEqual => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+            Self::And => is_true(a) && is_true(b),
+            Self::Or => is_true(a) || is_true(b),
+            Self::Xor => is_true(a) != is_true(b),
+        }
+    }
+}
+
+impl Operator for Two {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (a, b) = (input(inputs, 0)?, input(inputs, 1)?);
+        let shape = host_shape(a.shape(), b.shape())?;
+        let count = elements(&shape)?;
+        let at = |i: usize| (source(i, &shape, a.shape()), source(i, &shape, b.shape()));
+        let values = match (a, b) {
+            (Value::Float(a), Value::Float(b)) => {
+                let (a, b) = (host_floats(a)?, host_floats(b)?);
+                let one = |i| self.of(a[at(i).0], b[at(i).1], |v| v != 0.0);
+                (0..count).map(|i| i64::from(one(i))).collect()
+            }
+            (a, b) => {
+                let (a, b) = (a.ints()?, b.ints()?);
+                let one = |i| self.of(a[at(i).0], b[at(i).1], |v| v != 0);
+                (0..count).map(|i| i64::from(one(i))).collect()
+            }
+        };
+        Ok(vec![Value::Int { values, shape }])
+    }
+}
+
+/// What two shapes broadcast to, when that is not too large for the host.
+fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
+    let shape = broadcast::shape(a, b)?;
+    if elements(&shape)? > MAX_INTS {
+        return Err(format!("booleans of shape {shape:?} are more than {MAX_INTS}").into());
+    }
+    Ok(shape)
+}
+
+/// A question about one number.
+#[derive(Clone, Copy, Debug)]
+enum One {
+    Not,
+    IsNan,
+    IsInfinite { negative: bool, positive: bool },
+}
+
+pub(super) fn one(build: &mut Build) -> Built {
+    build.arity(1..=1, 1)?;
+    Ok(Box::new(match build.operator {
+        "Not" => One::Not,
+        "IsNaN" => One::IsNan,
+        _ => {
+            let mut detects = |name| -> Result<bool, Problem> { Ok(build.attributes.int(name)?.unwrap_or(1) != 0) };
+            One::IsInfinite { negative: detects("detect_negative")?, positive: detects("detect_positive")? }
+        }
+    }))
+}
+
+impl Operator for One {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?;
+        let values = match *self {
+            Self::Not => x.ints()?.iter().map(|&v| i64::from(v == 0)).collect(),
+            Self::IsNan => host_floats(x.float()?)?.iter().map(|v| i64::from(v.is_nan())).collect(),
+            Self::IsInfinite { negative, positive } => {
+                let is = |v: &f32| i64::from(*v == f32::INFINITY && positive || *v == f32::NEG_INFINITY && negative);
+                host_floats(x.float()?)?.iter().map(is).collect()
+            }
+        };
+        Ok(vec![Value::Int { values, shape: x.shape().to_vec() }])
+    }
+}
+
+/// `Where`: the second input where the first is true, the third elsewhere.
+#[derive(Debug)]
+struct Choose;
+
+pub(super) fn choose(build: &mut Build) -> Built {
+    build.arity(3..=3, 1)?;
+    Ok(Box::new(Choose))
+}
+
+impl Operator for Choose {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (condition, yes, no) = (input(inputs, 0)?, input(inputs, 1)?, input(inputs, 2)?);
+        let shape = host_shape(&broadcast::shape(condition.shape(), yes.shape())?, no.shape())?;
+        let count = elements(&shape)?;
+        let is_true = condition.ints()?;
+        let is_true = |i: usize| is_true[source(i, &shape, condition.shape())] != 0;
+        Ok(vec![match (yes, no) {
+            (Value::Float(yes), Value::Float(no)) => {
+                let (yes, no) = (broadcast::expand(yes, &shape)?, broadcast::expand(no, &shape)?);
+                let mask: Vec<bool> = (0..count).map(is_true).collect();
+                let y = masked(no.flat().clone(), mask, yes.flat().clone());
+                Value::Float(NdTensor::from_flat(y, shape))
+            }
+            (yes, no) => {
+                let (yes_ints, no_ints) = (yes.ints()?, no.ints()?);
+                let pick = |i: usize| match is_true(i) {
+                    true => yes_ints[source(i, &shape, yes.shape())],
+                    false => no_ints[source(i, &shape, no.shape())],
+                };
+                Value::Int { values: (0..count).map(pick).collect(), shape }
+            }
+        }])
+    }
+}
+
+/// `x` with the numbers of `value` where `mask` is true. Not by products with 0 and 1: masks are there to hide infinities.
+pub(super) fn masked(x: Tensor<1>, mask: Vec<bool>, value: Tensor<1>) -> Tensor<1> {
+    let device = if x.device().is_autodiff() { x.device() } else { value.device() };
+    let count = mask.len();
+    x.mask_where(Tensor::<1, Bool>::from_data(TensorData::new(mask, [count]), &device), value)
+}

@@ -1,0 +1,216 @@
+//! ONNX Runtime, for passes without gradient. Its library is loaded at run time, from ORT_DYLIB_PATH.
+//!
+//! Without the cargo feature `onnxruntime` everything here fails with [`OnnxError::NoRuntime`].
+
+use std::path::Path;
+
+use roll_core::{Result, Tensor};
+
+use super::error::OnnxError;
+
+/// The environment variable with the path of ONNX Runtime's library.
+pub const LIBRARY: &str = "ORT_DYLIB_PATH";
+
+/// A graph that ONNX Runtime has loaded, on the CPU, with as many threads as this project's own executor.
+#[derive(Debug)]
+pub struct Session(imp::Session);
+
+impl Session {
+    /// Loads the file. Fails with [`OnnxError::NoRuntime`] in a build without ONNX Runtime, with [`OnnxError::Library`]
+    /// when its library cannot be loaded, and with [`OnnxError::Runtime`] when it refuses the file.
+    pub fn open(path: &Path) -> Result<Self, OnnxError> {
+        imp::Session::open(path).map(Self)
+    }
+
+    /// As [`Session::open`], from the file's bytes; `path` is what messages call it.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
+        imp::Session::parse(path, bytes).map(Self)
+    }
+
+    /// Every output, as f32 or i64, for one tensor per input, in the file's order and of its types.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.0.run(inputs)
+    }
+}
+
+/// Which ONNX Runtime is loaded: branch, commit and options of its build. Fails as [`Session::open`] does.
+pub fn build() -> Result<&'static str, OnnxError> {
+    imp::build()
+}
+
+#[cfg(not(feature = "onnxruntime"))]
+mod imp {
+    use super::*;
+
+    /// There is none.
+    #[derive(Debug)]
+    pub enum Session {}
+
+    impl Session {
+        pub fn open(_: &Path) -> Result<Self, OnnxError> {
+            Err(OnnxError::NoRuntime)
+        }
+
+        pub fn parse(_: &Path, _: &[u8]) -> Result<Self, OnnxError> {
+            Err(OnnxError::NoRuntime)
+        }
+
+        pub fn run(&self, _: &[Tensor]) -> Result<Vec<Tensor>> {
+            match *self {}
+        }
+    }
+
+    pub fn build() -> Result<&'static str, OnnxError> {
+        Err(OnnxError::NoRuntime)
+    }
+}
+
+#[cfg(feature = "onnxruntime")]
+mod imp {
+    use std::path::PathBuf;
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    use ort::environment::Environment;
+    use ort::session::builder::SessionBuilder;
+    use ort::session::{Session as Ort, SessionInputValue};
+    use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType};
+    use roll_core::DType;
+
+    use super::super::error::{Problem, no_panic};
+    use super::*;
+
+    /// The library, loaded once and never unloaded. A process has one: a later change of the variable has no effect.
+    fn library() -> Result<&'static Library, OnnxError> {
+        static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
+        let loaded = LOADED.get_or_init(|| no_panic(load).map_err(|p| p.0));
+        loaded.as_ref().map_err(|problem| OnnxError::Library { problem: problem.clone() })
+    }
+
+    struct Library {
+        environment: Environment,
+        build: &'static str,
+    }
+
+    fn load() -> Result<Library, Problem> {
+        let path = std::env::var_os(LIBRARY).filter(|p| !p.is_empty()).map(PathBuf::from);
+        let path = path.ok_or_else(|| Problem(format!("{LIBRARY} is not set")))?;
+        // A relative path would be looked for beside the program first.
+        let path = path.canonicalize().map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
+        if !path.is_file() {
+            return Err(Problem(format!("{LIBRARY} is {}, which is no file", path.display())));
+        }
+        let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
+        let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
+        // The version that the library has beside it is not handed on by the crate.
+        let build = ort::info();
+        tracing::info!(path = %path.display(), %build, "loaded ONNX Runtime");
+        Ok(Library { environment, build })
+    }
+
+    pub fn build() -> Result<&'static str, OnnxError> {
+        Ok(library()?.build)
+    }
+
+    fn problem<R>(error: ort::Error<R>) -> Problem {
+        Problem(error.to_string())
+    }
+
+    #[derive(Debug)]
+    pub struct Session {
+        path: PathBuf,
+        /// A run takes the session for itself.
+        session: Mutex<Ort>,
+    }
+
+    impl Session {
+        pub fn open(path: &Path) -> Result<Self, OnnxError> {
+            let bytes = std::fs::read(path).map_err(|source| OnnxError::File { path: path.to_owned(), source })?;
+            Self::parse(path, &bytes)
+        }
+
+        pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
+            let environment = &library()?.environment;
+            let session = no_panic(|| builder(environment)?.commit_from_memory(bytes).map_err(problem));
+            let path = path.to_owned();
+            match session {
+                Ok(session) => Ok(Self { path, session: Mutex::new(session) }),
+                Err(Problem(problem)) => Err(OnnxError::Runtime { path, problem }),
+            }
+        }
+
+        pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+            let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+            let outputs = no_panic(|| {
+                if inputs.len() != session.inputs().len() {
+                    return Err(
+                        format!("it has {} inputs, found {} tensors", session.inputs().len(), inputs.len()).into()
+                    );
+                }
+                let inputs: Vec<SessionInputValue> = inputs.iter().map(given).collect::<Result<_, _>>()?;
+                let outputs = session.run(inputs.as_slice()).map_err(problem)?;
+                outputs.values().map(|value| taken(&value)).collect()
+            });
+            let failed = |p: Problem| OnnxError::Runtime { path: self.path.clone(), problem: p.0 };
+            Ok(outputs.map_err(failed)?)
+        }
+    }
+
+    fn builder(environment: &Environment) -> Result<SessionBuilder, Problem> {
+        let builder = Ort::builder(environment).map_err(problem)?;
+        let builder = builder.with_intra_threads(rayon::current_num_threads()).map_err(problem)?;
+        builder.with_deterministic_compute(true).map_err(problem)
+    }
+
+    fn given(tensor: &Tensor) -> Result<SessionInputValue<'static>, Problem> {
+        let shape = tensor.shape();
+        let value: DynValue = match tensor.dtype() {
+            DType::I64 => {
+                OrtTensor::from_array((shape, tensor.as_slice::<i64>()?.to_vec())).map_err(problem)?.into_dyn()
+            }
+            DType::I32 => {
+                OrtTensor::from_array((shape, tensor.as_slice::<i32>()?.to_vec())).map_err(problem)?.into_dyn()
+            }
+            DType::U8 => OrtTensor::from_array((shape, tensor.as_bytes().to_vec())).map_err(problem)?.into_dyn(),
+            DType::Bool => {
+                let values: Vec<bool> = tensor.as_bytes().iter().map(|v| *v != 0).collect();
+                OrtTensor::from_array((shape, values)).map_err(problem)?.into_dyn()
+            }
+            DType::F32 | DType::Bf16 | DType::F16 => {
+                OrtTensor::from_array((shape, tensor.to_f32_vec())).map_err(problem)?.into_dyn()
+            }
+        };
+        Ok(value.into())
+    }
+
+    fn taken(value: &DynValue) -> Result<Tensor, Problem> {
+        fn tensor<T: roll_core::Element>(shape: &[i64], values: Vec<T>) -> Result<Tensor, Problem> {
+            let shape: Vec<usize> = shape.iter().map(|&d| d.max(0) as usize).collect();
+            Ok(Tensor::new(values, shape)?)
+        }
+        macro_rules! integers {
+            ($type:ty) => {{
+                let (shape, values) = value.try_extract_tensor::<$type>().map_err(problem)?;
+                tensor(shape, values.iter().map(|&v| i64::from(v)).collect())
+            }};
+        }
+        match value.dtype().tensor_type() {
+            Some(TensorElementType::Float32) => {
+                let (shape, values) = value.try_extract_tensor::<f32>().map_err(problem)?;
+                tensor(shape, values.to_vec())
+            }
+            Some(TensorElementType::Float64) => {
+                let (shape, values) = value.try_extract_tensor::<f64>().map_err(problem)?;
+                tensor(shape, values.iter().map(|&v| v as f32).collect())
+            }
+            Some(TensorElementType::Int64) => integers!(i64),
+            Some(TensorElementType::Int32) => integers!(i32),
+            Some(TensorElementType::Uint8) => integers!(u8),
+            Some(TensorElementType::Bool) => integers!(bool),
+            _ => Err(format!(
+                "an output is {:?}; tensors of float, double, int64, int32, uint8 and bool are read",
+                value.dtype()
+            )
+            .into()),
+        }
+    }
+}

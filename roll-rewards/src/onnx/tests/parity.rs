@@ -1,0 +1,157 @@
+//! This project's executor beside ONNX Runtime: every graph that the tests make, and every ONNX file there is.
+
+use std::path::PathBuf;
+
+use roll_core::{DType, Grad, Tensor};
+
+use super::*;
+use crate::onnx::runtime::{Session, build};
+use crate::onnx::{Executor, Network, Port};
+
+/// Whether ONNX Runtime is there; says so once, past the capture of the test runner, when not: a skipped test must not
+/// look like a passed one.
+fn is_there() -> bool {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let Err(error) = build() else { return true };
+    SAID.call_once(|| {
+        let message = format_args!("SKIPPED: comparison with ONNX Runtime: {error}\n");
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), message);
+    });
+    false
+}
+
+/// Largest difference between two outputs, as a part of the largest value. Integers must be equal.
+pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f32 {
+    assert_eq!((ours.shape(), ours.dtype()), (theirs.shape(), theirs.dtype()));
+    if ours.dtype() != DType::F32 {
+        assert_eq!(ours.as_slice::<i64>().unwrap(), theirs.as_slice::<i64>().unwrap());
+        return 0.0;
+    }
+    let (ours, theirs) = (ours.to_f32_vec(), theirs.to_f32_vec());
+    // ONNX Runtime's sigmoid is a rational approximation, off by up to about 1e-7 absolutely, so probabilities that are
+    // all near zero are compared as parts of two hundredths.
+    let largest = theirs.iter().filter(|v| v.is_finite()).fold(2e-2f32, |m, v| m.max(v.abs()));
+    // Infinities and NaN must be equal.
+    let one = |(a, b): (&f32, &f32)| if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() / largest };
+    ours.iter().zip(&theirs).map(one).fold(0.0, f32::max)
+}
+
+/// Fails when the outputs of both for `inputs` differ by more than 1e-5 of the largest value.
+#[track_caller]
+pub(super) fn compare(bytes: &[u8], inputs: &[Tensor]) {
+    if !is_there() {
+        return;
+    }
+    let path = Path::new("made/by/a/test.onnx");
+    let ours = Model::parse(path, bytes, &device()).unwrap().run_all(inputs).unwrap();
+    let theirs = Session::parse(path, bytes).unwrap().run(inputs).unwrap();
+    assert_eq!(ours.len(), theirs.len());
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        let worst = difference(ours, theirs);
+        assert!(worst <= 1e-5, "they differ by {worst} of the largest value: {ours:?} and {theirs:?}");
+    }
+}
+
+/// The ONNX files of the repository, and of the folder `models` in ROLL_TEST_DATA.
+fn files() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
+    let folders = ["assets/demo/face", "assets/demo/face_check"].map(|f| root.join(f));
+    let entries = folders.into_iter().chain([data.join("models")]).filter_map(|f| std::fs::read_dir(f).ok()).flatten();
+    let mut files: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+    files.retain(|f| f.extension().is_some_and(|e| e == "onnx"));
+    files.sort();
+    files
+}
+
+/// Noise for an input; `items` along a free or single axis 0, 64 pixels along other free axes.
+fn sample(port: &Port, items: usize) -> Tensor {
+    let length = |(axis, d): (usize, &Option<usize>)| match (axis, d) {
+        (0, None | Some(1)) => items,
+        (_, d) => d.unwrap_or(64),
+    };
+    let shape: Vec<usize> = port.shape.iter().enumerate().map(length).collect();
+    Tensor::new(noise(shape.iter().product(), 1), shape).unwrap()
+}
+
+#[test]
+fn every_file_gives_the_numbers_of_onnx_runtime_for_one_item_and_for_several() {
+    if !is_there() {
+        return;
+    }
+    let files = files();
+    assert!(files.len() >= 4, "the networks of the demo are missing: {files:?}");
+    for path in files {
+        let network = Network::open(&path, &device(), Executor::OnnxRuntime).unwrap();
+        for items in [1, 3] {
+            let input = sample(&network.model().inputs()[0], items);
+            let input = roll_backends::host::to_device_nd(&input, &device()).unwrap();
+            let ours = network.model().run(&input).unwrap();
+            let theirs = network.run(&input, Grad::Record).unwrap();
+            assert_eq!(ours.len(), theirs.len());
+            let pairs =
+                ours.iter().zip(&theirs).map(|(a, b)| difference(&to_host_nd(a).unwrap(), &to_host_nd(b).unwrap()));
+            let worst = pairs.fold(0.0, f32::max);
+            eprintln!("{}, {items} items: {worst:.1e} of the largest value", path.display());
+            assert!(worst <= 1e-5, "{}: {worst}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_seeds_of_the_fuzzer_give_the_numbers_of_onnx_runtime() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/onnx");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        let mut parsed = onnx_rs::parse(&bytes).unwrap();
+        // Written with a newer version of the format than ONNX Runtime reads.
+        parsed.ir_version = 8;
+        let model = Model::parse(Path::new("seed.onnx"), &bytes, &device()).unwrap();
+        compare(&onnx_rs::encode(&parsed), &[sample(&model.inputs()[0], 1)]);
+    }
+}
+
+#[test]
+fn what_gradients_depend_on_is_ours_unless_onnx_runtime_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.onnx");
+    let file = File::new(13, &[1, 64]).floats("w", &[64, 64], &noise(64 * 64, 3));
+    std::fs::write(&path, file.node("MatMul", &["x", "w"], "m", vec![]).node("Tanh", &["m"], "y", vec![]).bytes())
+        .unwrap();
+    let x = tensor(&noise(64, 4), &[1, 64]);
+    let ours = host(&Model::open(&path, &device()).unwrap().run(&x).unwrap()[0]);
+    for executor in [Executor::Auto, Executor::Own] {
+        let network = Network::open(&path, &device(), executor).unwrap();
+        assert_eq!(host(&network.run(&x, Grad::Record).unwrap()[0]), ours);
+        assert_eq!(host(&network.vjp(&x).unwrap().0), ours);
+        assert_eq!(network.foreign(), None);
+    }
+    if !is_there() {
+        let error = Network::open(&path, &device(), Executor::OnnxRuntime).unwrap_err().to_string();
+        assert!(error.contains("`onnx: own`"), "{error}");
+        return;
+    }
+    let network = Network::open(&path, &device(), Executor::OnnxRuntime).unwrap();
+    assert_eq!(host(&network.vjp(&x).unwrap().0), ours);
+    let key = network.foreign().unwrap();
+    assert!(key.starts_with("onnxruntime: ORT Build Info: "), "{key}");
+}
+
+#[test]
+fn what_onnx_runtime_refuses_is_told_with_the_file() {
+    if !is_there() {
+        return;
+    }
+    let bytes = File::new(13, &[1, 2]).node("FlyToTheMoon", &["x"], "y", vec![]).bytes();
+    let error = Session::parse(Path::new("faces/x.onnx"), &bytes).unwrap_err().to_string();
+    assert!(error.contains("faces/x.onnx") && error.contains("FlyToTheMoon"), "{error}");
+    let error = Session::parse(Path::new("faces/x.onnx"), b"no model").unwrap_err().to_string();
+    assert!(error.contains("faces/x.onnx: ONNX Runtime"), "{error}");
+    let session =
+        Session::parse(Path::new("x.onnx"), &File::new(13, &[1, 2]).node("Relu", &["x"], "y", vec![]).bytes());
+    let session = session.unwrap();
+    let error = session.run(&[]).unwrap_err().to_string();
+    assert!(error.contains("1 inputs, found 0"), "{error}");
+    let error = session.run(&[Tensor::new(vec![1i64, 2], [1, 2]).unwrap()]).unwrap_err().to_string();
+    assert!(error.contains("x.onnx: ONNX Runtime"), "{error}");
+}
