@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-static roll_host host;
+static const roll_host *host;
 
 typedef struct {
     double gain;
@@ -62,11 +62,13 @@ static uint32_t pull(void *state, const roll_tensor *cotangent, roll_tensor *out
     return ROLL_OK;
 }
 
-static uint32_t score(void *state, const roll_score_input *input, roll_score *out, roll_error *error) {
-    const roll_tensor *frames = input->video.frames;
+static uint32_t score(void *state, const roll_video *video, roll_str prompt, roll_tensor_list target, uint32_t record,
+                      roll_score *out, roll_error *error) {
+    const roll_tensor *frames = &video->frames;
     const float *values = frames->data;
     size_t count = frames->bytes / sizeof(float), per_frame = count / (frames->shape[0] ? frames->shape[0] : 1);
     roll_score own;
+    (void)prompt, (void)target;
     memset(&own, 0, sizeof own);
     if (count == 0) {
         static const char reason[] = "the video has no pixels";
@@ -77,8 +79,8 @@ static uint32_t score(void *state, const roll_score_input *input, roll_score *ou
         return ROLL_OK;
     }
     double gain = ((contrast *)state)->gain, sum = 0.0;
-    kept *keep = input->record ? malloc(sizeof *keep + count * sizeof(float)) : NULL;
-    if (input->record && !keep) return fail(error, ROLL_FAULT_FAILURE, "there is no memory for the pullback");
+    kept *keep = record ? malloc(sizeof *keep + count * sizeof(float)) : NULL;
+    if (record && !keep) return fail(error, ROLL_FAULT_FAILURE, "there is no memory for the pullback");
     for (size_t frame = 0; frame < count; frame += per_frame) {
         double mean = 0.0;
         for (size_t i = 0; i < per_frame; i++) mean += values[frame + i];
@@ -102,7 +104,15 @@ static uint32_t score(void *state, const roll_score_input *input, roll_score *ou
     return ROLL_OK;
 }
 
-static const roll_reward_table table = {facts, prepare, score, NULL};
+static uint32_t measures(void *state, roll_measure *out, roll_error *error) {
+    static const char label[] = "contrast";
+    roll_measure own = {{label, sizeof label - 1, NULL, NULL}, {NULL, 0, NULL, NULL}};
+    (void)state, (void)error;
+    *out = own;
+    return ROLL_OK;
+}
+
+static const roll_reward_table table = {sizeof(roll_reward_table), facts, prepare, score, NULL, measures};
 
 static uint32_t make(const void *data, roll_str options, const roll_context *context, roll_object *out,
                      roll_error *error) {
@@ -120,7 +130,7 @@ static uint32_t make(const void *data, roll_str options, const roll_context *con
     }
     roll_object object = {own, &table, free};
     roll_str target = ROLL_STR("contrast"), message = ROLL_STR("made");
-    if (host.log_level(host.state) >= ROLL_LOG_DEBUG) host.log(host.state, ROLL_LOG_DEBUG, target, message);
+    if (host->log_level(host->state) >= ROLL_LOG_DEBUG) host->log(host->state, ROLL_LOG_DEBUG, target, message);
     *out = object;
     return ROLL_OK;
 }
@@ -129,18 +139,22 @@ static const roll_option options[] = {
     {ROLL_STR("gain"), ROLL_NUMBER, ROLL_STR("1.0"), ROLL_STR("Factor of the score, above 0")},
 };
 
-static const roll_component components[] = {
-    {ROLL_KIND_REWARD, ROLL_STR("contrast"), ROLL_STR("Variance of each frame's values; written in C"), options, 1, NULL,
-     make},
+static const roll_component reward = {
+    sizeof(roll_component), ROLL_KIND_REWARD, ROLL_STR("contrast"),
+    ROLL_STR("Variance of each frame's values; written in C"), {options, 1}, NULL, make, NULL,
 };
+
+static const roll_component *const components[] = {&reward};
 
 EXPORT const roll_abi roll_plugin_abi = ROLL_ABI_CURRENT;
 
-EXPORT uint32_t roll_plugin_init(const roll_host *given, roll_plugin *out, roll_error *error) {
-    roll_plugin own = {ROLL_STR("contrast_reward_c"), ROLL_STR("0.1.0"), ROLL_STR("The authors of roll"),
-                       ROLL_STR("A reward in C"), components, 1};
+EXPORT uint32_t roll_plugin_init(const roll_host *given, const roll_plugin **out, roll_error *error) {
+    static const roll_plugin own = {
+        sizeof(roll_plugin), ROLL_STR("contrast_reward_c"), ROLL_STR("0.1.0"), ROLL_STR("The authors of roll"),
+        ROLL_STR("A reward in C"), {components, 1},
+    };
     (void)error;
-    host = *given;
-    *out = own;
+    host = given;
+    *out = &own;
     return ROLL_OK;
 }

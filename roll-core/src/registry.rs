@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
+#[cfg(feature = "host")]
 use crate::plugin::{LoadedComponent, Plugin};
 use crate::{Algorithm, Environment, Error, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement};
 
@@ -10,7 +11,7 @@ use crate::{Algorithm, Environment, Error, Kind, Model, Planner, Result, RewardS
 pub type Options = serde_json::Map<String, serde_json::Value>;
 
 /// What an implementation may need to know when it is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
     /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
@@ -42,6 +43,7 @@ pub enum Factory {
     Strategy(fn(&Options, &BuildContext) -> Result<Box<dyn Strategy>>),
     Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
     /// A component of a loaded library, of whatever kind it says.
+    #[cfg(feature = "host")]
     Loaded(&'static LoadedComponent),
 }
 
@@ -54,6 +56,7 @@ impl Factory {
             Self::Algorithm(_) => Kind::Algorithm,
             Self::Strategy(_) => Kind::Strategy,
             Self::Environment(_) => Kind::Environment,
+            #[cfg(feature = "host")]
             Self::Loaded(component) => component.kind(),
         }
     }
@@ -87,6 +90,7 @@ impl Registration {
     /// Every option with its default: what `roll config` shows and unknown keys are compared with.
     pub fn options(&self) -> Options {
         match self.factory {
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.defaults(),
             _ => (self.defaults)(),
         }
@@ -141,8 +145,9 @@ impl Registry {
         Ok(Self { entries })
     }
 
-    /// With what a plugin offers too. Fails when a name of one kind then stands twice, unless the plugin `replaces`
+    /// With what a plugin offers too (feature `host`). Fails when a name of one kind then stands twice, unless the plugin `replaces`
     /// what is linked in: then its components take the place of those.
+    #[cfg(feature = "host")]
     pub fn with_plugin(self, plugin: &Plugin, replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
         let added = plugin.components.iter().map(|c| c.registration());
@@ -182,6 +187,7 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match &self.find(Kind::Model, name)?.factory {
             Factory::Model(make) => make(options, context),
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.model(options, context),
             other => Err(other.is_not(Kind::Model)),
         }
@@ -191,6 +197,7 @@ impl Registry {
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.reward(options, context),
             other => Err(other.is_not(Kind::Reward)),
         }
@@ -200,6 +207,7 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match &self.find(Kind::Algorithm, name)?.factory {
             Factory::Algorithm(make) => make(options, context),
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.algorithm(options, context),
             other => Err(other.is_not(Kind::Algorithm)),
         }
@@ -209,6 +217,7 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match &self.find(Kind::Strategy, name)?.factory {
             Factory::Strategy(make) => make(options, context),
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.strategy(options, context),
             other => Err(other.is_not(Kind::Strategy)),
         }
@@ -218,6 +227,7 @@ impl Registry {
     pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
         match &self.find(Kind::Environment, name)?.factory {
             Factory::Environment(make) => make(options, context),
+            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.environment(options, context),
             other => Err(other.is_not(Kind::Environment)),
         }
@@ -228,6 +238,7 @@ impl Registry {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Algorithm(plan)), _) => plan(options),
+            #[cfg(feature = "host")]
             (_, Factory::Loaded(component)) => component.plan(options, None),
             _ => Err(registration.cannot_plan()),
         }
@@ -238,6 +249,7 @@ impl Registry {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Strategy(plan)), _) => plan(options),
+            #[cfg(feature = "host")]
             (_, Factory::Loaded(component)) => component.plan(options, None),
             _ => Err(registration.cannot_plan()),
         }
@@ -248,6 +260,7 @@ impl Registry {
         let registration = self.find(Kind::Model, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Model(plan)), _) => plan(options, input, context),
+            #[cfg(feature = "host")]
             (_, Factory::Loaded(component)) => component.plan(options, Some((input, context))),
             _ => Err(registration.cannot_plan()),
         }

@@ -2,119 +2,78 @@
 
 use std::ffi::c_void;
 
-use super::abi::{RollError, RollObject, RollOwned, RollStr};
-use super::call::{Foreign, Served, Source, answer, serve, serve_shared};
-use super::data::slice;
-use super::environment::{self, ForeignEnvironment};
-use super::layout::boundary;
-use super::model::{ForeignModel, LentModel};
-use super::reward::{ForeignReward, LentReward};
-use super::step::{
-    ForeignProgress, LentSamples, RollEvaluation, RollEvaluationContext, RollNoise, RollProgress, RollStepContext,
-    RollStepReport, RollValidation, RollValidationContext, keep_samples,
+use roll_abi::{
+    RollAlgorithmTable, RollDataSource, RollEnvironmentMaker, RollError, RollEvaluation, RollEvaluationContext,
+    RollList, RollObject, RollOwned, RollStepContext, RollStepReport, RollStr,
 };
+
+use super::crossing::{Answer, Argument, Calls, crossing};
+use super::data::{json, list, own_json, take_json, text};
+use super::environment::{self, ForeignEnvironment};
+use super::foreign::{Foreign, Source};
+use super::model::{ForeignModel, LentModel};
+use super::reward::{ForeignReward, LentReward, lent_reward};
+use super::served::{Served, answer, serve};
+use super::step::{ForeignProgress, LentSamples, keep_samples, lend_progress, own_noise};
 use super::strategy::{ForeignStrategy, LentStrategy};
 use crate::{
-    Algorithm, DataSource, Environment, Error, Evaluated, EvaluationContext, Model, Noise, Progress, Result,
+    Algorithm, DataSource, Environment, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
     RewardScorer, StepContext, StepReport, Validation,
 };
 
-boundary! {
-    /// Where an algorithm's samples come from, as [`DataSource`].
-    #[derive(Default)]
-    pub struct RollAlgorithmFacts {
-        /// 0: the configuration's clips.
-        pub own_data: u32,
-        pub has_steps: u32,
-        pub steps_per_epoch: u64,
-    }
-}
-
-boundary! {
-    /// Makes environments during the call that it is lent for; they belong to whoever asked.
-    #[derive(Clone, Copy)]
-    pub struct RollEnvironmentMaker {
-        pub state: *mut c_void,
-        pub make: unsafe extern "C" fn(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32,
-    }
-}
-
-boundary! {
-    /// The functions of an algorithm.
-    #[derive(Clone, Copy)]
-    pub struct RollAlgorithmTable {
-        /// A reward without a table is none.
-        pub check: unsafe extern "C" fn(
-            state: *mut c_void,
-            model: *const RollObject,
-            reward: *const RollObject,
-            error: *mut RollError,
-        ) -> u32,
-        pub step: unsafe extern "C" fn(
-            state: *mut c_void,
-            context: *const RollStepContext,
-            out: *mut RollStepReport,
-            error: *mut RollError,
-        ) -> u32,
-        pub evaluate: unsafe extern "C" fn(
-            state: *mut c_void,
-            context: *const RollEvaluationContext,
-            out: *mut RollEvaluation,
-            error: *mut RollError,
-        ) -> u32,
-        /// JSON.
-        pub save: unsafe extern "C" fn(state: *mut c_void, out: *mut RollOwned<u8>, error: *mut RollError) -> u32,
-        pub restore: unsafe extern "C" fn(state: *mut c_void, saved: RollStr, error: *mut RollError) -> u32,
-        pub facts:
-            unsafe extern "C" fn(state: *mut c_void, out: *mut RollAlgorithmFacts, error: *mut RollError) -> u32,
-        pub open_environments: unsafe extern "C" fn(
-            state: *mut c_void,
-            maker: *const RollEnvironmentMaker,
-            error: *mut RollError,
-        ) -> u32,
-        pub validate: unsafe extern "C" fn(
-            state: *mut c_void,
-            context: *const RollValidationContext,
-            out: *mut RollValidation,
-            error: *mut RollError,
-        ) -> u32,
-    }
-}
-
 type Target = dyn Algorithm;
 
-static TABLE: RollAlgorithmTable =
-    RollAlgorithmTable { check, step, evaluate, save, restore, facts, open_environments, validate };
-
-pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
-    Served::give(algorithm, &TABLE)
-}
-
-/// A reward that the host lends, if there is one.
-///
-/// # Safety
-/// The object is lent for this call.
-unsafe fn lent_reward(reward: RollObject) -> Result<Option<ForeignReward>> {
-    match reward.table.is_null() {
-        true => Ok(None),
-        // SAFETY: as the caller promises.
-        false => unsafe { ForeignReward::new(reward, Source::Host) }.map(Some),
+crossing! {
+    Algorithm for ForeignAlgorithm, table RollAlgorithmTable of Target {
+        mut fn check(model: &mut dyn Model, reward: Option<&dyn RewardScorer>);
+        ref fn data_source() -> DataSource, or DataSource::Clips;
+        mut fn open_environments(make: Make<'_>);
+        mut fn validate(step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Option<Validation>;
+        ref fn state() -> serde_json::Value, or serde_json::Value::Null;
+        mut fn load_state(state: &serde_json::Value);
+        ref fn headlines() -> Vec<Headline>, or Vec::new(), absent Vec::new();
     }
-}
+    by hand [step, evaluate] {
+        fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+            let samples = LentSamples::new(context.samples);
+            let (model, strategy) = (LentModel::new(context.model), LentStrategy::new(context.strategy));
+            let reward = context.reward.as_deref_mut().map(|reward| LentReward::new(&mut *reward));
+            let given = RollStepContext {
+                step: context.step,
+                samples: samples.list(),
+                model: model.object(),
+                reward: reward.as_ref().map(LentReward::object).unwrap_or_default(),
+                strategy: strategy.object(),
+                learning_rate: context.learning_rate,
+                noise: context.noise.lend(),
+                progress: lend_progress(&context.progress),
+                want_videos: context.want_videos.into(),
+            };
+            let report = self.object.call("step", self.table.step, |step, state, out, error| {
+                // SAFETY: P1 and P7.
+                unsafe { step(state, &given, out, error) }
+            })?;
+            self.object.must("step", report)
+        }
 
-unsafe extern "C" fn check(
-    state: *mut c_void,
-    model: *const RollObject,
-    reward: *const RollObject,
-    error: *mut RollError,
-) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        let (mut model, reward) = unsafe { (ForeignModel::new(*model, Source::Host)?, lent_reward(*reward)?) };
-        algorithm.check(&mut model, reward.as_ref().map(|r| r as &dyn RewardScorer))
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
+        fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+            let (samples, model) = (LentSamples::new(context.samples), LentModel::new(context.model));
+            let rewards: Vec<LentReward> = context.rewards.iter_mut().map(|r| LentReward::new(&mut **r)).collect();
+            let objects: Vec<RollObject> = rewards.iter().map(LentReward::object).collect();
+            let given = RollEvaluationContext {
+                samples: samples.list(),
+                model: model.object(),
+                rewards: RollList::lend(&objects),
+                noise: context.noise.lend(),
+                progress: lend_progress(&context.progress),
+            };
+            let evaluated = self.object.call("evaluate", self.table.evaluate, |evaluate, state, out, error| {
+                // SAFETY: P1 and P7.
+                unsafe { evaluate(state, &given, out, error) }
+            })?;
+            self.object.must("evaluate", evaluated)
+        }
+    }
 }
 
 unsafe extern "C" fn step(
@@ -124,31 +83,31 @@ unsafe extern "C" fn step(
     error: *mut RollError,
 ) -> u32 {
     let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        let (context, samples, mut model, mut reward, mut strategy) = unsafe {
+        // SAFETY: P1, P8 and P9.
+        let (given, samples, mut model, mut reward, mut strategy) = unsafe {
             let c = &*context;
             (
                 c,
-                keep_samples(c.samples, c.sample_count)?,
+                keep_samples(c.samples)?,
                 ForeignModel::new(c.model, Source::Host)?,
                 lent_reward(c.reward)?,
                 ForeignStrategy::new(c.strategy, Source::Host)?,
             )
         };
         let mut own = StepContext {
-            step: context.step,
+            step: given.step,
             samples: &samples,
             model: &mut model,
             reward: reward.as_mut().map(|r| r as &mut dyn RewardScorer),
             strategy: &mut strategy,
-            learning_rate: context.learning_rate,
-            noise: &context.noise.get(),
-            progress: &ForeignProgress(context.progress),
-            want_videos: context.want_videos == 1,
+            learning_rate: given.learning_rate,
+            noise: &own_noise(given.noise),
+            progress: &ForeignProgress(given.progress),
+            want_videos: given.want_videos == 1,
         };
-        algorithm.step(&mut own).map(RollStepReport::give)
+        algorithm.step(&mut own).map(Answer::give)
     };
-    // SAFETY: as the interface says.
+    // SAFETY: P4, P7 and P8.
     unsafe { serve(state, out, error, body) }
 }
 
@@ -159,238 +118,149 @@ unsafe extern "C" fn evaluate(
     error: *mut RollError,
 ) -> u32 {
     let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        let (context, samples, mut model, mut rewards) = unsafe {
+        // SAFETY: P1, P8 and P9.
+        let (given, samples, mut model, mut rewards) = unsafe {
             let c = &*context;
-            let rewards = slice(c.rewards, c.reward_count)?.iter();
-            let rewards = rewards.map(|r| ForeignReward::new(*r, Source::Host)).collect::<Result<Vec<_>>>()?;
-            (c, keep_samples(c.samples, c.sample_count)?, ForeignModel::new(c.model, Source::Host)?, rewards)
+            let rewards = list(c.rewards)?.iter().map(|r| ForeignReward::new(*r, Source::Host));
+            let rewards = rewards.collect::<Result<Vec<_>>>()?;
+            (c, keep_samples(c.samples)?, ForeignModel::new(c.model, Source::Host)?, rewards)
         };
         let mut own = EvaluationContext {
             samples: &samples,
             model: &mut model,
             rewards: rewards.iter_mut().map(|r| r as &mut dyn RewardScorer).collect(),
-            noise: &context.noise.get(),
-            progress: &ForeignProgress(context.progress),
+            noise: &own_noise(given.noise),
+            progress: &ForeignProgress(given.progress),
         };
-        algorithm.evaluate(&mut own).map(RollEvaluation::give)
+        algorithm.evaluate(&mut own).map(Answer::give)
     };
-    // SAFETY: as the interface says.
+    // SAFETY: P4, P7 and P8.
     unsafe { serve(state, out, error, body) }
 }
 
-unsafe extern "C" fn save(state: *mut c_void, out: *mut RollOwned<u8>, error: *mut RollError) -> u32 {
-    let body = |algorithm: &Target| Ok(RollOwned::text(algorithm.state().to_string()));
-    // SAFETY: as the interface says.
-    unsafe { serve_shared(state, out, error, body) }
-}
-
-unsafe extern "C" fn restore(state: *mut c_void, saved: RollStr, error: *mut RollError) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        algorithm.load_state(&json(unsafe { saved.get() }?)?)
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
-}
-
-unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollAlgorithmFacts, error: *mut RollError) -> u32 {
-    let body = |algorithm: &Target| {
-        Ok(match algorithm.data_source() {
-            DataSource::Clips => RollAlgorithmFacts::default(),
-            DataSource::Own { steps_per_epoch } => RollAlgorithmFacts {
-                own_data: 1,
-                has_steps: steps_per_epoch.is_some().into(),
-                steps_per_epoch: steps_per_epoch.unwrap_or_default(),
-            },
-        })
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve_shared(state, out, error, body) }
-}
-
-unsafe extern "C" fn open_environments(
-    state: *mut c_void,
-    maker: *const RollEnvironmentMaker,
-    error: *mut RollError,
-) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        let maker = unsafe { *maker };
-        algorithm.open_environments(&mut || {
-            let (mut object, mut error) = (RollObject::default(), RollError::default());
-            // SAFETY: as the interface says.
-            let status = unsafe { (maker.make)(maker.state, &mut object, &mut error) };
-            let object = Source::Host.outcome("make", status, object, error)?;
-            // SAFETY: the other side made it for us.
-            Ok(Box::new(unsafe { ForeignEnvironment::new(object, Source::Host) }?))
-        })
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
-}
-
-unsafe extern "C" fn validate(
-    state: *mut c_void,
-    context: *const RollValidationContext,
-    out: *mut RollValidation,
-    error: *mut RollError,
-) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: lent for this call.
-        let (context, mut model) = unsafe { (&*context, ForeignModel::new((*context).model, Source::Host)?) };
-        let progress = ForeignProgress(context.progress);
-        algorithm.validate(context.step, &mut model, &context.noise.get(), &progress).map(RollValidation::give)
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, out, error, body) }
-}
-
-type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
-
-/// Serves a [`Make`] behind a thin pointer.
-unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    // SAFETY: lent for the call that this is part of, and asked by one at a time.
-    let body = || unsafe { (*state.cast::<Make<'_>>())().map(environment::give) };
-    // SAFETY: as the interface says.
-    unsafe { answer(out, error, body) }
-}
-
-fn json(text: &str) -> Result<serde_json::Value> {
-    serde_json::from_str(text).map_err(|e| Error::Misuse(format!("the state of an algorithm is no JSON: {e}")))
+pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
+    Served::give(algorithm, &TABLE)
 }
 
 /// An algorithm of the other side.
-pub(super) struct ForeignAlgorithm(Foreign<RollAlgorithmTable>);
+pub(super) struct ForeignAlgorithm {
+    object: Foreign,
+    table: RollAlgorithmTable,
+}
 
 impl ForeignAlgorithm {
     /// # Safety
     /// As [`Foreign::new`].
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
-        unsafe { Foreign::new(object, source) }.map(Self)
+        let (object, table) = unsafe { Foreign::new(object, source) }?;
+        Ok(Self { object, table })
     }
 }
 
-impl Algorithm for ForeignAlgorithm {
-    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        let (model, reward) = (LentModel::new(model), reward.map(LentReward::shared));
-        let reward = reward.as_ref().map(LentReward::object).unwrap_or_default();
-        self.0.run("check", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.check)(state, &model.object(), &reward, error) }
-        })
+impl Calls<RollAlgorithmTable> for ForeignAlgorithm {
+    fn callee(&self) -> (&Foreign, Option<&RollAlgorithmTable>) {
+        (&self.object, Some(&self.table))
     }
+}
 
-    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let samples = LentSamples::new(context.samples);
-        let (model, strategy) = (LentModel::new(context.model), LentStrategy::new(context.strategy));
-        let reward = context.reward.as_deref_mut().map(|reward| LentReward::new(&mut *reward));
-        let given = RollStepContext {
-            step: context.step,
-            samples: samples.list().as_ptr(),
-            sample_count: samples.list().len(),
-            model: model.object(),
-            reward: reward.as_ref().map(LentReward::object).unwrap_or_default(),
-            strategy: strategy.object(),
-            learning_rate: context.learning_rate,
-            noise: RollNoise::new(context.noise),
-            progress: RollProgress::lend(&context.progress),
-            want_videos: context.want_videos.into(),
-        };
-        let report: RollStepReport = self.0.call("step", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.step)(state, &given, out, error) }
-        })?;
-        // SAFETY: ours, taken once.
-        self.0.blame("step", unsafe { report.take() })
-    }
-
-    fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        let (samples, model) = (LentSamples::new(context.samples), LentModel::new(context.model));
-        let rewards: Vec<LentReward> = context.rewards.iter_mut().map(|r| LentReward::new(&mut **r)).collect();
-        let objects: Vec<RollObject> = rewards.iter().map(LentReward::object).collect();
-        let given = RollEvaluationContext {
-            samples: samples.list().as_ptr(),
-            sample_count: samples.list().len(),
-            model: model.object(),
-            rewards: objects.as_ptr(),
-            reward_count: objects.len(),
-            noise: RollNoise::new(context.noise),
-            progress: RollProgress::lend(&context.progress),
-        };
-        let evaluation: RollEvaluation = self.0.call("evaluate", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.evaluate)(state, &given, out, error) }
-        })?;
-        // SAFETY: ours, taken once.
-        self.0.blame("evaluate", unsafe { evaluation.take() })
-    }
-
-    fn data_source(&self) -> DataSource {
-        let facts: Result<RollAlgorithmFacts> = self.0.call("facts", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.facts)(state, out, error) }
-        });
-        let facts = facts.unwrap_or_else(|error| {
-            tracing::error!("an algorithm does not tell where its data come from: {}", super::Chain::line(&error));
-            RollAlgorithmFacts::default()
-        });
-        match facts.own_data {
-            0 => DataSource::Clips,
-            _ => DataSource::Own { steps_per_epoch: (facts.has_steps == 1).then_some(facts.steps_per_epoch) },
+impl Answer for DataSource {
+    type Wire = RollDataSource;
+    fn give(self) -> RollDataSource {
+        match self {
+            Self::Clips => RollDataSource::default(),
+            Self::Own { steps_per_epoch: steps } => RollDataSource {
+                own_data: 1,
+                has_steps: steps.is_some().into(),
+                steps_per_epoch: steps.unwrap_or_default(),
+            },
         }
     }
-
-    fn open_environments(&mut self, make: Make<'_>) -> Result<()> {
-        let mut make = make;
-        let maker = RollEnvironmentMaker { state: std::ptr::from_mut(&mut make).cast(), make: make_environment };
-        self.0.run("open_environments", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.open_environments)(state, &maker, error) }
+    unsafe fn take(wire: RollDataSource, _: &Source) -> Result<Self> {
+        Ok(match wire.own_data {
+            0 => Self::Clips,
+            _ => Self::Own { steps_per_epoch: (wire.has_steps == 1).then_some(wire.steps_per_epoch) },
         })
     }
+}
 
-    fn validate(
-        &mut self,
-        step: u64,
-        model: &mut dyn Model,
-        noise: &Noise,
-        progress: &dyn Progress,
-    ) -> Result<Option<Validation>> {
-        let model = LentModel::new(model);
-        let given = RollValidationContext {
-            step,
-            model: model.object(),
-            noise: RollNoise::new(noise),
-            progress: RollProgress::lend(&progress),
-        };
-        let validation: RollValidation = self.0.call("validate", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.validate)(state, &given, out, error) }
-        })?;
-        // SAFETY: ours, taken once.
-        self.0.blame("validate", unsafe { validation.take() })
+impl Answer for Vec<Headline> {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_json(&self)
     }
-
-    fn state(&self) -> serde_json::Value {
-        let saved: Result<RollOwned<u8>> = self.0.call("state", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.save)(state, out, error) }
-        });
-        // SAFETY: ours, taken once.
-        let saved = saved.and_then(|text| json(&unsafe { text.take_text() }?));
-        saved.unwrap_or_else(|error| {
-            tracing::error!("the algorithm's state is not saved: {}", super::Chain::line(&error));
-            serde_json::Value::Null
-        })
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_json(wire, "the headlines of an algorithm are") }
     }
+}
 
-    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        let saved = state.to_string();
-        self.0.run("load_state", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.restore)(state, RollStr::lend(&saved), error) }
-        })
+const STATE: &str = "the state of an algorithm is";
+
+impl Answer for serde_json::Value {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_json(&self)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_json(wire, STATE) }
+    }
+}
+
+impl<'a> Argument for &'a serde_json::Value {
+    type Wire = RollStr;
+    type Lent = String;
+    type Kept = serde_json::Value;
+    type Given<'k> = &'k serde_json::Value;
+    fn lend(self) -> String {
+        self.to_string()
+    }
+    fn wire(lent: &mut String) -> RollStr {
+        RollStr::lend(lent)
+    }
+    unsafe fn keep(wire: RollStr) -> Result<serde_json::Value> {
+        // SAFETY: as the caller promises.
+        json(unsafe { text(wire) }?, STATE)
+    }
+    fn given(kept: &mut serde_json::Value) -> &serde_json::Value {
+        kept
+    }
+}
+
+type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
+type Made = dyn FnMut() -> Result<Box<dyn Environment>>;
+
+/// Serves a [`Make`] behind a thin pointer.
+unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
+    // SAFETY: P1: lent for the call that this is part of, and asked by one at a time (P4).
+    let body = || unsafe { (*state.cast::<Make<'_>>())().map(environment::give) };
+    // SAFETY: P7.
+    unsafe { answer(out, error, body) }
+}
+
+impl<'a> Argument for Make<'a> {
+    type Wire = RollEnvironmentMaker;
+    type Lent = Make<'a>;
+    type Kept = Box<Made>;
+    type Given<'k> = Make<'k>;
+    fn lend(self) -> Make<'a> {
+        self
+    }
+    fn wire(lent: &mut Make<'a>) -> RollEnvironmentMaker {
+        RollEnvironmentMaker { state: (&raw mut *lent).cast(), make: make_environment }
+    }
+    unsafe fn keep(wire: RollEnvironmentMaker) -> Result<Box<Made>> {
+        Ok(Box::new(move || {
+            let (mut object, mut error) = (RollObject::default(), RollError::default());
+            // SAFETY: P1 and P7.
+            let status = unsafe { (wire.make)(wire.state, &mut object, &mut error) };
+            let object = Source::Host.outcome("make", status, object, error)?;
+            // SAFETY: P2 and P8.
+            Ok(Box::new(unsafe { ForeignEnvironment::new(object, Source::Host) }?))
+        }))
+    }
+    fn given(kept: &mut Box<Made>) -> Make<'_> {
+        kept
     }
 }

@@ -1,17 +1,22 @@
-//! Texts, lists and tensors on their way across.
+//! Numbers, texts and lists on their way across.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::ops::Range;
+use std::time::Duration;
 
-use super::abi::{NO_TENSOR, RollNamedNumber, RollNamedTensor, RollOwned, RollStr, RollTensor};
-use crate::{DType, Error, Result, Tensor};
+use roll_abi::{RollList, RollListMut, RollNamedNumber, RollObject, RollOwned, RollRange, RollRanks, RollStr};
 
-const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
+use super::crossing::{Answer, Argument};
+use super::foreign::Source;
+use super::panics::quietly;
+use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
-/// Most axes that a tensor of the other side may claim.
-const MAX_RANK: usize = 16;
+fn impossible(what: &str, len: usize, at: *const u8) -> Error {
+    Error::Misuse(format!("a {what} of {len} values at {at:p} crossed the plugin boundary"))
+}
 
-/// A slice of the other side's memory. An empty one may have any pointer.
+/// A slice of the other side's memory. An empty one may have any pointer (P9).
 ///
 /// # Safety
 /// `data` points to `len` values that live and do not change for `'a`.
@@ -20,42 +25,29 @@ pub(super) unsafe fn slice<'a, T>(data: *const T, len: usize) -> Result<&'a [T]>
         return Ok(&[]);
     }
     if data.is_null() || !data.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(Error::Misuse(format!("a list of {len} values at {data:p} crossed the plugin boundary")));
+        return Err(impossible("list", len, data.cast()));
     }
     // SAFETY: as the caller promises; null, misaligned and overlong ones were turned away.
     Ok(unsafe { std::slice::from_raw_parts(data, len) })
 }
 
-/// As [`slice`], to write into.
+/// As [`slice`], of a list that is lent.
 ///
 /// # Safety
-/// As [`slice`], and nobody else reads or writes the values for `'a`.
-pub(super) unsafe fn slice_mut<'a, T>(data: *mut T, len: usize) -> Result<&'a mut [T]> {
-    if len == 0 {
-        return Ok(&mut []);
-    }
-    if data.is_null() || !data.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(Error::Misuse(format!("a buffer of {len} values at {data:p} crossed the plugin boundary")));
-    }
+/// P1 and P9; the list lives for `'a`.
+pub(super) unsafe fn list<'a, T>(list: RollList<T>) -> Result<&'a [T]> {
     // SAFETY: as the caller promises.
-    Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+    unsafe { slice(list.items, list.len) }
 }
 
-impl RollStr {
-    /// Lends `text`.
-    pub const fn lend(text: &str) -> Self {
-        Self { data: text.as_ptr(), len: text.len() }
-    }
-
-    /// Fails when it is no UTF-8.
-    ///
-    /// # Safety
-    /// As [`slice`].
-    pub(super) unsafe fn get<'a>(self) -> Result<&'a str> {
-        // SAFETY: as the caller promises.
-        let bytes = unsafe { slice(self.data, self.len) }?;
-        std::str::from_utf8(bytes).map_err(|e| Error::Misuse(format!("a text that is no UTF-8: {e}")))
-    }
+/// Fails when it is no UTF-8.
+///
+/// # Safety
+/// As [`list`].
+pub(super) unsafe fn text<'a>(text: RollStr) -> Result<&'a str> {
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { slice(text.data, text.len) }?;
+    std::str::from_utf8(bytes).map_err(|e| Error::Misuse(format!("a text that is no UTF-8: {e}")))
 }
 
 /// Items and what they point into.
@@ -64,258 +56,293 @@ struct Payload<T, K> {
     _keep: K,
 }
 
-impl<T> RollOwned<T> {
-    /// `items`, kept with `keep` until the other side releases them.
-    pub(super) fn new<K>(items: Vec<T>, keep: K) -> Self {
-        unsafe extern "C" fn release<T, K>(owner: *mut c_void) {
-            // SAFETY: made by `into_raw` below, and released once.
-            super::call::quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Payload<T, K>>()) }));
-        }
-        let payload = Box::new(Payload { items, _keep: keep });
-        let (items, len) = (payload.items.as_ptr(), payload.items.len());
-        Self { items, len, owner: Box::into_raw(payload).cast(), release: Some(release::<T, K>) }
+/// `items`, kept with `keep` until the other side releases them (P2).
+pub(super) fn own<T, K>(items: Vec<T>, keep: K) -> RollOwned<T> {
+    unsafe extern "C" fn release<T, K>(owner: *mut c_void) {
+        // SAFETY: P2, and made by `into_raw` below.
+        quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Payload<T, K>>()) }));
     }
-
-    /// Reads the list with `read` and gives it back.
-    ///
-    /// # Safety
-    /// The list is as the other side made it, and not released yet.
-    pub(super) unsafe fn take<R>(self, read: impl FnOnce(&[T]) -> Result<R>) -> Result<R> {
-        // SAFETY: the list is valid until its release below.
-        let result = unsafe { slice(self.items, self.len) }.and_then(read);
-        if let Some(release) = self.release {
-            // SAFETY: once, by its receiver.
-            unsafe { release(self.owner) };
-        }
-        result
-    }
+    let payload = Box::new(Payload { items, _keep: keep });
+    let (items, len) = (payload.items.as_ptr(), payload.items.len());
+    RollOwned { items, len, owner: Box::into_raw(payload).cast(), release: Some(release::<T, K>) }
 }
 
-impl RollOwned<u8> {
-    pub(super) fn text(text: String) -> Self {
-        Self::new(text.into_bytes(), ())
-    }
-
-    /// # Safety
-    /// As [`RollOwned::take`].
-    pub(super) unsafe fn take_text(self) -> Result<String> {
-        // SAFETY: as the caller promises.
-        unsafe { self.take(|bytes| Ok(String::from_utf8_lossy(bytes).into_owned())) }
-    }
+pub(super) fn own_text(text: String) -> RollOwned<u8> {
+    own(text.into_bytes(), ())
 }
 
-/// Keeps a tensor of the other side alive.
-struct Shared {
-    data: *const u8,
-    bytes: usize,
-    owner: *mut c_void,
-    release: Option<unsafe extern "C" fn(*mut c_void)>,
-}
-
-// SAFETY: the bytes do not change, and the interface asks that owners may be released on any thread.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl AsRef<[u8]> for Shared {
-    fn as_ref(&self) -> &[u8] {
-        match self.bytes {
-            0 => &[],
-            // SAFETY: checked when it was made; alive until `release`.
-            bytes => unsafe { std::slice::from_raw_parts(self.data, bytes) },
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let Some(release) = self.release {
-            // SAFETY: this is one owner, and it is released once.
-            unsafe { release(self.owner) };
-        }
-    }
-}
-
-unsafe extern "C" fn retain_tensor(owner: *mut c_void) {
-    // SAFETY: `owner` came from `Arc::into_raw` in `RollTensor::share`.
-    unsafe { Arc::increment_strong_count(owner.cast::<Tensor>().cast_const()) }
-}
-
-unsafe extern "C" fn release_tensor(owner: *mut c_void) {
-    // SAFETY: as above; each owner is released once.
-    super::call::quietly(|| drop(unsafe { Arc::from_raw(owner.cast::<Tensor>().cast_const()) }));
-}
-
-/// A tensor lent for one call.
-pub(super) struct Lent {
-    tensor: RollTensor,
-}
-
-impl Lent {
-    pub(super) fn new(tensor: &Tensor) -> Self {
-        Self { tensor: RollTensor::share(tensor) }
-    }
-
-    pub(super) fn get(&self) -> &RollTensor {
-        &self.tensor
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        // SAFETY: made by `share`, released once.
-        unsafe { release_tensor(self.tensor.owner) };
-    }
-}
-
-impl RollTensor {
-    /// An owner of `tensor`'s bytes, without a copy.
-    pub(super) fn share(tensor: &Tensor) -> Self {
-        let shared = Arc::new(tensor.clone());
-        let (data, bytes) = (shared.as_bytes().as_ptr(), shared.as_bytes().len());
-        let (shape, rank) = (shared.shape().as_ptr(), shared.shape().len());
-        let dtype = DTYPES.iter().position(|d| *d == tensor.dtype()).unwrap_or_default() as u32;
-        let owner = Arc::into_raw(shared).cast_mut().cast();
-        Self { data, bytes, shape, rank, dtype, owner, retain: Some(retain_tensor), release: Some(release_tensor) }
-    }
-
-    /// Takes over a result.
-    ///
-    /// # Safety
-    /// The fields are as the other side made them, and nobody else releases it.
-    pub(super) unsafe fn take(self) -> Result<Tensor> {
-        let keep = Shared { data: self.data, bytes: self.bytes, owner: self.owner, release: self.release };
-        // SAFETY: as the caller promises.
-        unsafe { self.with_owner(keep) }
-    }
-
-    /// Keeps an argument: shares the bytes when it can be retained, else copies them.
-    ///
-    /// # Safety
-    /// The fields are as the other side made them, and the tensor lives during this call.
-    pub(super) unsafe fn keep(&self) -> Result<Tensor> {
-        let keep = match self.retain {
-            Some(retain) => {
-                // SAFETY: the tensor is alive.
-                unsafe { retain(self.owner) };
-                Shared { data: self.data, bytes: self.bytes, owner: self.owner, release: self.release }
-            }
-            None => {
-                // SAFETY: as the caller promises.
-                let copy = unsafe { slice(self.data, self.bytes) }?.to_vec();
-                // SAFETY: the fields are as the other side made them.
-                let (dtype, shape) = unsafe { self.form() }?;
-                return Tensor::from_bytes(dtype, shape, Arc::new(copy));
-            }
-        };
-        // SAFETY: as the caller promises.
-        unsafe { self.with_owner(keep) }
-    }
-
-    /// As [`RollTensor::share`]; nothing has the dtype [`NO_TENSOR`].
-    pub(super) fn share_option(tensor: Option<&Tensor>) -> Self {
-        tensor.map_or(Self { dtype: NO_TENSOR, ..Self::default() }, Self::share)
-    }
-
-    /// As [`RollTensor::take`].
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn take_option(self) -> Result<Option<Tensor>> {
-        if self.dtype == NO_TENSOR {
-            return Ok(None);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { self.take() }.map(Some)
-    }
-
-    /// As [`RollTensor::keep`].
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn keep_option(&self) -> Result<Option<Tensor>> {
-        if self.dtype == NO_TENSOR {
-            return Ok(None);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { self.keep() }.map(Some)
-    }
-
-    /// # Safety
-    /// The fields are as the other side made them.
-    unsafe fn form(&self) -> Result<(DType, Vec<usize>)> {
-        let dtype = *DTYPES
-            .get(self.dtype as usize)
-            .ok_or_else(|| Error::Misuse(format!("a tensor's dtype is {}, which means nothing", self.dtype)))?;
-        if self.rank > MAX_RANK {
-            return Err(Error::Misuse(format!("a tensor has {} axes, more than {MAX_RANK}", self.rank)));
-        }
-        // SAFETY: as the caller promises.
-        let shape = unsafe { slice(self.shape, self.rank) }?.to_vec();
-        if self.data.is_null() && self.bytes > 0 {
-            return Err(Error::Misuse(format!("a tensor of shape {shape:?} has no data")));
-        }
-        Ok((dtype, shape))
-    }
-
-    /// # Safety
-    /// As [`RollTensor::form`], and `keep` keeps the bytes.
-    unsafe fn with_owner(&self, keep: Shared) -> Result<Tensor> {
-        // SAFETY: as the caller promises; an error drops `keep`, which releases.
-        let (dtype, shape) = unsafe { self.form() }?;
-        Tensor::from_bytes(dtype, shape, Arc::new(keep))
-    }
-}
-
-/// Named tensors as an owned list.
-pub(super) fn own_tensors<'a>(named: impl Iterator<Item = (&'a String, &'a Tensor)>) -> RollOwned<RollNamedTensor> {
-    let kept: Vec<(String, Lent)> = named.map(|(name, tensor)| (name.clone(), Lent::new(tensor))).collect();
-    let items = lend_named(&kept);
-    RollOwned::new(items, Lends(kept))
-}
-
-struct Lends(#[allow(dead_code)] Vec<(String, Lent)>);
-
-/// The list for a call; the texts and tensors stay with the caller.
-pub(super) fn lend_named(named: &[(String, Lent)]) -> Vec<RollNamedTensor> {
-    named.iter().map(|(name, lent)| RollNamedTensor { name: RollStr::lend(name), tensor: *lent.get() }).collect()
-}
-
-/// Keeps lent named tensors.
+/// Reads a list with `read` and gives it back.
 ///
 /// # Safety
-/// The list is as the other side made it and lives during this call.
-pub(super) unsafe fn keep_named<M: FromIterator<(String, Tensor)>>(named: &[RollNamedTensor]) -> Result<M> {
-    named
-        .iter()
-        .map(|n| {
-            // SAFETY: as the caller promises.
-            unsafe { Ok((n.name.get()?.to_string(), n.tensor.keep()?)) }
-        })
-        .collect()
+/// P2 and P9.
+pub(super) unsafe fn take<T, R>(list: RollOwned<T>, read: impl FnOnce(&[T]) -> Result<R>) -> Result<R> {
+    // SAFETY: the list is valid until its release below.
+    let result = unsafe { slice(list.items, list.len) }.and_then(read);
+    if let Some(release) = list.release {
+        // SAFETY: P2.
+        unsafe { release(list.owner) };
+    }
+    result
+}
+
+/// # Safety
+/// As [`take`].
+pub(super) unsafe fn take_text(text: RollOwned<u8>) -> Result<String> {
+    // SAFETY: as the caller promises.
+    unsafe { take(text, |bytes| Ok(String::from_utf8_lossy(bytes).into_owned())) }
+}
+
+/// Types that are a plain value on the wire: how they get there, and what they are made of.
+macro_rules! plain {
+    ($( $ty:ty = $wire:ty: |$value:ident| $to:expr, |$number:ident| $from:expr; )*) => {$(
+        impl Argument for $ty {
+            type Wire = $wire;
+            type Lent = $wire;
+            type Kept = $wire;
+            type Given<'k> = $ty;
+            fn lend(self) -> $wire {
+                let $value = self;
+                $to
+            }
+            fn wire(lent: &mut $wire) -> $wire {
+                *lent
+            }
+            unsafe fn keep(wire: $wire) -> Result<$wire> {
+                Ok(wire)
+            }
+            fn given($number: &mut $wire) -> $ty {
+                let $number = *$number;
+                $from
+            }
+        }
+        impl Answer for $ty {
+            type Wire = $wire;
+            fn give(self) -> $wire {
+                let $value = self;
+                $to
+            }
+            unsafe fn take($number: $wire, _: &Source) -> Result<$ty> {
+                Ok($from)
+            }
+        }
+    )*};
+}
+
+plain! {
+    f64 = f64: |v| v, |n| n;
+    u64 = u64: |v| v, |n| n;
+    usize = usize: |v| v, |n| n;
+    bool = u32: |v| v.into(), |n| n == 1;
+    Grad = u32: |v| v.is_on().into(), |n| if n == 1 { Grad::Record } else { Grad::Skip };
+    Adapter = u32: |v| (v == Adapter::On).into(), |n| if n == 1 { Adapter::On } else { Adapter::Off };
+    Timestep = f64: |v| v.0, |n| Timestep(n);
+    Rank = usize: |v| v.0, |n| Rank(n);
+    Duration = f64: |v| v.as_secs_f64(), |n| Duration::try_from_secs_f64(n).unwrap_or(Duration::MAX);
+    Option<bool> = u32: |v| v.map_or(2, u32::from), |n| [Some(false), Some(true)].get(n as usize).copied().flatten();
+    Option<WeightPlacement> = usize: |v| placement_number(v), |n| placement(n);
+}
+
+impl Answer for () {
+    type Wire = ();
+    fn give(self) {}
+    unsafe fn take((): (), _: &Source) -> Result<()> {
+        Ok(())
+    }
+}
+
+const PLACEMENTS: [WeightPlacement; 3] =
+    [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded];
+
+/// 0: the other side decides.
+pub(super) fn placement_number(placement: Option<WeightPlacement>) -> usize {
+    placement.and_then(|own| PLACEMENTS.iter().position(|p| *p == own)).map_or(0, |at| at + 1)
+}
+
+/// One that is not known is none: it is a wish.
+pub(super) fn placement(number: usize) -> Option<WeightPlacement> {
+    PLACEMENTS.get(number.wrapping_sub(1)).copied()
+}
+
+impl Argument for Range<usize> {
+    type Wire = RollRange;
+    type Lent = RollRange;
+    type Kept = RollRange;
+    type Given<'k> = Range<usize>;
+    fn lend(self) -> RollRange {
+        RollRange { start: self.start, end: self.end }
+    }
+    fn wire(lent: &mut RollRange) -> RollRange {
+        *lent
+    }
+    unsafe fn keep(wire: RollRange) -> Result<RollRange> {
+        Ok(wire)
+    }
+    fn given(kept: &mut RollRange) -> Range<usize> {
+        kept.start..kept.end
+    }
+}
+
+impl<'a> Argument for &'a str {
+    type Wire = RollStr;
+    type Lent = &'a str;
+    type Kept = &'static str;
+    type Given<'k> = &'k str;
+    fn lend(self) -> &'a str {
+        self
+    }
+    fn wire(lent: &mut &'a str) -> RollStr {
+        RollStr::lend(lent)
+    }
+    unsafe fn keep(wire: RollStr) -> Result<&'static str> {
+        // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+        unsafe { text(wire) }
+    }
+    fn given<'k>(kept: &'k mut &'static str) -> &'k str {
+        kept
+    }
+}
+
+macro_rules! lists {
+    ($($of:ty),*) => {$(
+        impl<'a> Argument for &'a [$of] {
+            type Wire = RollList<$of>;
+            type Lent = &'a [$of];
+            type Kept = &'static [$of];
+            type Given<'k> = &'k [$of];
+            fn lend(self) -> &'a [$of] {
+                self
+            }
+            fn wire(lent: &mut &'a [$of]) -> RollList<$of> {
+                RollList::lend(lent)
+            }
+            unsafe fn keep(wire: RollList<$of>) -> Result<&'static [$of]> {
+                // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+                unsafe { list(wire) }
+            }
+            fn given<'k>(kept: &'k mut &'static [$of]) -> &'k [$of] {
+                kept
+            }
+        }
+    )*};
+}
+lists!(f32, u32);
+
+impl<'a> Argument for &'a mut [f32] {
+    type Wire = RollListMut<f32>;
+    type Lent = &'a mut [f32];
+    type Kept = &'static mut [f32];
+    type Given<'k> = &'k mut [f32];
+    fn lend(self) -> &'a mut [f32] {
+        self
+    }
+    fn wire(lent: &mut &'a mut [f32]) -> RollListMut<f32> {
+        RollListMut::lend(lent)
+    }
+    unsafe fn keep(wire: RollListMut<f32>) -> Result<&'static mut [f32]> {
+        // SAFETY: P1: of what is lent to write into there is no other reference; the check is that of reading.
+        unsafe {
+            match slice(wire.items.cast_const(), wire.len)?.len() {
+                0 => Ok(&mut []),
+                len => Ok(std::slice::from_raw_parts_mut(wire.items, len)),
+            }
+        }
+    }
+    fn given<'k>(kept: &'k mut &'static mut [f32]) -> &'k mut [f32] {
+        kept
+    }
+}
+
+impl Answer for String {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_text(wire) }
+    }
+}
+
+/// An empty text is none.
+impl Answer for Option<String> {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self.unwrap_or_default())
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { take_text(wire) }?).filter(|text| !text.is_empty()))
+    }
+}
+
+impl Answer for Observation {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self.text)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(Self { text: unsafe { take_text(wire) }? })
+    }
+}
+
+impl Answer for Vec<u32> {
+    type Wire = RollOwned<u32>;
+    fn give(self) -> RollOwned<u32> {
+        own(self, ())
+    }
+    unsafe fn take(wire: RollOwned<u32>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take(wire, |items| Ok(items.to_vec())) }
+    }
+}
+
+/// JSON.
+pub(super) fn own_json<T: serde::Serialize>(value: &T) -> RollOwned<u8> {
+    // Types whose values JSON has words for; a broken one is an error where it is read.
+    own_text(serde_json::to_string(value).unwrap_or_default())
+}
+
+/// # Safety
+/// As [`take`].
+pub(super) unsafe fn take_json<T: serde::de::DeserializeOwned>(text: RollOwned<u8>, what: &str) -> Result<T> {
+    // SAFETY: as the caller promises.
+    json(&unsafe { take_text(text) }?, what)
+}
+
+/// `what` with its verb, for the message: "the state of an algorithm is".
+pub(super) fn json<T: serde::de::DeserializeOwned>(text: &str, what: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} no JSON of the kind that is expected: {e}")))
 }
 
 /// Named numbers as an owned list.
-pub(super) fn own_numbers<'a>(named: impl Iterator<Item = (&'a String, &'a f64)>) -> RollOwned<RollNamedNumber> {
-    let kept: Vec<(String, f64)> = named.map(|(name, value)| (name.clone(), *value)).collect();
-    let items = kept.iter().map(|(name, value)| RollNamedNumber { name: RollStr::lend(name), value: *value }).collect();
-    RollOwned::new(items, kept)
+pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNumber> {
+    let item = |(name, value): (&String, &f64)| RollNamedNumber { name: RollStr::lend(name), value: *value };
+    let items = named.iter().map(item).collect();
+    own(items, named)
 }
 
 /// Reads named numbers and gives the list back.
 ///
 /// # Safety
-/// As [`RollOwned::take`].
-pub(super) unsafe fn take_numbers<M: FromIterator<(String, f64)>>(list: RollOwned<RollNamedNumber>) -> Result<M> {
-    // SAFETY: as the caller promises.
-    unsafe { list.take(|items| items.iter().map(|n| Ok((n.name.get()?.to_string(), n.value))).collect()) }
+/// As [`take`].
+pub(super) unsafe fn take_numbers(list: RollOwned<RollNamedNumber>) -> Result<BTreeMap<String, f64>> {
+    // SAFETY: as the caller promises; the names live until the list is released.
+    unsafe { take(list, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
 }
 
-/// Reads named tensors and gives the list back.
-///
-/// # Safety
-/// As [`RollOwned::take`].
-pub(super) unsafe fn take_tensors<M: FromIterator<(String, Tensor)>>(list: RollOwned<RollNamedTensor>) -> Result<M> {
-    // SAFETY: as the caller promises.
-    unsafe { list.take(|items| keep_named(items)) }
+/// What is read where it is asked for.
+macro_rules! as_it_is {
+    ($($ty:ty),*) => {$(
+        impl Answer for $ty {
+            type Wire = $ty;
+            fn give(self) -> $ty {
+                self
+            }
+            unsafe fn take(wire: $ty, _: &Source) -> Result<$ty> {
+                Ok(wire)
+            }
+        }
+    )*};
 }
+as_it_is!(RollObject, RollRanks);

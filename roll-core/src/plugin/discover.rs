@@ -3,10 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use super::{Plugin, load};
-
-/// Lists directories, separated as in `PATH`, whose libraries are loaded when they are plugins.
-pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
+use super::{PATH_VARIABLE, Plugin, load};
 
 /// The plugins in `directories` (a value of [`PATH_VARIABLE`]). What cannot be loaded is logged and left out: a
 /// directory may hold other libraries, and a broken one must not stop a run that does not use it.

@@ -1,10 +1,15 @@
 //! What can go wrong with a plugin.
 
-use std::path::PathBuf;
+#[cfg(feature = "host")]
+use {
+    crate::{Error, Fault},
+    std::path::PathBuf,
+};
 
-use crate::{Error, Fault};
+use roll_abi::CHAIN;
 
 /// An error of loading or calling a plugin; every message names the file.
+#[cfg(feature = "host")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
@@ -54,7 +59,10 @@ pub enum PluginError {
         found: [u32; 2],
     },
     /// Its types are laid out in another way although its version says otherwise.
-    #[error("the plugin {} was built with other types at the boundary: {difference}; rebuild it", path.display())]
+    #[error(
+        "the plugin {} was built with other types at the boundary: {difference}; rebuild it with the roll-core of this \
+         roll", path.display()
+    )]
     Layout {
         /// The file.
         path: PathBuf,
@@ -86,6 +94,7 @@ pub enum PluginError {
     },
 }
 
+#[cfg(feature = "host")]
 impl From<PluginError> for Error {
     fn from(error: PluginError) -> Self {
         Error::component(Fault::User, error)
@@ -102,9 +111,9 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// From messages joined with [`super::abi::CHAIN`].
+    /// From messages joined with [`CHAIN`].
     pub(super) fn parse(text: &str) -> Self {
-        let mut messages = text.split(super::abi::CHAIN).filter(|m| !m.is_empty()).rev();
+        let mut messages = text.split(CHAIN).filter(|m| !m.is_empty()).rev();
         let last = messages.next().unwrap_or("it gave no reason");
         let innermost = Self { message: last.into(), source: None };
         messages.fold(innermost, |source, message| Self { message: message.into(), source: Some(Box::new(source)) })
@@ -112,7 +121,7 @@ impl Chain {
 
     /// `error` and its causes in one line.
     pub fn line(error: &dyn std::error::Error) -> String {
-        Self::write(error).replace(super::abi::CHAIN, ": ")
+        Self::write(error).replace(CHAIN, ": ")
     }
 
     /// The messages of `error` and its causes, each once.
@@ -123,7 +132,7 @@ impl Chain {
         while let Some(error) = cause {
             let message = error.to_string();
             if message != last {
-                text.push(super::abi::CHAIN);
+                text.push(CHAIN);
                 text.push_str(&message);
                 last = message;
             }

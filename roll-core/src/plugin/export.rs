@@ -1,12 +1,23 @@
 //! How a Rust crate becomes a plugin.
 
 use std::ffi::c_void;
+use std::sync::{Arc, OnceLock};
 
-use super::abi::{RollComponent, RollContext, RollError, RollHost, RollObject, RollOption, RollPlugin, RollStr};
-use super::call::{answer, remember_panics};
+use roll_abi::{
+    RollComponent, RollContext, RollError, RollHost, RollList, RollObject, RollOption, RollOwned, RollPlugin, RollStr,
+};
+
+use super::communicator::ForeignCommunicator;
+use super::data::{json, own_json, placement, text};
+use super::foreign::Source;
 use super::options::OptionSpec;
+use super::panics::remember_panics;
+use super::served::answer;
 use super::{algorithm, environment, log, model, reward, strategy};
-use crate::{BuildContext, Error, Factory, Kind, Options, Registration, Registry, Result};
+use crate::plan::PlanInput;
+use crate::{
+    BuildContext, Communicator, Error, Factory, Kind, Options, Planner, Registration, Registry, Result, communicator,
+};
 
 /// What a plugin says of itself, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
@@ -21,55 +32,104 @@ pub struct Metadata {
 /// The body of `roll_plugin_init`.
 ///
 /// # Safety
-/// As the interface says: `host` lives as long as the process, `out` and `error` may be written.
+/// P3 and P7.
 pub unsafe fn init(
     metadata: Metadata,
     components: fn() -> Result<Vec<&'static Registration>>,
     host: *const RollHost,
-    out: *mut RollPlugin,
+    out: *mut *const RollPlugin,
     error: *mut RollError,
 ) -> u32 {
     remember_panics();
     let body = || {
-        // SAFETY: as the caller promises.
-        log::forward_to(unsafe { *host });
-        let components: Vec<RollComponent> = components()?.into_iter().map(describe).collect();
-        let components = Vec::leak(components);
-        Ok(RollPlugin {
+        // SAFETY: P6.
+        let host = unsafe { grown(host) }?;
+        // A library is initialised once; of two hosts the first wins.
+        let _ = HOST.set(Lender(host));
+        log::forward_to(host);
+        let components: Vec<*const RollComponent> = components()?.into_iter().map(describe).collect();
+        let plugin = RollPlugin {
+            size: size_of::<RollPlugin>(),
             name: RollStr::lend(metadata.name),
             version: RollStr::lend(metadata.version),
             authors: RollStr::lend(metadata.authors),
             about: RollStr::lend(metadata.about),
-            components: components.as_ptr(),
-            component_count: components.len(),
-        })
+            components: RollList::lend(Vec::leak(components)),
+        };
+        Ok(std::ptr::from_ref(Box::leak(Box::new(plugin))))
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: P7.
     unsafe { answer(out, error, body) }
 }
 
-/// Leaks the description: it lives as long as the library.
-fn describe(registration: &'static Registration) -> RollComponent {
+/// The host of this library.
+static HOST: OnceLock<Lender> = OnceLock::new();
+
+struct Lender(RollHost);
+
+// SAFETY: P4.
+unsafe impl Send for Lender {}
+// SAFETY: P4.
+unsafe impl Sync for Lender {}
+
+/// The ranks of the job, where the host lends them: those of this library alone would be one.
+fn ranks() -> Result<Option<Arc<dyn Communicator>>> {
+    let Some(Lender(RollHost { state, communicator: Some(communicator), .. })) = HOST.get() else { return Ok(None) };
+    let (mut object, mut error) = (RollObject::default(), RollError::default());
+    // SAFETY: P4 and P7.
+    let status = unsafe { communicator(*state, &mut object, &mut error) };
+    let object = Source::Host.outcome("communicator", status, object, error)?;
+    // SAFETY: P2 and P8.
+    Ok(Some(Arc::new(unsafe { ForeignCommunicator::new(object, Source::Host) }?)))
+}
+
+/// What both sides know of a structure of the host's.
+///
+/// # Safety
+/// P6.
+unsafe fn grown<T: roll_abi::Grows>(theirs: *const T) -> Result<T> {
+    // SAFETY: as the caller promises.
+    unsafe { roll_abi::read(theirs) }.map_err(Error::Misuse)
+}
+
+/// Leaks the description: it lives as long as the library (P3).
+fn describe(registration: &'static Registration) -> *const RollComponent {
     let options = OptionSpec::from_defaults(registration.options()).into_iter().map(|spec| RollOption {
         name: leak(spec.name),
         kind: spec.kind.number(),
         default_json: leak(spec.default.to_string()),
         about: leak(spec.about),
     });
-    let options = Vec::leak(options.collect());
-    RollComponent {
-        kind: registration.factory.kind().id(),
+    Box::leak(Box::new(RollComponent {
+        size: size_of::<RollComponent>(),
+        kind: registration.factory.kind().id() as usize,
         name: RollStr::lend(registration.name),
         summary: RollStr::lend(registration.summary),
-        options: options.as_ptr(),
-        option_count: options.len(),
+        options: RollList::lend(Vec::leak(options.collect())),
         data: std::ptr::from_ref(registration).cast(),
-        make,
-    }
+        make: Some(make),
+        plan: registration.planner.map(|_| plan as _),
+    }))
 }
 
 fn leak(text: String) -> RollStr {
     RollStr::lend(String::leak(text))
+}
+
+/// # Safety
+/// P1, P6 and P9.
+unsafe fn own_context(context: *const RollContext) -> Result<BuildContext> {
+    // SAFETY: as the caller promises.
+    let (context, backend, base_dir) = unsafe {
+        let context = grown(context)?;
+        (context, text(context.backend)?, text(context.base_dir)?)
+    };
+    let placement = placement(context.placement);
+    Ok(BuildContext { backend: backend.into(), seed: context.seed, base_dir: base_dir.into(), placement })
+}
+
+fn own_options(options: &str) -> Result<Options> {
+    json(options, "the options that the host gave are")
 }
 
 unsafe extern "C" fn make(
@@ -80,19 +140,37 @@ unsafe extern "C" fn make(
     error: *mut RollError,
 ) -> u32 {
     let body = || {
-        // SAFETY: `data` is the registration of `describe`; the rest is lent for this call.
-        let (registration, options, context) = unsafe {
-            let context = &*context;
-            let backend = context.backend.get()?.to_string();
-            let base_dir = context.base_dir.get()?.into();
-            let context = BuildContext { backend, seed: context.seed, base_dir, placement: None };
-            (&*data.cast::<Registration>(), options.get()?, context)
-        };
-        let options: Options = serde_json::from_str(options)
-            .map_err(|e| Error::Misuse(format!("the options that the host gave are no JSON object: {e}")))?;
+        // SAFETY: P1 and P6; `data` is the registration of `describe`.
+        let (registration, options, context) =
+            unsafe { (&*data.cast::<Registration>(), own_options(text(options)?)?, own_context(context)?) };
         make_object(&registration.factory, &options, &context)
     };
-    // SAFETY: as the interface says.
+    // SAFETY: P7.
+    unsafe { answer(out, error, body) }
+}
+
+unsafe extern "C" fn plan(
+    data: *const c_void,
+    options: RollStr,
+    input: RollStr,
+    out: *mut RollOwned<u8>,
+    error: *mut RollError,
+) -> u32 {
+    let body = || {
+        // SAFETY: P1; `data` is the registration of `describe`.
+        let (registration, options, input) =
+            unsafe { (&*data.cast::<Registration>(), own_options(text(options)?)?, text(input)?) };
+        Ok(match registration.planner {
+            Some(Planner::Algorithm(plan)) => own_json(&plan(&options)?),
+            Some(Planner::Strategy(plan)) => own_json(&plan(&options)?),
+            Some(Planner::Model(plan)) => {
+                let (input, context): (PlanInput, BuildContext) = json(input, "what the host plans with is")?;
+                own_json(&plan(&options, &input, &context)?)
+            }
+            None => return Err(Error::Unsupported(format!("`{}` does not say what it needs", registration.name))),
+        })
+    };
+    // SAFETY: P7.
     unsafe { answer(out, error, body) }
 }
 
@@ -100,9 +178,14 @@ fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> 
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
-        Factory::Strategy(make) => strategy::give(make(options, context)?),
+        // Only strategies: two libraries that both call collectives of one job would not do so in one order.
+        Factory::Strategy(make) => strategy::give(match ranks()? {
+            Some(ranks) => communicator::within(ranks, || make(options, context)),
+            None => make(options, context),
+        }?),
         Factory::Algorithm(make) => algorithm::give(make(options, context)?),
         Factory::Environment(make) => environment::give(make(options, context)?),
+        #[cfg(feature = "host")]
         Factory::Loaded(component) => {
             let name = component.name();
             return Err(Error::Unsupported(format!("`{name}` comes from another plugin and cannot be exported again")));
@@ -142,7 +225,27 @@ macro_rules! export_linked {
     };
 }
 
-/// The three symbols.
+/// The types of the boundary as this library was built with them.
+#[cfg(feature = "abi_stable")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_types {
+    () => {
+        #[unsafe(no_mangle)]
+        static roll_plugin_types: $crate::plugin::interface::StableTypes =
+            $crate::plugin::interface::StableTypes::CURRENT;
+    };
+}
+
+/// Without the feature `abi_stable` only the version is compared.
+#[cfg(not(feature = "abi_stable"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_types {
+    () => {};
+}
+
+/// The symbols.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export {
@@ -153,14 +256,13 @@ macro_rules! __export {
             #[unsafe(no_mangle)]
             static roll_plugin_abi: abi::RollAbi = abi::RollAbi::CURRENT;
 
-            #[unsafe(no_mangle)]
-            static roll_plugin_layout: abi::LayoutTag = abi::LayoutTag::CURRENT;
+            $crate::__export_types!();
 
             /// Called once by the loader.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn roll_plugin_init(
                 host: *const abi::RollHost,
-                out: *mut abi::RollPlugin,
+                out: *mut *const abi::RollPlugin,
                 error: *mut abi::RollError,
             ) -> u32 {
                 let metadata = abi::Metadata {
@@ -169,7 +271,7 @@ macro_rules! __export {
                     authors: env!("CARGO_PKG_AUTHORS"),
                     about: env!("CARGO_PKG_DESCRIPTION"),
                 };
-                // SAFETY: the loader's arguments, handed on.
+                // SAFETY: P3 and P7: the loader's arguments, handed on.
                 unsafe { abi::init(metadata, $components, host, out, error) }
             }
         };

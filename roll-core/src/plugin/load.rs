@@ -1,22 +1,27 @@
 //! From a file to components that have names.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::abi::{
-    ABI_VERSION, InitFn, MAGIC, RollAbi, RollComponent, RollContext, RollError, RollObject, RollPlugin, RollStr,
+use roll_abi::{
+    ABI_VERSION, InitFn, MAGIC, RollAbi, RollComponent, RollContext, RollError, RollHost, RollObject, RollOwned,
+    RollPlugin, RollStr,
 };
+
 use super::algorithm::ForeignAlgorithm;
-use super::call::{Origin, Source};
+use super::communicator::Ranks;
+use super::data::{list, placement_number, take_json, text};
 use super::environment::ForeignEnvironment;
 use super::error::PluginError;
-use super::layout::LayoutTag;
+use super::foreign::{Origin, Source};
 use super::model::ForeignModel;
 use super::options::{OptionKind, OptionSpec, complete};
 use super::reward::ForeignReward;
+use super::served::answer;
 use super::strategy::ForeignStrategy;
-use super::{data, log, object_file};
+use super::{log, object_file};
 use crate::plan::PlanInput;
 use crate::{
     Algorithm, BuildContext, Environment, Error, Factory, Kind, Model, Options, Registration, Result, RewardScorer,
@@ -41,7 +46,7 @@ pub struct Plugin {
     pub path: PathBuf,
     /// Major and minor version of the interface.
     pub abi: [u32; 2],
-    /// Whether it described its types, and they were compared; plugins in C do not.
+    /// Whether it describes its types, and they were compared: Rust plugins with the feature `abi_stable` do.
     pub layout_checked: bool,
     /// What it offers.
     pub components: Vec<&'static LoadedComponent>,
@@ -60,7 +65,7 @@ pub struct LoadedComponent {
 #[derive(Clone, Copy)]
 struct RawComponent(RollComponent);
 
-// SAFETY: the interface asks that components may be made on any thread.
+// SAFETY: P3 and P4: components may be made on any thread.
 unsafe impl Send for RawComponent {}
 // SAFETY: as above.
 unsafe impl Sync for RawComponent {}
@@ -90,21 +95,39 @@ fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
     let library = library(path)?;
     let abi = version(path, library)?;
-    let layout_checked = layout(path, library)?;
+    let layout_checked = types(path, library, abi)?;
     let init = symbol::<InitFn>(library, "roll_plugin_init\0");
     let init = *init.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_init" })?;
 
     let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
     let unnamed = Source::Plugin(Arc::new(Origin { plugin: label.clone(), path: path.into() }));
-    let (mut plugin, mut error) = (RollPlugin::default(), RollError::default());
-    // SAFETY: version and layout were compared; the host lives for ever.
-    let status = unsafe { init(log::host(label), &mut plugin, &mut error) };
+    let (mut plugin, mut error) = (std::ptr::null(), RollError::default());
+    // SAFETY: P3 and P7; the version was compared.
+    let status = unsafe { init(host(label), &mut plugin, &mut error) };
     let plugin = unnamed.outcome("init", status, plugin, error)?;
     let description = |e: Error| PluginError::Description { path: path.into(), problem: e.to_string() };
-    // SAFETY: as the interface says, the description lives as long as the library.
-    let described = unsafe { describe(&plugin, path, abi, layout_checked) };
+    // SAFETY: P3.
+    let described = unsafe { describe(plugin, path, abi, layout_checked) };
     Ok(described.map_err(description)?)
+}
+
+/// What a plugin is lent by this host; `label` stands before its messages.
+fn host(label: String) -> &'static RollHost {
+    let label: &'static String = Box::leak(Box::new(label));
+    let state = std::ptr::from_ref(label).cast();
+    Box::leak(Box::new(RollHost {
+        size: size_of::<RollHost>(),
+        state,
+        log: Some(log::log),
+        log_level: Some(log::log_level),
+        communicator: Some(communicator),
+    }))
+}
+
+unsafe extern "C" fn communicator(_: *const c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
+    // SAFETY: P7.
+    unsafe { answer(out, error, || Ok(Ranks::Own(crate::communicator::current()).give())) }
 }
 
 #[cfg(unix)]
@@ -140,30 +163,45 @@ fn version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2
         return Err(not_a_plugin().into());
     }
     let found = [abi.major, abi.minor];
-    match found == ABI_VERSION {
+    // A minor version only lets tables grow (P6): the older side does without.
+    match found[0] == ABI_VERSION[0] {
         true => Ok(found),
         false => Err(PluginError::Version { path: path.into(), expected: ABI_VERSION, found }.into()),
     }
 }
 
-fn layout(path: &Path, library: &'static libloading::Library) -> Result<bool> {
-    let Some(tag) = symbol::<*const LayoutTag>(library, "roll_plugin_layout\0") else { return Ok(false) };
-    // SAFETY: a static of a library that is never unloaded.
-    let tag: &'static LayoutTag = unsafe { &**tag };
-    tag.check().map_err(|difference| PluginError::Layout { path: path.into(), difference })?;
+/// Compares the types at the boundary, where both sides describe them.
+#[cfg(feature = "abi_stable")]
+fn types(path: &Path, library: &'static libloading::Library, [_, minor]: [u32; 2]) -> Result<bool> {
+    let types = symbol::<*const roll_abi::StableTypes>(library, "roll_plugin_types\0");
+    let Some(types) = types else { return Ok(false) };
+    // SAFETY: P3: a static of the library.
+    let types: &'static roll_abi::StableTypes = unsafe { &**types };
+    if !types.is_readable() {
+        return Ok(false);
+    }
+    // SAFETY: P3.
+    let checked = unsafe { types.check(minor) };
+    checked.map_err(|difference| PluginError::Layout { path: path.into(), difference })?;
     Ok(true)
 }
 
+/// As with the feature `abi_stable`.
+#[cfg(not(feature = "abi_stable"))]
+fn types(_: &Path, _: &'static libloading::Library, _: [u32; 2]) -> Result<bool> {
+    Ok(false)
+}
+
 /// # Safety
-/// The description is as the plugin made it and lives as long as the library.
-unsafe fn describe(raw: &RollPlugin, path: &Path, abi: [u32; 2], layout_checked: bool) -> Result<Plugin> {
+/// P3 and P9.
+unsafe fn describe(raw: *const RollPlugin, path: &Path, abi: [u32; 2], layout_checked: bool) -> Result<Plugin> {
     // SAFETY: as the caller promises.
     let (name, version, authors, about, components) = unsafe {
-        if raw.component_count > MAX_ENTRIES {
-            return Err(Error::Misuse(format!("{} components, more than {MAX_ENTRIES}", raw.component_count)));
+        let raw = roll_abi::read(raw).map_err(Error::Misuse)?;
+        if raw.components.len > MAX_ENTRIES {
+            return Err(Error::Misuse(format!("{} components, more than {MAX_ENTRIES}", raw.components.len)));
         }
-        let components = data::slice(raw.components, raw.component_count)?;
-        (raw.name.get()?, raw.version.get()?, raw.authors.get()?, raw.about.get()?, components)
+        (text(raw.name)?, text(raw.version)?, text(raw.authors)?, text(raw.about)?, list(raw.components)?)
     };
     if name.is_empty() || components.is_empty() {
         return Err(Error::Misuse("it has no name, or offers nothing".into()));
@@ -172,7 +210,7 @@ unsafe fn describe(raw: &RollPlugin, path: &Path, abi: [u32; 2], layout_checked:
     let mut loaded: Vec<&'static LoadedComponent> = Vec::new();
     for component in components {
         // SAFETY: as the caller promises.
-        let component = unsafe { component_of(component, version, &origin) }?;
+        let component = unsafe { component_of(*component, version, &origin) }?;
         if let Some(twin) = loaded.iter().find(|c| (c.kind, c.registration_name) == (component.kind, component.name()))
         {
             return Err(Error::Misuse(format!("it offers the {} `{}` twice", twin.kind, twin.name())));
@@ -185,16 +223,21 @@ unsafe fn describe(raw: &RollPlugin, path: &Path, abi: [u32; 2], layout_checked:
 
 /// # Safety
 /// As [`describe`].
-unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>) -> Result<&'static LoadedComponent> {
+unsafe fn component_of(
+    raw: *const RollComponent,
+    version: &str,
+    origin: &Arc<Origin>,
+) -> Result<&'static LoadedComponent> {
     // SAFETY: as the caller promises.
-    let (name, summary, options) = unsafe {
-        if raw.option_count > MAX_ENTRIES {
-            return Err(Error::Misuse(format!("{} options, more than {MAX_ENTRIES}", raw.option_count)));
+    let (raw, name, summary, options) = unsafe {
+        let raw = roll_abi::read(raw).map_err(Error::Misuse)?;
+        if raw.options.len > MAX_ENTRIES {
+            return Err(Error::Misuse(format!("{} options, more than {MAX_ENTRIES}", raw.options.len)));
         }
-        (raw.name.get()?, raw.summary.get()?, data::slice(raw.options, raw.option_count)?)
+        (raw, text(raw.name)?, text(raw.summary)?, list(raw.options)?)
     };
-    let kind = Kind::from_id(raw.kind)
-        .ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
+    let kind = u32::try_from(raw.kind).ok().and_then(Kind::from_id);
+    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || !name.chars().all(plain) {
         return Err(Error::Misuse(format!("{name:?} is no name for a {kind}: use letters, digits and `_`")));
@@ -202,7 +245,7 @@ unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>)
     let mut specs = Vec::new();
     for option in options {
         // SAFETY: as the caller promises.
-        let (key, default, about) = unsafe { (option.name.get()?, option.default_json.get()?, option.about.get()?) };
+        let (key, default, about) = unsafe { (text(option.name)?, text(option.default_json)?, text(option.about)?) };
         let default = serde_json::from_str(default)
             .map_err(|e| Error::Misuse(format!("the default of `{name}.{key}` is no JSON: {e}")))?;
         let kind = OptionKind::from_number(option.kind)
@@ -213,7 +256,7 @@ unsafe fn component_of(raw: &RollComponent, version: &str, origin: &Arc<Origin>)
         kind,
         registration_name: String::leak(name.into()),
         options: specs,
-        raw: RawComponent(*raw),
+        raw: RawComponent(raw),
         source: Source::Plugin(Arc::clone(origin)),
         registration: std::sync::OnceLock::new(),
     }));
@@ -256,32 +299,56 @@ impl LoadedComponent {
         self.registration.get_or_init(|| unreachable!("a component is registered when it is loaded"))
     }
 
+    /// The options as JSON, complete.
+    fn complete(&self, call: &'static str, options: &Options) -> Result<String> {
+        let options = complete(self.kind.section(), &self.options, options);
+        let options = options.map_err(|e| self.source.blame(call, e))?;
+        Ok(serde_json::Value::Object(options).to_string())
+    }
+
     fn make(&self, options: &Options, context: &BuildContext) -> Result<RollObject> {
-        let options =
-            complete(self.kind.section(), &self.options, options).map_err(|e| self.source.blame("make", e))?;
-        let options = serde_json::Value::Object(options).to_string();
+        let options = self.complete("make", options)?;
+        let RawComponent(RollComponent { data, make, .. }) = self.raw;
+        let missing = || self.source.blame("make", Error::Misuse("it has no function `make`".into()));
+        let make = make.ok_or_else(missing)?;
         let base_dir = context.base_dir.to_string_lossy();
         let context = RollContext {
+            size: size_of::<RollContext>(),
             backend: RollStr::lend(&context.backend),
             base_dir: RollStr::lend(&base_dir),
             seed: context.seed,
+            placement: placement_number(context.placement),
         };
         let (mut out, mut error) = (RollObject::default(), RollError::default());
-        let raw = &self.raw.0;
-        // SAFETY: the arguments live during the call.
-        let status = unsafe { (raw.make)(raw.data, RollStr::lend(&options), &context, &mut out, &mut error) };
+        // SAFETY: P1, P3 and P7.
+        let status = unsafe { make(data, RollStr::lend(&options), &context, &mut out, &mut error) };
         self.source.outcome("make", status, out, error)
     }
 
     /// Asks the plugin what a run will need; the answer's type is that of its kind's [`crate::Planner`].
-    pub(crate) fn plan<T>(&self, _options: &Options, _model: Option<(&PlanInput, &BuildContext)>) -> Result<T> {
-        let problem = format!("the {} `{}` comes from a plugin and does not say what it needs", self.kind, self.name());
-        Err(Error::Unsupported(problem))
+    pub(crate) fn plan<T>(&self, options: &Options, model: Option<(&PlanInput, &BuildContext)>) -> Result<T>
+    where
+        T: serde::de::DeserializeOwned,
+    {
+        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
+        let Some(plan) = plan else {
+            let (kind, name) = (self.kind, self.name());
+            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
+            return Err(Error::Unsupported(problem));
+        };
+        let options = self.complete("plan", options)?;
+        let input = serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("what to plan with: {e}")))?;
+        let (mut out, mut error) = (RollOwned::default(), RollError::default());
+        // SAFETY: P1, P3 and P7.
+        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
+        let out = self.source.outcome("plan", status, out, error)?;
+        // SAFETY: P2.
+        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
     }
 
     pub(crate) fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         let object = self.make(options, context)?;
-        // SAFETY: the plugin made it for us, of this component's kind.
+        // SAFETY: P2 and P8.
         Ok(Box::new(unsafe { ForeignReward::new(object, self.source.clone()) }?))
     }
 

@@ -1,31 +1,34 @@
 //! A plugin has a `tracing` of its own: its events are handed to the host's.
 
+#[cfg(feature = "host")]
 use std::ffi::c_void;
 use std::fmt::Write;
 
 use tracing::field::{Field, Visit};
+#[cfg(feature = "host")]
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use super::abi::{RollHost, RollStr};
+use roll_abi::{RollHost, RollStr};
 
-/// What a plugin gets from this host; `label` stands before its messages.
-pub(super) fn host(label: String) -> &'static RollHost {
-    let label: &'static String = Box::leak(Box::new(label));
-    Box::leak(Box::new(RollHost { state: std::ptr::from_ref(label).cast(), log, log_level }))
-}
+#[cfg(feature = "host")]
+use super::{data::text, panics::quietly};
 
-unsafe extern "C" fn log_level(_: *const c_void) -> u32 {
+/// The functions of [`RollHost`] for messages; its state is the label that stands before them.
+#[cfg(feature = "host")]
+pub(super) unsafe extern "C" fn log_level(_: *const c_void) -> u32 {
     LevelFilter::current().into_level().map_or(0, number)
 }
 
-unsafe extern "C" fn log(state: *const c_void, level: u32, target: RollStr, message: RollStr) {
-    super::call::quietly(|| {
-        // SAFETY: `state` is the label of `host`, and the texts are lent for this call.
+/// As [`log_level`].
+#[cfg(feature = "host")]
+pub(super) unsafe extern "C" fn log(state: *const c_void, level: u32, target: RollStr, message: RollStr) {
+    quietly(|| {
+        // SAFETY: P1; `state` is the label, which lives for ever.
         let (label, target, message) =
-            unsafe { (&*state.cast::<String>(), target.get().unwrap_or(""), message.get().unwrap_or("(no UTF-8)")) };
+            unsafe { (&*state.cast::<String>(), text(target).unwrap_or(""), text(message).unwrap_or("(no UTF-8)")) };
         // An event's target and level are fixed where it is written.
         match level {
             1 => tracing::error!(target: "plugin", from = target, "{label}: {message}"),
@@ -55,15 +58,15 @@ pub(super) fn forward_to(host: RollHost) {
 /// Events only: a span of a plugin means nothing to the host.
 struct Forward(RollHost);
 
-// SAFETY: the host promises that `log` may be called on any thread; `state` is its own.
+// SAFETY: P4; `state` is the host's own.
 unsafe impl Send for Forward {}
 // SAFETY: as above.
 unsafe impl Sync for Forward {}
 
 impl Subscriber for Forward {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // SAFETY: as the interface says, at any time on any thread.
-        number(*metadata.level()) <= unsafe { (self.0.log_level)(self.0.state) }
+        // SAFETY: P4.
+        self.0.log_level.is_some_and(|level| number(*metadata.level()) <= unsafe { level(self.0.state) })
     }
     // The host's level may change: nothing is decided for good.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
@@ -77,9 +80,11 @@ impl Subscriber for Forward {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(String::new());
         event.record(&mut line);
-        let target = RollStr::lend(event.metadata().target());
-        // SAFETY: the texts live during the call.
-        unsafe { (self.0.log)(self.0.state, number(*event.metadata().level()), target, RollStr::lend(&line.0)) };
+        let (metadata, message) = (event.metadata(), RollStr::lend(&line.0));
+        if let Some(log) = self.0.log {
+            // SAFETY: P1 and P4.
+            unsafe { log(self.0.state, number(*metadata.level()), RollStr::lend(metadata.target()), message) };
+        }
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}

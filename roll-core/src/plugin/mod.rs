@@ -1,51 +1,71 @@
 //! Components from libraries that somebody else compiled.
 //!
-//! A plugin is a shared library with three symbols: `roll_plugin_abi` (data: magic and version), `roll_plugin_layout`
-//! (Rust plugins: how the types of the boundary are laid out), and `roll_plugin_init`. The loader looks at the file,
-//! then at the version, then at the layout, and only then calls anything. What it gets are [`crate::Registration`]s as
-//! those that are linked in.
+//! What crosses, and the contract that both sides keep, stands in the crate `roll-abi`: tables of `extern "C"` functions
+//! over `#[repr(C)]` types. This module turns traits into tables and tables into traits, so that what a library offers
+//! are [`crate::Registration`]s as those that are linked in. Comments about safety name the numbers of the contract (P1
+//! to P9).
 //!
-//! At the boundary stand tables of `extern "C"` functions over `#[repr(C)]` types (`abi`, and each kind's own file).
-//! The side that owns an object serves it (`call::serve`): panics are caught there, become an error, and the object is
-//! not called again. The other side holds a `Foreign` object that implements the trait: its errors name the plugin, the
-//! file and the method. Tensors cross as pointers with an owner that can be retained; nothing is copied. Libraries are
-//! never unloaded, so whatever points into them stays good.
+//! The side that owns an object serves it (`served`): panics are caught there, become an error, and the object is not
+//! called again. The other side holds a `Foreign` object that implements the trait: its errors name the plugin, the
+//! file and the method. Each kind has a file in which [`crossing!`](crossing) writes both directions. Tensors cross as
+//! pointers with an owner that can be retained; nothing is copied.
 //!
 //! Plugin authors see none of it: they implement a trait of this crate and write one line, such as
-//! [`export_reward!`](crate::export_reward).
+//! [`export_reward!`](crate::export_reward). Programs that load plugins have the feature `host`.
 
-mod abi;
+// Both directions of each kind stand together; a plugin takes one of some.
+#![cfg_attr(not(feature = "host"), allow(dead_code))]
+
 mod algorithm;
-mod call;
-pub mod check;
+mod communicator;
+mod crossing;
 mod data;
 mod diffusion;
-mod discover;
 mod environment;
 mod error;
 mod export;
+mod foreign;
 mod language;
-mod layout;
-mod load;
 mod log;
 mod model;
-mod object_file;
 mod options;
+mod panics;
+mod parts;
 mod pullback;
 mod reward;
+mod served;
+mod sink;
 mod step;
 mod strategy;
+mod tensor;
 
-pub use abi::ABI_VERSION;
-pub use discover::{PATH_VARIABLE, discover};
-pub use error::{Chain, PluginError};
+#[cfg(feature = "host")]
+pub mod check;
+#[cfg(feature = "host")]
+mod discover;
+#[cfg(feature = "host")]
+mod load;
+#[cfg(feature = "host")]
+mod object_file;
+
+#[cfg(feature = "host")]
+pub use discover::discover;
+pub use error::Chain;
+#[cfg(feature = "host")]
+pub use error::PluginError;
+#[cfg(feature = "host")]
 pub use load::{LoadedComponent, Plugin, load};
 pub use options::{OptionKind, OptionSpec};
+pub use roll_abi::ABI_VERSION;
+
+/// Lists directories, separated as in `PATH`, whose libraries are loaded when they are plugins.
+pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
 
 /// What the macros need; not for use by hand.
 #[doc(hidden)]
 pub mod interface {
-    pub use super::abi::{RollAbi, RollError, RollHost, RollPlugin};
     pub use super::export::{Metadata, init, linked, made};
-    pub use super::layout::{LayoutTag, Structure, structures};
+    #[cfg(feature = "abi_stable")]
+    pub use roll_abi::StableTypes;
+    pub use roll_abi::{RollAbi, RollError, RollHost, RollPlugin};
 }

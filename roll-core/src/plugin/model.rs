@@ -1,84 +1,80 @@
-//! [`Model`] across the boundary. What a diffusion or language model can do beside it stands in files of their own; all
-//! share one table, and the facts say which functions may be called.
+//! [`Model`] across the boundary. What a diffusion or language model can do beside it stands in files of their own, with
+//! tables of their own whose functions take the model's state.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::Arc;
 
-use super::abi::{RollError, RollNamedTensor, RollObject, RollOwned, RollStr};
-use super::call::{Foreign, Served, Source, serve};
-use super::data::{Lent, keep_named, lend_named, slice, slice_mut};
-use super::diffusion::{self, RollDiffusionTable};
-use super::language::{self, RollLanguageTable};
-use super::layout::boundary;
-use crate::{DiffusionModel, LanguageModel, Model, ParameterSpec, Result, StateDict};
+use roll_abi::{
+    RollDiffusionTable, RollError, RollFile, RollLanguageTable, RollList, RollModelFacts, RollModelTable, RollObject,
+    RollOwned, RollParameter, RollParts, RollPartsTable, RollStr,
+};
 
-boundary! {
-    /// Name and shape of a trainable tensor.
-    #[derive(Clone, Copy)]
-    pub struct RollParameter {
-        pub name: RollStr,
-        pub shape: *const usize,
-        pub rank: usize,
-    }
-}
-
-boundary! {
-    /// Facts of a model that do not change.
-    #[derive(Default)]
-    pub struct RollModelFacts {
-        pub parameters: RollOwned<RollParameter>,
-        /// 1: the functions of diffusion models work.
-        pub diffusion: u32,
-        /// 1: the functions of language models work.
-        pub language: u32,
-    }
-}
-
-boundary! {
-    /// Tensors of one file of an adapter.
-    #[derive(Clone, Copy)]
-    pub struct RollFile {
-        pub name: RollStr,
-        pub tensors: *const RollNamedTensor,
-        pub count: usize,
-    }
-}
-
-boundary! {
-    /// The functions of a model.
-    #[derive(Clone, Copy)]
-    pub struct RollModelTable {
-        pub facts: unsafe extern "C" fn(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32,
-        pub read: unsafe extern "C" fn(state: *mut c_void, out: *mut f32, len: usize, error: *mut RollError) -> u32,
-        pub write:
-            unsafe extern "C" fn(state: *mut c_void, values: *const f32, len: usize, error: *mut RollError) -> u32,
-        pub take_gradients:
-            unsafe extern "C" fn(state: *mut c_void, add_into: *mut f32, len: usize, error: *mut RollError) -> u32,
-        pub export_adapter:
-            unsafe extern "C" fn(state: *mut c_void, out: *mut RollOwned<RollFile>, error: *mut RollError) -> u32,
-        pub import_adapter: unsafe extern "C" fn(
-            state: *mut c_void,
-            files: *const RollFile,
-            count: usize,
-            error: *mut RollError,
-        ) -> u32,
-        pub diffusion: RollDiffusionTable,
-        pub language: RollLanguageTable,
-    }
-}
+use super::crossing::{Answer, Argument, Calls, crossing, log};
+use super::data::{list, own, take, text};
+use super::foreign::{Foreign, Source};
+use super::served::{Served, serve};
+use super::tensor::{LentTensors, keep_tensors};
+use super::{diffusion, language, parts};
+use crate::{
+    DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
+    WeightPlacement,
+};
 
 pub(super) type Target = dyn Model;
 
-static TABLE: RollModelTable = RollModelTable {
-    facts,
-    read,
-    write,
-    take_gradients,
-    export_adapter,
-    import_adapter,
-    diffusion: diffusion::TABLE,
-    language: language::TABLE,
-};
+crossing! {
+    Model for ForeignModel, table RollModelTable of Target {
+        ref fn read_parameters(out: &mut [f32]);
+        mut fn write_parameters(values: &[f32]);
+        mut fn take_gradients(add_into: &mut [f32]);
+        ref fn export_adapter() -> BTreeMap<String, StateDict>;
+        mut fn import_adapter(files: &BTreeMap<String, StateDict>);
+        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
+        ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
+    }
+    by hand [facts, parts] {
+        fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+            let told = self.object.call("parts", self.table.parts, |parts, state, out, error| {
+                // SAFETY: P7.
+                unsafe { parts(state, out, error) }
+            });
+            match told {
+                Ok(told) => self.parts = told.flatten(),
+                Err(error) => log(&error),
+            }
+            if self.parts.is_some() { Some(self) } else { None }
+        }
+
+        fn parameters(&self) -> &[ParameterSpec] {
+            &self.facts.parameters
+        }
+
+        fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+            if self.facts.diffusion.is_some() { Some(self) } else { None }
+        }
+
+        fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+            if self.facts.language.is_some() { Some(self) } else { None }
+        }
+    }
+}
+
+unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| {
+        let diffusion = model.as_diffusion().map(|_| diffusion::TABLE);
+        let language = model.as_language().map(|_| language::TABLE);
+        Ok(Facts { parameters: model.parameters().to_vec(), diffusion, language }.give())
+    };
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, out, error, body) }
+}
+
+unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| Ok(model.parts().map(|_| parts::TABLE).give());
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, out, error, body) }
+}
 
 pub(super) fn give(model: Box<dyn Model>) -> RollObject {
     Served::give(model, &TABLE)
@@ -90,7 +86,7 @@ pub(super) struct LentModel(Served<Target>);
 impl LentModel {
     pub(super) fn new<'a>(model: &'a mut (dyn Model + 'a)) -> Self {
         let model: *mut (dyn Model + 'a) = model;
-        // SAFETY: only the lifetime changes; whoever makes this drops it before the borrow ends.
+        // SAFETY: P1; only the lifetime changes, and who makes this drops it before the borrow ends.
         Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Model + 'a), *mut Target>(model) }))
     }
 
@@ -99,104 +95,32 @@ impl LentModel {
     }
 }
 
-unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32 {
-    let body = |model: &mut Target| {
-        let specs = model.parameters().to_vec();
-        let parameter = |s: &ParameterSpec| RollParameter {
-            name: RollStr::lend(&s.name),
-            shape: s.shape.as_ptr(),
-            rank: s.shape.len(),
-        };
-        let items = specs.iter().map(parameter).collect();
-        let parameters = RollOwned::new(items, specs);
-        let (diffusion, language) = (model.as_diffusion().is_some().into(), model.as_language().is_some().into());
-        Ok(RollModelFacts { parameters, diffusion, language })
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, out, error, body) }
-}
-
-unsafe extern "C" fn read(state: *mut c_void, out: *mut f32, len: usize, error: *mut RollError) -> u32 {
-    // SAFETY: the buffer is lent for this call.
-    let body = |model: &mut Target| model.read_parameters(unsafe { slice_mut(out, len) }?);
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
-}
-
-unsafe extern "C" fn write(state: *mut c_void, values: *const f32, len: usize, error: *mut RollError) -> u32 {
-    // SAFETY: the values are lent for this call.
-    let body = |model: &mut Target| model.write_parameters(unsafe { slice(values, len) }?);
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
-}
-
-unsafe extern "C" fn take_gradients(state: *mut c_void, add_into: *mut f32, len: usize, error: *mut RollError) -> u32 {
-    // SAFETY: the buffer is lent for this call.
-    let body = |model: &mut Target| model.take_gradients(unsafe { slice_mut(add_into, len) }?);
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
-}
-
-/// Names and tensors that a list of files points into.
-struct Files {
-    names: Vec<String>,
-    _tensors: Vec<Vec<(String, Lent)>>,
-    lists: Vec<Vec<RollNamedTensor>>,
-}
-
-impl Files {
-    fn new(files: &BTreeMap<String, StateDict>) -> Self {
-        let lend = |state: &StateDict| state.iter().map(|(k, t)| (k.clone(), Lent::new(t))).collect::<Vec<_>>();
-        let tensors: Vec<_> = files.values().map(lend).collect();
-        let lists = tensors.iter().map(|t| lend_named(t)).collect();
-        Self { names: files.keys().cloned().collect(), _tensors: tensors, lists }
+impl<'a> Argument for &'a mut (dyn Model + 'a) {
+    type Wire = RollObject;
+    type Lent = LentModel;
+    type Kept = ForeignModel;
+    type Given<'k> = &'k mut dyn Model;
+    fn lend(self) -> LentModel {
+        LentModel::new(self)
     }
-
-    fn list(&self) -> Vec<RollFile> {
-        let pairs = self.names.iter().zip(&self.lists);
-        pairs.map(|(n, l)| RollFile { name: RollStr::lend(n), tensors: l.as_ptr(), count: l.len() }).collect()
+    fn wire(lent: &mut LentModel) -> RollObject {
+        lent.object()
     }
-}
-
-/// # Safety
-/// The files are as the other side made them and live during this call.
-unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
-    files
-        .iter()
-        .map(|file| {
-            // SAFETY: as the caller promises.
-            unsafe { Ok((file.name.get()?.to_string(), keep_named(slice(file.tensors, file.count)?)?)) }
-        })
-        .collect()
-}
-
-unsafe extern "C" fn export_adapter(state: *mut c_void, out: *mut RollOwned<RollFile>, error: *mut RollError) -> u32 {
-    let body = |model: &mut Target| {
-        let files = Files::new(&model.export_adapter()?);
-        Ok(RollOwned::new(files.list(), files))
-    };
-    // SAFETY: as the interface says.
-    unsafe { serve(state, out, error, body) }
-}
-
-unsafe extern "C" fn import_adapter(
-    state: *mut c_void,
-    files: *const RollFile,
-    count: usize,
-    error: *mut RollError,
-) -> u32 {
-    // SAFETY: lent for this call.
-    let body = |model: &mut Target| model.import_adapter(&unsafe { keep_files(slice(files, count)?) }?);
-    // SAFETY: as the interface says.
-    unsafe { serve(state, &mut (), error, body) }
+    unsafe fn keep(wire: RollObject) -> Result<ForeignModel> {
+        // SAFETY: as the caller promises; what is lent has no release.
+        unsafe { ForeignModel::new(wire, Source::Host) }
+    }
+    fn given(kept: &mut ForeignModel) -> &mut dyn Model {
+        kept
+    }
 }
 
 /// A model of the other side.
 pub(super) struct ForeignModel {
-    pub(super) object: Foreign<RollModelTable>,
-    specs: Vec<ParameterSpec>,
-    diffusion: bool,
-    language: bool,
+    pub(super) object: Foreign,
+    table: RollModelTable,
+    pub(super) facts: Facts,
+    pub(super) parts: Option<RollPartsTable>,
 }
 
 impl ForeignModel {
@@ -204,71 +128,115 @@ impl ForeignModel {
     /// As [`Foreign::new`].
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
-        let object = unsafe { Foreign::<RollModelTable>::new(object, source) }?;
-        let facts: RollModelFacts = object.call("parameters", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.facts)(state, out, error) }
+        let (object, table) = unsafe { Foreign::new::<RollModelTable>(object, source) }?;
+        let facts = object.call("parameters", table.facts, |facts, state, out, error| {
+            // SAFETY: P7.
+            unsafe { facts(state, out, error) }
         })?;
-        let spec = |p: &RollParameter| {
-            // SAFETY: the list is valid until it is released.
-            unsafe { Ok(ParameterSpec { name: p.name.get()?.into(), shape: slice(p.shape, p.rank)?.to_vec() }) }
-        };
-        // SAFETY: ours, taken once.
-        let specs = unsafe { facts.parameters.take(|items| items.iter().map(spec).collect()) };
-        let specs = object.blame("parameters", specs)?;
-        Ok(Self { object, specs, diffusion: facts.diffusion == 1, language: facts.language == 1 })
+        let facts = object.must("facts", facts)?;
+        Ok(Self { object, table, facts, parts: None })
     }
 }
 
-impl Model for ForeignModel {
-    fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
+impl Calls<RollModelTable> for ForeignModel {
+    fn callee(&self) -> (&Foreign, Option<&RollModelTable>) {
+        (&self.object, Some(&self.table))
     }
+}
 
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.object.run("read_parameters", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.read)(state, out.as_mut_ptr(), out.len(), error) }
-        })
+/// What of a model does not change.
+#[derive(Default)]
+pub(super) struct Facts {
+    parameters: Vec<ParameterSpec>,
+    pub(super) diffusion: Option<RollDiffusionTable>,
+    pub(super) language: Option<RollLanguageTable>,
+}
+
+impl Answer for Facts {
+    type Wire = RollModelFacts;
+    fn give(self) -> RollModelFacts {
+        let parameter =
+            |s: &ParameterSpec| RollParameter { name: RollStr::lend(&s.name), shape: RollList::lend(&s.shape) };
+        let items = self.parameters.iter().map(parameter).collect();
+        RollModelFacts {
+            diffusion: self.diffusion.map_or(std::ptr::null(), |_| (&raw const diffusion::TABLE).cast()),
+            language: self.language.map_or(std::ptr::null(), |_| (&raw const language::TABLE).cast()),
+            parameters: own(items, self.parameters),
+        }
     }
-
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.object.run("write_parameters", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.write)(state, values.as_ptr(), values.len(), error) }
-        })
+    unsafe fn take(wire: RollModelFacts, source: &Source) -> Result<Self> {
+        let spec = |p: &RollParameter| {
+            // SAFETY: the list is valid until it is released.
+            unsafe { Ok(ParameterSpec { name: text(p.name)?.into(), shape: list(p.shape)?.to_vec() }) }
+        };
+        // SAFETY: as the caller promises.
+        let parameters = unsafe { take(wire.parameters, |items| items.iter().map(spec).collect()) }?;
+        // SAFETY: P3 and P8.
+        let (diffusion, language) = unsafe { (source.part(wire.diffusion)?, source.part(wire.language)?) };
+        Ok(Self { parameters, diffusion, language })
     }
+}
 
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.object.run("take_gradients", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.take_gradients)(state, add_into.as_mut_ptr(), add_into.len(), error) }
-        })
+impl Answer for Option<RollPartsTable> {
+    type Wire = RollParts;
+    fn give(self) -> RollParts {
+        RollParts { table: self.map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) }
     }
-
-    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
-        if self.diffusion { Some(self) } else { None }
+    unsafe fn take(wire: RollParts, source: &Source) -> Result<Self> {
+        // SAFETY: P3 and P8.
+        unsafe { source.part(wire.table) }
     }
+}
 
-    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
-        if self.language { Some(self) } else { None }
+/// Files of an adapter, lent.
+pub(super) struct LentFiles {
+    files: Vec<RollFile>,
+    _tensors: Vec<LentTensors>,
+}
+
+impl LentFiles {
+    fn new(files: &BTreeMap<String, StateDict>) -> Self {
+        let tensors: Vec<LentTensors> = files.values().map(LentTensors::new).collect();
+        let file = |(name, lent): (&String, &LentTensors)| RollFile { name: RollStr::lend(name), tensors: lent.list() };
+        Self { files: files.keys().zip(&tensors).map(file).collect(), _tensors: tensors }
     }
+}
 
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        let files: RollOwned<RollFile> = self.object.call("export_adapter", |t, state, out, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.export_adapter)(state, out, error) }
-        })?;
-        // SAFETY: ours, taken once.
-        self.object.blame("export_adapter", unsafe { files.take(|files| keep_files(files)) })
+/// # Safety
+/// P1 and P9.
+unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
+    // SAFETY: as the caller promises.
+    files.iter().map(|file| unsafe { Ok((text(file.name)?.to_string(), keep_tensors(list(file.tensors)?)?)) }).collect()
+}
+
+impl<'a> Argument for &'a BTreeMap<String, StateDict> {
+    type Wire = RollList<RollFile>;
+    type Lent = LentFiles;
+    type Kept = BTreeMap<String, StateDict>;
+    type Given<'k> = &'k BTreeMap<String, StateDict>;
+    fn lend(self) -> LentFiles {
+        LentFiles::new(self)
     }
+    fn wire(lent: &mut LentFiles) -> RollList<RollFile> {
+        RollList::lend(&lent.files)
+    }
+    unsafe fn keep(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
+        // SAFETY: as the caller promises.
+        unsafe { keep_files(list(wire)?) }
+    }
+    fn given(kept: &mut BTreeMap<String, StateDict>) -> &BTreeMap<String, StateDict> {
+        kept
+    }
+}
 
-    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        let files = Files::new(files);
-        let list = files.list();
-        self.object.run("import_adapter", |t, state, error| {
-            // SAFETY: the arguments live during the call.
-            unsafe { (t.import_adapter)(state, list.as_ptr(), list.len(), error) }
-        })
+impl Answer for BTreeMap<String, StateDict> {
+    type Wire = RollOwned<RollFile>;
+    fn give(self) -> RollOwned<RollFile> {
+        let LentFiles { files, _tensors } = LentFiles::new(&self);
+        own(files, (_tensors, self))
+    }
+    unsafe fn take(wire: RollOwned<RollFile>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take(wire, |files| keep_files(files)) }
     }
 }

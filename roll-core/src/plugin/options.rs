@@ -2,7 +2,9 @@
 
 use serde_json::Value as Json;
 
-use crate::{Error, Options, Result};
+use crate::Options;
+#[cfg(feature = "host")]
+use crate::{Error, Result};
 
 /// What an option's value may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +25,7 @@ use OptionKind::{Anything, Flag, List, Map, Number, Text, WholeNumber};
 const KINDS: [OptionKind; 7] = [Anything, Flag, WholeNumber, Number, Text, List, Map];
 
 impl OptionKind {
+    #[cfg(feature = "host")]
     pub(super) fn from_number(number: u32) -> Option<Self> {
         KINDS.get(number as usize).copied()
     }
@@ -42,6 +45,7 @@ impl OptionKind {
         }
     }
 
+    #[cfg(feature = "host")]
     fn admits(self, value: &Json) -> bool {
         match self {
             Anything => true,
@@ -88,12 +92,14 @@ impl OptionSpec {
         defaults.into_iter().map(spec).collect()
     }
 
+    #[cfg(feature = "host")]
     /// The defaults by name.
     pub(super) fn defaults(specs: &[Self]) -> Options {
         specs.iter().map(|s| (s.name.clone(), s.default.clone())).collect()
     }
 }
 
+#[cfg(feature = "host")]
 /// `options` with the defaults of those that are missing. Fails on unknown ones and on values of the wrong kind;
 /// `prefix` is their place in the configuration.
 pub(super) fn complete(prefix: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {

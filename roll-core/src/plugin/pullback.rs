@@ -3,9 +3,13 @@
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use super::abi::{RollError, RollPullback, RollTensor};
-use super::call::{Source, answer, quietly};
-use super::data::Lent;
+use roll_abi::{RollError, RollPullback, RollTensor, RollValue};
+
+use super::crossing::Answer;
+use super::foreign::Source;
+use super::panics::quietly;
+use super::served::answer;
+use super::tensor::{self, Lent};
 use crate::{Error, Pullback, Result, Tensor};
 
 unsafe extern "C" fn pull(
@@ -15,18 +19,18 @@ unsafe extern "C" fn pull(
     error: *mut RollError,
 ) -> u32 {
     let body = || {
-        // SAFETY: `state` came from `give`, is not released yet, and the cotangent is lent for this call.
-        let (pullback, cotangent) = unsafe { (&*state.cast::<Mutex<Option<Pullback>>>(), (*cotangent).keep()?) };
+        // SAFETY: P1; `state` came from `give` and is not released yet.
+        let (pullback, cotangent) = unsafe { (&*state.cast::<Mutex<Option<Pullback>>>(), tensor::keep(&*cotangent)?) };
         let pullback = pullback.lock().ok().and_then(|mut slot| slot.take());
         let pullback = pullback.ok_or_else(|| Error::Misuse("a pullback was called twice".into()))?;
-        Ok(RollTensor::share(&pullback.pull(&cotangent)?))
+        Ok(tensor::share(&pullback.pull(&cotangent)?))
     };
-    // SAFETY: as the interface says.
+    // SAFETY: P7.
     unsafe { answer(out, error, body) }
 }
 
 unsafe extern "C" fn release(state: *mut c_void) {
-    // SAFETY: `state` came from `give`, and is released once.
+    // SAFETY: P2; `state` came from `give`.
     quietly(|| drop(unsafe { Box::from_raw(state.cast::<Mutex<Option<Pullback>>>()) }));
 }
 
@@ -40,48 +44,61 @@ pub(super) fn give(pullback: Option<Pullback>) -> RollPullback {
 /// A pullback of the other side, released when dropped.
 struct Theirs(RollPullback);
 
-// SAFETY: the interface asks that pullbacks may be moved between threads.
+// SAFETY: P4: it may move between threads.
 unsafe impl Send for Theirs {}
 
 impl Drop for Theirs {
     fn drop(&mut self) {
         if let Some(release) = self.0.release {
-            // SAFETY: ours, and released once.
+            // SAFETY: P2.
             unsafe { release(self.0.state) };
         }
     }
 }
 
-/// Takes over a pullback. What it gives must have the shape `wanted`, when there is one, and be f32.
+/// Takes over a pullback.
 ///
 /// # Safety
-/// `given` is as the other side made it, and nobody else's.
-pub(super) unsafe fn take(given: RollPullback, source: Source, wanted: Option<Vec<usize>>) -> Option<Pullback> {
-    let theirs = Theirs(given);
-    theirs.0.pull?;
+/// P2.
+pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullback> {
+    let (theirs, source) = (Theirs(given), source.clone());
+    let pull = theirs.0.pull?;
     Some(Pullback::new(move |cotangent| {
-        let result = pull_theirs(&theirs, &source, cotangent)?;
-        if let Some(wanted) = wanted {
-            check(&result, &wanted).map_err(|e| source.blame("pull", e))?;
-        }
-        Ok(result)
+        // All of it, not its parts: dropped with this closure.
+        let theirs = &theirs;
+        let (lent, mut out, mut error) = (Lent::new(cotangent), RollTensor::default(), RollError::default());
+        // SAFETY: P1; the pullback is not released.
+        let status = unsafe { pull(theirs.0.state, &lent.get(), &mut out, &mut error) };
+        let out = source.outcome("pull", status, out, error)?;
+        // SAFETY: P2.
+        unsafe { tensor::take(out) }.map_err(|e| source.blame("pull", e))
     }))
 }
 
-fn pull_theirs(theirs: &Theirs, source: &Source, cotangent: &Tensor) -> Result<Tensor> {
-    let Some(pull) = theirs.0.pull else { return Err(Error::Misuse("there is no pullback".into())) };
-    let (lent, mut out, mut error) = (Lent::new(cotangent), RollTensor::default(), RollError::default());
-    // SAFETY: the pullback is not released, and the arguments live during the call.
-    let status = unsafe { pull(theirs.0.state, lent.get(), &mut out, &mut error) };
-    let out = source.outcome("pull", status, out, error)?;
-    // SAFETY: the other side answered with a tensor that is ours now.
-    unsafe { out.take() }.map_err(|e| source.blame("pull", e))
+/// `pullback`, whose gradient must have the shape `wanted` and be f32.
+pub(super) fn shaped(pullback: Option<Pullback>, wanted: &Tensor, source: &Source) -> Option<Pullback> {
+    let (wanted, source) = (wanted.shape().to_vec(), source.clone());
+    pullback.map(|pullback| {
+        Pullback::new(move |cotangent| {
+            let gradient = pullback.pull(cotangent)?;
+            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == wanted {
+                true => Ok(()),
+                false => Err(Error::shape("the gradient", format!("{wanted:?}"), gradient.shape())),
+            });
+            checked.map(|()| gradient).map_err(|e| source.blame("pull", e))
+        })
+    })
 }
 
-fn check(gradient: &Tensor, wanted: &[usize]) -> Result<()> {
-    gradient.f32s()?;
-    match gradient.shape() == wanted {
-        true => Ok(()),
-        false => Err(Error::shape("the gradient", format!("{wanted:?}"), gradient.shape())),
+/// A value and its pullback.
+impl Answer for (Tensor, Option<Pullback>) {
+    type Wire = RollValue;
+    fn give(self) -> RollValue {
+        RollValue { value: tensor::share(&self.0), pullback: give(self.1) }
+    }
+    unsafe fn take(wire: RollValue, source: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises; the pullback first, so that an error of the value releases it.
+        let (pullback, value) = unsafe { (take(wire.pullback, source), tensor::take(wire.value)) };
+        Ok((value?, pullback))
     }
 }

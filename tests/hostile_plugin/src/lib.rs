@@ -161,8 +161,17 @@ roll_core::export_plugin!(
         |options: Misbehaviour, _: &roll_core::BuildContext| make(options)
     ),
     roll_core::component!(Reward, RewardScorer, "toy", "Toy", toy::Options, toy::reward),
-    roll_core::component!(Model, Model, "toy", "Toy", toy::Options, toy::model),
-    roll_core::component!(Strategy, Strategy, "toy", "Toy", toy::Options, toy::strategy),
-    roll_core::component!(Algorithm, Algorithm, "toy", "Toy", toy::Options, toy::algorithm),
+    roll_core::Registration {
+        planner: Some(toy::PLANNERS[0]),
+        ..roll_core::component!(Model, Model, "toy", "Toy", toy::Options, toy::model)
+    },
+    roll_core::Registration {
+        planner: Some(toy::PLANNERS[1]),
+        ..roll_core::component!(Strategy, Strategy, "toy", "Toy", toy::Options, toy::strategy)
+    },
+    roll_core::Registration {
+        planner: Some(toy::PLANNERS[2]),
+        ..roll_core::component!(Algorithm, Algorithm, "toy", "Toy", toy::Options, toy::algorithm)
+    },
     roll_core::component!(Environment, Environment, "toy", "Toy", toy::Options, toy::environment),
 );

@@ -1,15 +1,17 @@
 //! One small component of every kind, to be used linked in and from the library: the numbers must be the same.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use roll_core::plan::{Division, Needs, Passes};
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Conditioning, DiffusionModel, Environment, Error,
-    Evaluated, EvaluationContext, Generation, Grad, LanguageModel, Model, Observation, OptimizerConfig, ParameterSpec,
-    Pullback, Result, RewardScorer, Sampling, ScheduleFacts, Score, Sigma, SigmaRange, SingleRank, StateDict,
-    StepContext, StepReport, Strategy, StrategyReport, Target, Tensor, Timestep, TokenStats, Transition, Video,
-    serde_json,
+    Evaluated, EvaluationContext, Generation, Grad, GradientSink, Headline, HeadlineFormat, LanguageModel, Measure,
+    Model, Observation, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
+    Sampling, ScheduleFacts, Score, Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyReport,
+    Target, Tensor, Timestep, TokenStats, Transition, Video, WeightPlacement, serde_json,
 };
 
 /// Options of each component.
@@ -30,11 +32,28 @@ impl Options {
     }
 }
 
-/// Weights of the velocity, and their gradient.
-#[derive(Debug)]
+/// Weights of the velocity, their gradient, and who wants that at once.
 struct Weights {
     values: Vec<f32>,
     gradients: Vec<f32>,
+    sink: Option<Arc<dyn GradientSink>>,
+}
+
+impl Weights {
+    /// Hands over what was accumulated, each parameter on a thread of its own.
+    fn deliver(&mut self) {
+        let Some(sink) = self.sink.clone() else { return };
+        let (first, rest) = self.gradients.split_at_mut(1);
+        let deliver = |position: usize, gradient: &mut [f32]| {
+            if sink.deliver(position, gradient) {
+                gradient.fill(0.0);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| deliver(1, rest));
+            deliver(0, first);
+        });
+    }
 }
 
 /// velocity = w * latents, w the first weight where the adapter is on and 1 elsewhere; frames = clamp-free copy.
@@ -42,6 +61,7 @@ pub struct ToyModel {
     options: Options,
     specs: Vec<ParameterSpec>,
     weights: Arc<Mutex<Weights>>,
+    placement: Option<WeightPlacement>,
 }
 
 fn lock(weights: &Mutex<Weights>) -> MutexGuard<'_, Weights> {
@@ -53,8 +73,9 @@ pub fn model(options: Options, context: &BuildContext) -> Result<ToyModel> {
     options.at("make")?;
     let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
     let first = 0.5 + context.seed as f32;
-    let weights = Weights { values: vec![first, 2.0, 3.0], gradients: vec![0.0; 3] };
-    Ok(ToyModel { options, specs: vec![spec("w", &[1]), spec("rest", &[2])], weights: Arc::new(Mutex::new(weights)) })
+    let weights = Weights { values: vec![first, 2.0, 3.0], gradients: vec![0.0; 3], sink: None };
+    let (specs, weights) = (vec![spec("w", &[1]), spec("rest", &[2])], Arc::new(Mutex::new(weights)));
+    Ok(ToyModel { options, specs, weights, placement: context.placement })
 }
 
 impl Model for ToyModel {
@@ -77,6 +98,16 @@ impl Model for ToyModel {
         add_into.iter_mut().zip(&mut weights.gradients).for_each(|(a, g)| *a += std::mem::take(g));
         Ok(())
     }
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        Some(self)
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        lock(&self.weights).sink = sink;
+        true
+    }
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        self.placement
+    }
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
     }
@@ -93,6 +124,32 @@ impl Model for ToyModel {
         let state = files.get("adapter").ok_or_else(|| Error::Misuse("no file `adapter`".into()))?;
         let values = roll_core::model::flat::from_state(&self.specs, state)?;
         self.write_parameters(&values)
+    }
+}
+
+/// Where the parameters at these positions stand in the flat layout.
+fn flat(which: Range<usize>) -> Range<usize> {
+    let at = |position: usize| [0, 1, 3][position];
+    at(which.start)..at(which.end)
+}
+
+impl ParameterParts for ToyModel {
+    fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.options.at("read_part")?;
+        out.copy_from_slice(&lock(&self.weights).values[flat(which)]);
+        Ok(())
+    }
+    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
+        self.options.at("write_part")?;
+        lock(&self.weights).values[flat(which)].copy_from_slice(values);
+        Ok(())
+    }
+    fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
+        self.options.at("take_gradients_part")?;
+        let mut weights = lock(&self.weights);
+        let gradients = &mut weights.gradients[flat(which)];
+        add_into.iter_mut().zip(gradients).for_each(|(a, g)| *a += std::mem::take(g));
+        Ok(())
     }
 }
 
@@ -134,7 +191,10 @@ impl DiffusionModel for ToyModel {
                 fail.at("pull")?;
                 let d = d_v.f32s()?;
                 if adapter == Adapter::On {
-                    lock(&shared).gradients[0] += d.iter().zip(x.f32s()?).map(|(d, x)| d * x).sum::<f32>();
+                    let mut weights = lock(&shared);
+                    weights.gradients[0] += d.iter().zip(x.f32s()?).map(|(d, x)| d * x).sum::<f32>();
+                    weights.gradients[1] += 0.25;
+                    weights.deliver();
                 }
                 Tensor::new(d.iter().map(|d| d * weight).collect::<Vec<f32>>(), d_v.shape())
             })
@@ -223,6 +283,9 @@ impl RewardScorer for ToyReward {
     fn name(&self) -> &str {
         "toy"
     }
+    fn measures(&self) -> Measure {
+        Measure { label: "toyness".into(), alias: Some("actor/toy_score".into()) }
+    }
     fn differentiable(&self) -> bool {
         true
     }
@@ -255,11 +318,32 @@ pub struct ToyStrategy {
     momentum: Vec<f32>,
     gradients: Vec<f32>,
     beta: f32,
+    arrived: Arc<Arrived>,
+    ranks: Arc<dyn Communicator>,
+}
+
+/// What came during a pull: the sums, and how often.
+struct Arrived {
+    options: Options,
+    sums: Mutex<(Vec<f32>, u64)>,
+}
+
+impl GradientSink for Arrived {
+    fn deliver(&self, position: usize, gradient: &[f32]) -> bool {
+        self.options.at("deliver").is_ok() && {
+            let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+            sums.0[flat(position..position + 1)].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+            sums.1 += 1;
+            true
+        }
+    }
 }
 
 /// Makes the strategy.
 pub fn strategy(options: Options, _: &BuildContext) -> Result<ToyStrategy> {
-    Ok(ToyStrategy { options, momentum: Vec::new(), gradients: Vec::new(), beta: 0.0 })
+    let arrived = Arc::new(Arrived { options: options.clone(), sums: Mutex::new((vec![0.0; 3], 0)) });
+    let ranks = roll_core::communicator::current();
+    Ok(ToyStrategy { options, momentum: Vec::new(), gradients: Vec::new(), beta: 0.0, arrived, ranks })
 }
 
 impl Strategy for ToyStrategy {
@@ -270,9 +354,27 @@ impl Strategy for ToyStrategy {
         (self.momentum, self.gradients) = (vec![0.0; n], vec![0.0; n]);
         Ok(())
     }
+    fn weight_placement(&self) -> Option<WeightPlacement> {
+        Some(WeightPlacement::Streamed)
+    }
+    fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
+        self.options.at("before_last_pull")?;
+        model.deliver_gradients(Some(self.arrived.clone()));
+        Ok(())
+    }
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
         self.options.at("accumulate")?;
-        model.take_gradients(&mut self.gradients)
+        model.deliver_gradients(None);
+        let (arrived, _) = &mut *self.arrived.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        self.gradients.iter_mut().zip(arrived).for_each(|(sum, g)| *sum += std::mem::take(g));
+        match model.parts() {
+            Some(parts) => {
+                let (first, rest) = self.gradients.split_at_mut(1);
+                parts.take_gradients_part(1..2, rest)?;
+                parts.take_gradients_part(0..1, first)
+            }
+            None => model.take_gradients(&mut self.gradients),
+        }
     }
     fn discard(&mut self) {
         self.gradients.fill(0.0);
@@ -291,11 +393,13 @@ impl Strategy for ToyStrategy {
         Ok(StrategyReport { grad_norm: norm, clipped: false, applied: true })
     }
     fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+        &*self.ranks
     }
     fn state(&self) -> Result<StateDict> {
         self.options.at("state")?;
-        Ok([("momentum".to_string(), Tensor::new(self.momentum.clone(), [self.momentum.len()])?)].into())
+        let came = self.arrived.sums.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let momentum = Tensor::new(self.momentum.clone(), [self.momentum.len()])?;
+        Ok([("momentum".to_string(), momentum), ("deliveries".to_string(), Tensor::scalar(came as f32))].into())
     }
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         self.options.at("load_state")?;
@@ -351,6 +455,7 @@ impl Algorithm for ToyAlgorithm {
             let (score, pull) = reward.score(&video, &sample.prompt, &target, Grad::Record)?;
             let Score::Value { value, details } = score else { return Err(no("score")) };
             let d = pull.ok_or_else(|| no("pullback"))?.pull(&Tensor::scalar(-1.0))?;
+            ctx.strategy.before_last_pull(ctx.model)?;
             let d = pull_frames.ok_or_else(|| no("pullback"))?.pull(&d)?;
             let d_x = pull_v.ok_or_else(|| no("pullback"))?.pull(&d)?;
             ctx.strategy.accumulate(ctx.model)?;
@@ -368,6 +473,10 @@ impl Algorithm for ToyAlgorithm {
         report.metrics.insert("grad_norm".into(), update.grad_norm);
         self.steps += 1;
         Ok(report)
+    }
+    fn headlines(&self) -> Vec<Headline> {
+        let score = Headline::new("score", "score", "Score").written(HeadlineFormat::Scientific).score();
+        vec![score.validated_by("val/score", "held out", "samples that were not trained on")]
     }
     fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         self.options.at("algorithm_evaluate")?;
@@ -395,6 +504,19 @@ impl Algorithm for ToyAlgorithm {
         Ok(())
     }
 }
+
+/// What the toys say of a run; the same linked in and from the library.
+pub const PLANNERS: [Planner; 3] = [
+    Planner::Model(|options, input, context| {
+        let fail = options.get("fail").and_then(|f| f.as_str()).unwrap_or_default();
+        Options { fail: fail.into() }.at("plan")?;
+        let work = format!("{} frames on {} for {:?}", input.frames, context.backend, context.placement);
+        let facts = [("flops".to_string(), input.speed.flops / 3.0)].into();
+        Ok(Needs { work, facts, ..Needs::default() })
+    }),
+    Planner::Strategy(|_| Ok(Division { stage: 2, placement: Some(WeightPlacement::Streamed), ..Division::default() })),
+    Planner::Algorithm(|_| Ok(Passes { forward: 3, pulled: 1 })),
+];
 
 /// Counts down from the seed by the lengths of actions.
 pub struct ToyEnvironment {

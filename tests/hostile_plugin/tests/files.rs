@@ -2,18 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod common;
 
-use roll_core::plugin::interface::Structure;
+use std::path::Path;
+
+use common::{compile, library};
 use roll_core::plugin::{ABI_VERSION, Chain, discover, load};
 use roll_core::{BuildContext, Options, Registry, Replaces};
-
-fn library(name: &str) -> PathBuf {
-    let directory = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    directory.join(format!("{prefix}{name}{suffix}"))
-}
 
 /// What loading `bytes` as a file called `name` says.
 fn refused(name: &str, bytes: &[u8]) -> String {
@@ -40,28 +35,50 @@ fn with_version(major: u32, minor: u32) -> Vec<u8> {
 }
 
 #[test]
-fn another_version_of_the_interface_is_refused_whichever_is_newer() {
+fn another_major_version_of_the_interface_is_refused_whichever_is_newer() {
     let [major, minor] = ABI_VERSION;
-    for (found, bytes) in [
-        (format!("{}.{minor}", major + 1), with_version(major + 1, minor)),
-        (format!("0.{minor}"), with_version(0, minor)),
-        (format!("{major}.{}", minor + 1), with_version(major, minor + 1)),
-    ] {
-        let told = refused("libother.so", &bytes);
-        assert!(told.contains(&format!("built for plugin ABI {found}")) && told.contains("rebuild"), "{told}");
+    for found in [major + 1, major - 1, 0] {
+        let told = refused("libother.so", &with_version(found, minor));
+        assert!(told.contains(&format!("built for plugin ABI {found}.{minor}")) && told.contains("rebuild"), "{told}");
     }
 }
 
 #[test]
-fn other_types_at_the_boundary_are_refused_although_the_version_is_right() {
-    let mut bytes = std::fs::read(library("sharpness_reward")).unwrap();
-    let name = b"RollScoreInput";
-    let found: Vec<usize> = (0..bytes.len() - name.len()).filter(|&i| bytes[i..].starts_with(name)).collect();
-    for at in found {
-        bytes[at..at + name.len()].copy_from_slice(b"RollScoreOther");
+fn another_minor_version_is_accepted_when_the_types_agree() {
+    let [major, minor] = ABI_VERSION;
+    for minor in [minor + 1, minor - 1] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("libother.so");
+        std::fs::write(&path, with_version(major, minor)).unwrap();
+        let plugin = load(&path).unwrap();
+        assert!(plugin.abi == [major, minor] && plugin.layout_checked);
     }
-    let told = refused("libother.so", &bytes);
-    assert!(told.contains("other types at the boundary: it does not know `RollScoreInput`"), "{told}");
+}
+
+#[test]
+fn other_types_at_the_boundary_are_refused_in_a_few_lines_whatever_the_minor_version() {
+    let [major, minor] = ABI_VERSION;
+    for (from, to, parts) in [
+        // A structure that a function of the table takes.
+        ("RollTransition", "RollTransitiox", ["`RollEnvironmentTable` > `step: ", "RollTransitiox"]),
+        // A member of a structure, three levels below a table.
+        ("grad_norm", "grad_nurm", ["`RollStrategyTable` > `step: ", "grad_nurm"]),
+        // A table itself.
+        ("RollAlgorithmTable", "RollAlgorithmTablx", ["it does not know `RollAlgorithmTable`", "rebuild it"]),
+    ] {
+        for minor in [minor, minor + 1] {
+            let mut bytes = with_version(major, minor);
+            let found = (0..bytes.len() - from.len()).filter(|&i| bytes[i..].starts_with(from.as_bytes()));
+            let found: Vec<usize> = found.collect();
+            for at in found {
+                bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+            }
+            let told = refused("libother.so", &bytes);
+            assert!(told.contains("other types at the boundary") && told.contains("rebuild it"), "{told}");
+            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+            assert!(told.lines().count() <= 10 && told.len() < 1000, "{} characters: {told}", told.len());
+        }
+    }
 }
 
 #[test]
@@ -134,30 +151,6 @@ fn a_search_path_gives_its_plugins_and_leaves_out_the_rest() {
     assert!(found[0].layout_checked && found[0].abi == ABI_VERSION);
 }
 
-/// The library that `cc` makes of `source`; `None` skips the test, where there is no `cc`.
-fn compile(dir: &tempfile::TempDir, name: &str, source: &str, arguments: &[&str]) -> Option<PathBuf> {
-    let (code, library) = (dir.path().join(format!("{name}.c")), dir.path().join(format!("lib{name}.so")));
-    std::fs::write(&code, source).unwrap();
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../roll-core/include");
-    let built = Command::new("cc")
-        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I"])
-        .arg(include)
-        .args(arguments)
-        .arg(&code)
-        .arg("-o")
-        .arg(&library)
-        .output();
-    match built {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            Some(library)
-        }
-        Err(error) => {
-            roll_testing::skip!(format!("plugins in C are not tested without a C compiler (cc: {error})"), needs = "cc")
-        }
-    }
-}
-
 const CONTRAST: &str = include_str!("../../../plugins/contrast_reward_c/contrast.c");
 
 #[test]
@@ -179,32 +172,72 @@ fn a_reward_in_c_is_a_reward() {
     assert!(registry.reward("contrast", &Options::new(), &context).is_ok());
 }
 
+/// Name in C, size and offsets of each structure that the header has; a member that is left out does not compile.
+macro_rules! structures {
+    ($( $name:ident = $rust:ident $(<$of:ty>)? { $($member:ident),* } )*) => {
+        [$( {
+            let _ = |whole: roll_abi::$rust $(<$of>)?| {
+                let roll_abi::$rust { $($member: _),* } = whole;
+            };
+            type Rust = roll_abi::$rust $(<$of>)?;
+            let members = vec![$( (stringify!($member), std::mem::offset_of!(Rust, $member)) ),*];
+            (stringify!($name), size_of::<Rust>(), members)
+        } ),*]
+    };
+}
+
 #[test]
 fn the_header_says_the_same_as_the_rust_types() {
+    let structures = structures! {
+        roll_abi = RollAbi { magic, major, minor }
+        roll_str = RollStr { data, len }
+        roll_tensor = RollTensor { data, bytes, shape, rank, dtype, owner, retain, release }
+        roll_named_tensor = RollNamedTensor { name, tensor }
+        roll_named_number = RollNamedNumber { name, value }
+        roll_tensor_list = RollList<roll_abi::RollNamedTensor> { items, len }
+        roll_text = RollOwned<u8> { items, len, owner, release }
+        roll_tensors = RollOwned<roll_abi::RollNamedTensor> { items, len, owner, release }
+        roll_numbers = RollOwned<roll_abi::RollNamedNumber> { items, len, owner, release }
+        roll_error = RollError { fault, text }
+        roll_object = RollObject { state, table, release }
+        roll_pullback = RollPullback { state, pull, release }
+        roll_context = RollContext { size, backend, base_dir, seed, placement }
+        roll_option = RollOption { name, kind, default_json, about }
+        roll_option_list = RollList<roll_abi::RollOption> { items, len }
+        roll_component = RollComponent { size, kind, name, summary, options, data, make, plan }
+        roll_component_list = RollList<*const roll_abi::RollComponent> { items, len }
+        roll_plugin = RollPlugin { size, name, version, authors, about, components }
+        roll_host = RollHost { size, state, log, log_level, communicator }
+        roll_reward_facts = RollRewardFacts { name, differentiable, on_missing, missing_value }
+        roll_video = RollVideo { frames, fps }
+        roll_score = RollScore { missing, value, details, reason, pullback }
+        roll_measure = RollMeasure { label, alias }
+        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures }
+    };
+    let header = include_str!("../../../roll-core/include/roll_plugin.h");
+    let told = header.lines().filter(|line| line.starts_with("} roll_")).count();
+    assert_eq!(told, structures.len(), "the list above has another number of structures than the header");
+    let [major, minor] = ABI_VERSION;
+    assert!(
+        header.contains(&format!("version {major}.{minor},")) && header.contains(&format!("'G'}}, {major}, {minor}}}"))
+    );
     let dir = tempfile::tempdir().unwrap();
     let mut source = String::from("#include \"roll_plugin.h\"\nconst size_t layout[] = {");
-    let structures = roll_core::plugin::interface::structures();
-    let described = structures.iter().filter_map(|s| Some((in_c(&s.name)?, s)));
-    let described: Vec<(String, &Structure)> = described.collect();
-    for (name, structure) in &described {
+    let (mut names, mut expected) = (Vec::new(), Vec::new());
+    for (name, size, members) in &structures {
         source += &format!("sizeof({name}),");
-        structure.fields.iter().for_each(|(field, _, _)| source += &format!("offsetof({name}, {field}),"));
+        names.push(name.to_string());
+        expected.push(*size);
+        for (member, offset) in members {
+            source += &format!("offsetof({name}, {member}),");
+            names.push(format!("{name}.{member}"));
+            expected.push(*offset);
+        }
     }
     source += "};";
     let Some(path) = compile(&dir, "layout", &source, &[]) else { return };
     // SAFETY: the library holds this array and nothing else.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
-    assert!(described.len() > 15, "the header has lost types");
-    let mut expected = Vec::new();
-    let mut names = Vec::new();
-    for (name, structure) in described {
-        expected.push(structure.size);
-        names.push(name.clone());
-        for (field, _, offset) in &structure.fields {
-            expected.push(*offset);
-            names.push(format!("{name}.{field}"));
-        }
-    }
     // SAFETY: as above, of the length that was written.
     let found = unsafe {
         let array: libloading::Symbol<'_, *const usize> = library.get(b"layout\0").unwrap();
@@ -213,20 +246,4 @@ fn the_header_says_the_same_as_the_rust_types() {
     for ((name, expected), found) in names.iter().zip(&expected).zip(found) {
         assert_eq!(found, expected, "{name}");
     }
-}
-
-/// The header's name of a Rust structure: `RollNamedTensor` is `roll_named_tensor`. `None` for what C does not have.
-fn in_c(name: &str) -> Option<String> {
-    if name == "RollOwned" {
-        return Some("roll_text".into());
-    }
-    let mut out = String::new();
-    for c in name.chars() {
-        if c.is_uppercase() && !out.is_empty() {
-            out.push('_');
-        }
-        out.extend(c.to_lowercase());
-    }
-    let header = include_str!("../../../roll-core/include/roll_plugin.h");
-    header.contains(&format!("}} {out};")).then_some(out)
 }

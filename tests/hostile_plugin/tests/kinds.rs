@@ -2,22 +2,26 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use common::library;
 use hostile_plugin::toy;
+use roll_core::plan::{PlanInput, Planner, Speed};
 use roll_core::plugin::{Chain, load};
 use roll_core::{
-    Adapter, Algorithm, BuildContext, ConditionInput, Environment, Error, EvaluationContext, Grad, Model, Noise,
-    OptimizerConfig, Options, Progress, Registry, Replaces, Result, RewardScorer, Sample, Sampling, Silent,
-    StepContext, StepReport, Strategy, Tensor, Timestep, Video,
+    Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Environment, Error, EvaluationContext, Grad,
+    GradientSink, Model, Noise, OptimizerConfig, Options, ParameterSpec, Progress, Registry, Replaces, Result,
+    RewardScorer, Sample, Sampling, Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks,
+    Timestep, Video, WeightPlacement, communicator,
 };
 
 fn registry() -> Registry {
-    let directory = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    let library: PathBuf = directory.join(format!("{prefix}hostile_plugin{suffix}"));
-    Registry::linked().unwrap().with_plugin(&load(library).unwrap(), Replaces::Nothing).unwrap()
+    Registry::linked().unwrap().with_plugin(&load(library("hostile_plugin")).unwrap(), Replaces::Nothing).unwrap()
 }
 
 fn context() -> BuildContext {
@@ -125,7 +129,8 @@ impl World {
             let videos: Vec<_> = report.videos.iter().map(|(n, v)| (n, v.frames().to_f32_vec(), v.fps())).collect();
             seen += &format!("{:?} {:?} {videos:?} {}\n", report.metrics, report.skipped, report.applied);
             let state = self.strategy.state()?;
-            seen += &format!("{:?} {:?}\n", state["momentum"].f32s()?, self.algorithm.state());
+            let deliveries = state["deliveries"].f32s()?;
+            seen += &format!("{:?} {deliveries:?} {:?}\n", state["momentum"].f32s()?, self.algorithm.state());
             self.strategy.load_state(&state)?;
             self.algorithm.load_state(&self.algorithm.state())?;
         }
@@ -148,6 +153,8 @@ impl World {
 fn all_sixteen_mixes_of_linked_in_and_loaded_components_give_the_same_bits() {
     let linked = World::new(0, "").run().unwrap();
     assert!(linked.contains("sample-2") && linked.contains("row 1"), "{linked}");
+    // Two parameters of two samples in each step came while the pull went on.
+    assert!(linked.contains(" [4.0] ") && linked.contains(" [8.0] "), "{linked}");
     for bits in 1..16 {
         assert_eq!(World::new(bits, "").run().unwrap(), linked, "mix {bits:04b}");
     }
@@ -160,7 +167,8 @@ fn a_panic_or_error_in_any_method_of_any_kind_is_an_error_that_names_the_plugin_
         (1, "velocity", "velocity"),
         (1, "pull", "pull"),
         (1, "decode", "decode"),
-        (1, "take_gradients", "take_gradients"),
+        (1, "take_gradients_part", "take_gradients_part"),
+        (4, "before_last_pull", "before_last_pull"),
         (1, "read_parameters", "read_parameters"),
         (1, "write_parameters", "write_parameters"),
         (1, "export_adapter", "export_adapter"),
@@ -281,6 +289,145 @@ fn keys_of_what_is_kept_cross_and_hold_the_library() {
         let told = Chain::line(&error);
         assert!(told.contains(&format!("`{at}`")) && told.contains("libhostile_plugin.so"), "{told}");
     }
+}
+
+#[test]
+fn what_components_say_of_themselves_crosses() {
+    let said = |loaded: bool| {
+        let mut model = model(loaded, "");
+        let mut values = [0.0; 2];
+        let parts = model.parts().unwrap();
+        parts.write_part(1..2, &[8.0, 9.0]).unwrap();
+        parts.read_part(1..2, &mut values).unwrap();
+        let (reward, strategy, algorithm) = (reward(loaded, ""), strategy(loaded, ""), algorithm(loaded, ""));
+        let placements = (model.weight_placement(), strategy.weight_placement());
+        format!("{values:?} {placements:?} {:?} {:?}", reward.measures(), algorithm.headlines())
+    };
+    let linked = said(false);
+    assert!(linked.contains("toyness") && linked.contains("held out") && linked.contains("Some(Streamed)"), "{linked}");
+    assert_eq!(said(true), linked);
+    for placement in [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded] {
+        let context = BuildContext { placement: Some(placement), ..context() };
+        let model = registry().model("toy", &Options::new(), &context).unwrap();
+        assert_eq!(model.weight_placement(), Some(placement));
+    }
+}
+
+#[test]
+fn a_library_plans_as_what_is_linked_in_and_a_wrong_plan_names_it() {
+    let input = PlanInput {
+        network: Some("toy".into()),
+        frames: 9,
+        size: Some([32, 48]),
+        samples: 2,
+        ranks: 1,
+        passes: registry().passes("toy", &Options::new()).unwrap(),
+        division: registry().division("toy", &Options::new()).unwrap(),
+        speed: Speed { flops: 1e13, link: 5e9, read: 2e9 },
+    };
+    let context = BuildContext { placement: Some(WeightPlacement::Sharded), ..context() };
+    let [Planner::Model(needs), Planner::Strategy(division), Planner::Algorithm(passes)] = toy::PLANNERS else {
+        panic!("the toys plan for three kinds")
+    };
+    assert_eq!(input.passes, passes(&Options::new()).unwrap());
+    assert_eq!(input.division, division(&Options::new()).unwrap());
+    let own = needs(&Options::new(), &input, &context).unwrap();
+    assert_eq!(registry().needs("toy", &Options::new(), &input, &context).unwrap(), own);
+    assert!(own.work.contains("9 frames on flex for Some(Sharded)"), "{}", own.work);
+    for how in ["panic", "error"] {
+        let error = registry().needs("toy", &failing(&format!("plan:{how}")).1, &input, &context).unwrap_err();
+        let told = Chain::line(&error);
+        assert!(told.contains("`plan`") && told.contains(&format!("{how} in plan")), "{told}");
+    }
+    // The reward says nothing, and no other kind is asked for.
+    assert!(registry().division("nothing", &Options::new()).is_err());
+}
+
+/// A model that keeps every sink it gets.
+struct Keeps(Box<dyn Model>, Vec<Arc<dyn GradientSink>>);
+
+impl Model for Keeps {
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.0.parameters()
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.0.read_parameters(out)
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.0.write_parameters(values)
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.0.take_gradients(add_into)
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.1.extend(sink);
+        true
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.0.export_adapter()
+    }
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.0.import_adapter(files)
+    }
+}
+
+#[test]
+fn a_sink_may_be_called_from_many_threads_and_after_its_strategy_is_gone() {
+    for loaded in [false, true] {
+        let mut model = Keeps(model(false, ""), Vec::new());
+        let mut strategy = strategy(loaded, "");
+        strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();
+        strategy.before_last_pull(&mut model).unwrap();
+        let sink = model.1[0].clone();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..100).for_each(|_| assert!(sink.deliver(1, &[1.0, 2.0]))));
+            }
+        });
+        strategy.accumulate(&mut model).unwrap();
+        let report = strategy.step(&mut model, 0.0, 1.0).unwrap();
+        assert_eq!(report.grad_norm, (800.0f64.powi(2) + 1600.0f64.powi(2)).sqrt());
+        drop(strategy);
+        assert!(sink.deliver(0, &[1.0]));
+    }
+}
+
+#[test]
+fn a_sink_that_panics_takes_nothing_and_its_strategy_says_so() {
+    let mut model = Keeps(model(false, ""), Vec::new());
+    let mut strategy = strategy(true, "deliver:panic");
+    strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();
+    strategy.before_last_pull(&mut model).unwrap();
+    assert!(!model.1[0].deliver(0, &[1.0]) && !model.1[0].deliver(0, &[1.0]));
+    let told = Chain::line(&strategy.accumulate(&mut model).unwrap_err());
+    for part in ["`hostile_plugin`", "`accumulate`", "not called again", "a panic in deliver"] {
+        assert!(told.contains(part), "no {part} in: {told}");
+    }
+}
+
+#[test]
+fn a_strategy_of_a_library_works_on_the_ranks_of_the_job() {
+    let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let one = |ranks: ThreadRanks| {
+            let rank = ranks.rank().0 as f32;
+            communicator::within(Arc::new(ranks), || {
+                let strategy = strategy(true, "");
+                let ranks = strategy.communicator();
+                assert_eq!(ranks.world_size(), 3);
+                let mut values = [rank, 1.0];
+                ranks.all_reduce(&mut values).unwrap();
+                let mut joined = values.to_vec();
+                joined.extend(ranks.all_gather_f64(f64::from(rank) / 3.0).unwrap().into_iter().map(|v| v as f32));
+                ranks.barrier().unwrap();
+                joined
+            })
+        };
+        let threads: Vec<_> =
+            ThreadRanks::group(3, Duration::from_secs(60)).into_iter().map(|r| scope.spawn(move || one(r))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert!(sums.iter().all(|s| *s == [3.0, 3.0, 0.0, 1.0 / 3.0, 2.0 / 3.0]), "{sums:?}");
+    assert_eq!(strategy(true, "").communicator().world_size(), 1);
 }
 
 #[test]

@@ -2,19 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+mod common;
 
+use common::library;
 use roll_core::plugin::{Plugin, check::Verdict, check::check_reward, load};
 use roll_core::{
     BuildContext, Fault, Grad, OnMissing, Options, Registry, Replaces, RewardScorer, Score, Tensor, Video,
 };
-
-/// The library of a crate that these tests depend on: cargo puts it beside the test itself.
-fn library(name: &str) -> PathBuf {
-    let directory = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    directory.join(format!("{prefix}{name}{suffix}"))
-}
 
 fn plugin(name: &str) -> Plugin {
     load(library(name)).unwrap()

@@ -1,0 +1,159 @@
+//! Models, and what diffusion and language models can do beside it.
+
+use std::ffi::c_void;
+
+use crate::{RollList, RollListMut, RollNamedTensor, RollOwned, RollPullback, RollStr, RollTensor, RollValue};
+
+data! {
+    /// Name and shape of a trainable tensor.
+    #[derive(Clone, Copy)]
+    pub struct RollParameter {
+        pub name: RollStr,
+        pub shape: RollList<usize>,
+    }
+
+    /// Facts of a model that do not change.
+    pub struct RollModelFacts {
+        pub parameters: RollOwned<RollParameter>,
+        /// The table of a diffusion model, whose functions take the model's state; null: it is none.
+        pub diffusion: *const c_void,
+        /// Likewise of a language model.
+        pub language: *const c_void,
+    }
+
+    /// Tensors of one file of an adapter.
+    #[derive(Clone, Copy)]
+    pub struct RollFile {
+        pub name: RollStr,
+        pub tensors: RollList<RollNamedTensor>,
+    }
+
+    /// Facts of a diffusion checkpoint.
+    #[derive(Clone, Copy, Default)]
+    pub struct RollSchedule {
+        pub shift: f64,
+        pub has_boundary: u32,
+        pub boundary: f64,
+        /// Noise levels at which trainable parameters act.
+        pub trained_low: f64,
+        pub trained_high: f64,
+    }
+
+    /// Arguments of `encode`. A tensor that is not there has the dtype [`NO_TENSOR`](crate::NO_TENSOR).
+    #[derive(Clone, Copy)]
+    pub struct RollConditionInput {
+        pub prompt: RollStr,
+        pub image: RollTensor,
+        pub end_image: RollTensor,
+        pub frames: usize,
+        pub height: usize,
+        pub width: usize,
+    }
+
+    /// What `encode` gives and `velocity` takes. A tensor that is not there has the dtype
+    /// [`NO_TENSOR`](crate::NO_TENSOR).
+    #[derive(Clone, Copy, Default)]
+    pub struct RollConditioning {
+        pub context: RollTensor,
+        pub channels: RollTensor,
+        pub image_tokens: RollTensor,
+        pub first_frame: RollTensor,
+        pub latent_shape: [usize; 4],
+    }
+
+    /// How to generate.
+    #[derive(Clone, Copy)]
+    pub struct RollSampling {
+        pub temperature: f64,
+        pub top_p: f64,
+        pub top_k: usize,
+        pub max_new_tokens: usize,
+        pub stop: RollList<RollStr>,
+        pub seed: u64,
+        pub numbers: RollList<u64>,
+    }
+
+    /// One generated continuation.
+    #[derive(Clone, Copy)]
+    pub struct RollGeneration {
+        pub tokens: RollList<u32>,
+        pub log_probs: RollList<f32>,
+    }
+
+    /// Result of `evaluate`.
+    #[derive(Default)]
+    pub struct RollTokenStats {
+        pub log_probs: RollTensor,
+        pub entropy: RollTensor,
+        pub pullback: RollPullback,
+    }
+
+    /// One message of a conversation.
+    #[derive(Clone, Copy)]
+    pub struct RollMessage {
+        pub role: RollStr,
+        pub content: RollStr,
+    }
+}
+
+impl Default for RollModelFacts {
+    fn default() -> Self {
+        Self { parameters: RollOwned::default(), diffusion: std::ptr::null(), language: std::ptr::null() }
+    }
+}
+
+table! {
+    /// The functions of a model.
+    pub struct RollModelTable {
+        fn facts(out: *mut RollModelFacts);
+        fn read_parameters(values: RollListMut<f32>);
+        fn write_parameters(values: RollList<f32>);
+        fn take_gradients(add_into: RollListMut<f32>);
+        fn export_adapter(out: *mut RollOwned<RollFile>);
+        fn import_adapter(files: RollList<RollFile>);
+    }
+}
+
+table! {
+    /// The functions of a diffusion model.
+    pub struct RollDiffusionTable {
+        fn schedule(out: *mut RollSchedule);
+        fn encode(input: *const RollConditionInput, out: *mut RollConditioning);
+        /// `adapter` 1: with the adapter; `record` 1: a pullback is wanted.
+        fn velocity(
+            latents: *const RollTensor,
+            timestep: f64,
+            conditioning: *const RollConditioning,
+            adapter: u32,
+            record: u32,
+            out: *mut RollValue,
+        );
+        fn decode(latents: *const RollTensor, record: u32, out: *mut RollValue);
+        fn encode_video(frames: *const RollTensor, out: *mut RollTensor);
+        /// Of what `encode` and `encode_video` give; empty when the model cannot tell, null when it never can.
+        fn encoding_key(out: *mut RollOwned<u8>);
+    }
+}
+
+table! {
+    /// The functions of a language model.
+    pub struct RollLanguageTable {
+        fn tokenize(text: RollStr, out: *mut RollOwned<u32>);
+        fn detokenize(tokens: RollList<u32>, out: *mut RollOwned<u8>);
+        fn generate(
+            prompts: RollList<RollList<u32>>,
+            sampling: *const RollSampling,
+            out: *mut RollOwned<RollGeneration>,
+        );
+        fn evaluate(
+            tokens: *const RollTensor,
+            mask: *const RollTensor,
+            adapter: u32,
+            record: u32,
+            out: *mut RollTokenStats,
+        );
+        fn render_chat(messages: RollList<RollMessage>, continue_as_assistant: u32, out: *mut RollOwned<u8>);
+        fn end_tokens(out: *mut RollOwned<u32>);
+        fn context_length(out: *mut usize);
+    }
+}
