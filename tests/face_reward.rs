@@ -241,7 +241,8 @@ fn the_gradient_of_the_score_agrees_with_central_differences_with_every_option()
         if cast.side == 64 {
             for options in options() {
                 let (det_size, detector) = (usual.det_size, usual.detector.clone());
-                agrees_with_differences(&cast, Config { det_size, detector, ..options });
+                let reward_model_path = usual.reward_model_path.clone();
+                agrees_with_differences(&cast, Config { reward_model_path, det_size, detector, ..options });
             }
         }
     }

@@ -270,7 +270,7 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
     }
     for (name, metric) in [
         ("train.losses", "actor/loss"),
-        ("train.scores", "actor/face_score"),
+        ("train.scores", "actor/score"),
         ("train.kl", "actor/kl_loss"),
         ("train.grad_norms", "actor/grad_norm"),
     ] {

@@ -87,7 +87,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped
                 }
             }
             // Before the first update not even rounding differs.
-            let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/face_score", "actor/kl_loss"];
+            let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/score", "actor/kl_loss"];
             for name in counted {
                 assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
             }

@@ -196,7 +196,7 @@ fn without_any_score_nothing_is_updated_and_the_report_says_so() {
     let before = bench.model.adapter.clone();
     let report = bench.step_with(&[sample(0, "missing")], 1.0, &Silent).unwrap();
     assert!(!report.applied && bench.model.adapter == before);
-    assert!(!report.metrics.contains_key("actor/face_score"));
+    assert!(!report.metrics.contains_key("actor/score"));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_missing_score_follows_its_policy() {
 
     bench.reward.on_missing = OnMissing::Value(-1.0);
     let report = bench.step(&[sample(0, "missing")]);
-    assert_eq!(report.metrics["actor/face_score"], -1.0);
+    assert_eq!(report.metrics["actor/score"], -1.0);
     // The KL still pulls.
     assert!(report.metrics["actor/grad_norm"] > 0.0);
 }
@@ -298,7 +298,7 @@ fn a_step_tells_its_phases_and_times() {
     for name in "encode rollout reference decode score pull optimizer step".split(' ') {
         assert!(report.metrics[&format!("time/{name}")] >= 0.0);
     }
-    assert_eq!(report.metrics["reward/sine"], report.metrics["actor/face_score"]);
+    assert_eq!(report.metrics["reward/sine"], report.metrics["actor/score"]);
     assert_eq!(report.metrics["lr"], 0.0);
     assert_eq!(report.videos.len(), 1);
 }

@@ -149,10 +149,9 @@ mod tests {
         };
     }
     register!(Algorithm, "reward_fl");
-    register!(Model, "wan2_2");
+    // Models and strategies of the default configuration are linked in.
     register!(Model, "wan2_1");
     register!(Reward, "face_identity");
-    register!(Strategy, "single");
 
     fn load(layers: Result<ConfigLayers>) -> Result<Loaded> {
         layers?.load(Some(&Registry::linked()?))
