@@ -12,6 +12,7 @@ use roll_testing::faces::{self, SIDE};
 use super::align::Alignment;
 use super::gradient_check::{dot, noise};
 use super::{ChannelOrder, Config, FaceNetworks, IdentityReward, Undetected};
+use crate::onnx::Executor;
 
 const SIZE: [usize; 2] = [64, 64];
 const FRAME: usize = 3 * 64 * 64;
@@ -202,6 +203,47 @@ fn the_reward_is_registered_and_its_options_are_checked() {
         let error = make(options).err().unwrap();
         assert_eq!(error.fault(), Fault::User, "{error}");
         assert!(error.to_string().contains(needle), "{error}");
+    }
+}
+
+fn with_executor(directory: &Path, onnx: Executor) -> Result<IdentityReward> {
+    let config = config(|c| c.onnx = onnx);
+    let device = roll_backends::device("flex").unwrap();
+    Ok(IdentityReward::new(FaceNetworks::load(directory, &config, &device)?, config))
+}
+
+#[test]
+fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
+    let directory = tempfile::tempdir().unwrap();
+    fake_networks::write(directory.path());
+    let (reference, scored) = (video(&[bright(1), bright(2)]), video(&[bright(4), dark(), bright(5)]));
+    let [own, auto] = [Executor::Own, Executor::Auto].map(|executor| {
+        let mut reward = with_executor(directory.path(), executor).unwrap();
+        let target = reward.prepare(&reference).unwrap();
+        let (score, pullback) = reward.score(&scored, "", &target, Grad::Record).unwrap();
+        let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        let evaluated = value_of(&reward.score(&scored, "", &target, Grad::Skip).unwrap().0);
+        let references = target.tensors["references"].f32s().unwrap().to_vec();
+        let key = reward.target_key().unwrap();
+        ((references, score, gradient.f32s().unwrap().to_vec(), key), evaluated)
+    });
+    assert_eq!(own.0, auto.0);
+    // To rounding, where the executors differ.
+    assert!((own.1 - auto.1).abs() < 1e-5, "{} {}", own.1, auto.1);
+}
+
+#[test]
+fn targets_that_another_executor_computed_are_kept_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    fake_networks::write(directory.path());
+    match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::build()) {
+        (Ok(theirs), Ok(_)) => {
+            let ours = with_executor(directory.path(), Executor::Own).unwrap();
+            assert_ne!(theirs.target_key().unwrap(), ours.target_key().unwrap());
+        }
+        // A build without it, or a machine.
+        (Err(error), Err(_)) => assert!(error.to_string().contains("`onnx: own`"), "{error}"),
+        (theirs, build) => panic!("{theirs:?} with {build:?}"),
     }
 }
 

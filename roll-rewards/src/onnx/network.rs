@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::error::OnnxError;
 use super::model::Model;
 use super::recorded::Recorded;
-use super::runtime::{Session, build};
+use super::runtime::{LIBRARY, Session, build};
 use super::value::Value;
 
 /// Which executor runs a network's passes without gradient. Gradients are always this project's own.
@@ -54,8 +54,14 @@ impl Network {
             Executor::Auto if !is_host(model.device()) => None,
             Executor::Auto => match Session::open(model.path()) {
                 Ok(session) => Some(session),
-                Err(error) => {
+                // Nobody asked for it.
+                Err(OnnxError::NoRuntime) => None,
+                Err(error) if std::env::var_os(LIBRARY).is_none() => {
                     tracing::debug!("{error}");
+                    None
+                }
+                Err(error) => {
+                    tracing::warn!("passes without gradient stay on this project's own executor: {error}");
                     None
                 }
             },

@@ -101,6 +101,7 @@ mod imp {
         }
         let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
+        environment.set_log_level(ort::logging::LogLevel::Warning);
         // The version that the library has beside it is not handed on by the crate.
         let build = ort::info();
         tracing::info!(path = %path.display(), %build, "loaded ONNX Runtime");
