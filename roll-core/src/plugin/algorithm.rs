@@ -7,15 +7,19 @@ use roll_abi::{
     RollList, RollObject, RollOwned, RollStepContext, RollStepReport, RollStr,
 };
 
-use super::crossing::{Answer, Argument, Calls, crossing};
-use super::data::{json, list, own_json, take_json, text};
+use super::crossing::{Calls, crossing};
+use super::data::{json, own_json, take_json};
 use super::environment::{self, ForeignEnvironment};
-use super::foreign::{Foreign, Source};
-use super::model::{ForeignModel, LentModel};
+use super::foreign::Foreign;
+use super::foreign_model::ForeignModel;
+use super::memory::{list, text};
+use super::model::LentModel;
 use super::reward::{ForeignReward, LentReward, lent_reward};
 use super::served::{Served, answer, serve};
+use super::source::Source;
 use super::step::{ForeignProgress, LentSamples, keep_samples, lend_progress, own_noise};
 use super::strategy::{ForeignStrategy, LentStrategy};
+use super::wire::{Answer, Argument};
 use crate::{
     Algorithm, DataSource, Environment, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
     RewardScorer, StepContext, StepReport, Validation,

@@ -8,8 +8,9 @@ use std::time::Duration;
 use roll_abi::{RollCommunicatorTable, RollError, RollObject, RollRanks};
 
 use super::crossing::{Calls, crossing};
-use super::foreign::{Foreign, Source};
+use super::foreign::Foreign;
 use super::served::{Served, serve_shared};
+use super::source::Source;
 use crate::{Communicator, Rank, Result, Strategy};
 
 crossing! {

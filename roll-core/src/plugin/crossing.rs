@@ -1,46 +1,9 @@
 //! How the methods of a trait cross the boundary: [`crossing!`] writes both directions of each.
 //!
-//! What a method takes is an [`Argument`], what it gives an [`Answer`]: those say how a type looks on the wire and how it
-//! is made of that again. A method without conversions of its own is one line.
+//! What a method takes is an [`Argument`](super::wire::Argument), what it gives an [`Answer`](super::wire::Answer): those
+//! say how a type looks on the wire and how it is made of that again. A method without conversions of its own is one line.
 
-use crate::Result;
-
-use super::foreign::{Foreign, Source};
-
-/// What a method takes, as the trait writes it (`&Video`, `Grad`), on its way across. It is lent for the call (P1).
-pub(super) trait Argument: Sized {
-    /// As `roll-abi` writes it.
-    type Wire: Copy;
-    /// The calling side: keeps alive what the wire form points into.
-    type Lent;
-    /// The called side: what the argument is made of.
-    type Kept;
-    /// The argument, for the time of the call.
-    type Given<'k>;
-
-    fn lend(self) -> Self::Lent;
-
-    /// May point into `lent`, which then stays where it is until the call is over.
-    fn wire(lent: &mut Self::Lent) -> Self::Wire;
-
-    /// # Safety
-    /// P1 and P9; what is kept ends with the call.
-    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
-
-    fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
-}
-
-/// What a method gives, on its way back: it belongs to the caller (P2).
-pub(super) trait Answer: Sized {
-    /// As `roll-abi` writes it.
-    type Wire: Default;
-
-    fn give(self) -> Self::Wire;
-
-    /// # Safety
-    /// P2: it is ours, and taken once.
-    unsafe fn take(wire: Self::Wire, source: &Source) -> Result<Self>;
-}
+use super::foreign::Foreign;
 
 /// An object of the other side that has the functions of `Table`.
 pub(super) trait Calls<Table> {
@@ -50,7 +13,7 @@ pub(super) trait Calls<Table> {
 
 /// Logs the error of a call that cannot fail where it is asked for.
 pub(super) fn log(error: &crate::Error) {
-    tracing::error!("{}", super::Chain::line(error));
+    tracing::error!("{}", super::error::Chain::line(error));
 }
 
 /// Writes both directions of a trait: the static table whose functions call the trait (what the other side sees of our
@@ -103,8 +66,8 @@ macro_rules! crossing {
             $(
                 unsafe extern "C" fn $name(
                     state: *mut std::ffi::c_void,
-                    $( $arg: <$ty as $crate::plugin::crossing::Argument>::Wire, )*
-                    $( out: *mut <$ret as $crate::plugin::crossing::Answer>::Wire, )?
+                    $( $arg: <$ty as $crate::plugin::wire::Argument>::Wire, )*
+                    $( out: *mut <$ret as $crate::plugin::wire::Answer>::Wire, )?
                     error: *mut roll_abi::RollError,
                 ) -> u32 {
                     let out = crossing!(@or_unit $( out as $ret )?);
@@ -112,10 +75,10 @@ macro_rules! crossing {
                     unsafe {
                         crossing!(@serve $how $access $target, state, out, error, |target| {
                             // SAFETY: P1 and P9.
-                            $( let mut $arg = <$ty as $crate::plugin::crossing::Argument>::keep($arg)?; )*
-                            let answer = target.$name($( <$ty as $crate::plugin::crossing::Argument>::given(&mut $arg) ),*);
+                            $( let mut $arg = <$ty as $crate::plugin::wire::Argument>::keep($arg)?; )*
+                            let answer = target.$name($( <$ty as $crate::plugin::wire::Argument>::given(&mut $arg) ),*);
                             let answer = crossing!(@fallible [$($or)?] answer);
-                            Ok($crate::plugin::crossing::Answer::give(answer))
+                            Ok($crate::plugin::wire::Answer::give(answer))
                         })
                     }
                 }
@@ -148,13 +111,13 @@ macro_rules! crossing {
         [$($then:ident)?]) => {{
         let (object, table) = $crate::plugin::crossing::Calls::<roll_abi::$table>::callee(&*$self);
         let called = object.call(stringify!($name), table.and_then(|table| table.$name), |function, state, _out: *mut _, error| {
-            $( let mut $arg = <$ty as $crate::plugin::crossing::Argument>::lend($arg); )*
+            $( let mut $arg = <$ty as $crate::plugin::wire::Argument>::lend($arg); )*
             // SAFETY: P1: what is lent lives during the call; the rest as `Foreign` was promised.
             unsafe {
                 function(
                     state,
-                    $( <$ty as $crate::plugin::crossing::Argument>::wire(&mut $arg), )*
-                    $( _out as *mut <$ret as $crate::plugin::crossing::Answer>::Wire, )?
+                    $( <$ty as $crate::plugin::wire::Argument>::wire(&mut $arg), )*
+                    $( _out as *mut <$ret as $crate::plugin::wire::Answer>::Wire, )?
                     error,
                 )
             }

@@ -2,12 +2,14 @@
 
 use roll_abi::{RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollStr};
 
-use super::crossing::{Answer, Argument, Calls, crossing};
-use super::data::text;
-use super::foreign::{Foreign, Source};
-use super::model::{ForeignModel, Target};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::foreign_model::{ForeignModel, Target};
+use super::memory::text;
 use super::pullback::shaped;
+use super::source::Source;
 use super::tensor::{Lent, keep, keep_option, share, share_option, take, take_option};
+use super::wire::{Answer, Argument};
 use crate::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Sigma,
     SigmaRange, Tensor, Timestep,
@@ -33,7 +35,7 @@ fn of(model: &mut Target) -> Result<&mut dyn DiffusionModel> {
 
 impl Calls<RollDiffusionTable> for ForeignModel {
     fn callee(&self) -> (&Foreign, Option<&RollDiffusionTable>) {
-        (&self.object, self.facts.diffusion.as_ref())
+        (&self.object, self.diffusion.as_ref())
     }
 }
 

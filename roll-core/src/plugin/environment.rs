@@ -2,10 +2,12 @@
 
 use roll_abi::{RollEnvironmentTable, RollObject, RollTransition};
 
-use super::crossing::{Answer, Calls, crossing};
-use super::data::{own_text, take_text};
-use super::foreign::{Foreign, Source};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::memory::{own_text, take_text};
 use super::served::Served;
+use super::source::Source;
+use super::wire::Answer;
 use crate::{Environment, Observation, Result, Transition};
 
 type Target = dyn Environment;

@@ -8,11 +8,12 @@ use roll_abi::{
 };
 
 use super::communicator::ForeignCommunicator;
-use super::data::{json, own_json, placement, text};
-use super::foreign::Source;
+use super::data::{json, own_json, placement};
+use super::memory::text;
 use super::options::OptionSpec;
 use super::panics::remember_panics;
 use super::served::answer;
+use super::source::Source;
 use super::{algorithm, environment, log, model, reward, strategy};
 use crate::plan::PlanInput;
 use crate::{

@@ -4,12 +4,14 @@ use roll_abi::{
     RollGeneration, RollLanguageTable, RollList, RollMessage, RollOwned, RollSampling, RollStr, RollTokenStats,
 };
 
-use super::crossing::{Answer, Argument, Calls, crossing};
-use super::data::{list, own, take as take_list, text};
-use super::foreign::{Foreign, Source};
-use super::model::{ForeignModel, Target};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::foreign_model::{ForeignModel, Target};
+use super::memory::{list, own, take as take_list, text};
 use super::pullback;
+use super::source::Source;
 use super::tensor::{share, take};
+use super::wire::{Answer, Argument};
 use crate::{Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats};
 
 crossing! {
@@ -31,7 +33,7 @@ fn of(model: &mut Target) -> Result<&mut dyn LanguageModel> {
 
 impl Calls<RollLanguageTable> for ForeignModel {
     fn callee(&self) -> (&Foreign, Option<&RollLanguageTable>) {
-        (&self.object, self.facts.language.as_ref())
+        (&self.object, self.language.as_ref())
     }
 }
 

@@ -12,14 +12,15 @@ use roll_abi::{
 
 use super::algorithm::ForeignAlgorithm;
 use super::communicator::Ranks;
-use super::data::{list, placement_number, take_json, text};
+use super::data::{placement_number, take_json};
 use super::environment::ForeignEnvironment;
 use super::error::PluginError;
-use super::foreign::{Origin, Source};
-use super::model::ForeignModel;
+use super::foreign_model::ForeignModel;
+use super::memory::{list, text};
 use super::options::{OptionKind, OptionSpec, complete};
 use super::reward::ForeignReward;
 use super::served::answer;
+use super::source::{Origin, Source};
 use super::strategy::ForeignStrategy;
 use super::{log, object_file};
 use crate::plan::PlanInput;

@@ -14,7 +14,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use roll_abi::{RollHost, RollStr};
 
 #[cfg(feature = "host")]
-use super::{data::text, panics::quietly};
+use super::{memory::text, panics::quietly};
 
 /// The functions of [`RollHost`] for messages; its state is the label that stands before them.
 #[cfg(feature = "host")]

@@ -25,8 +25,10 @@ mod environment;
 mod error;
 mod export;
 mod foreign;
+mod foreign_model;
 mod language;
 mod log;
+mod memory;
 mod model;
 mod options;
 mod panics;
@@ -35,9 +37,11 @@ mod pullback;
 mod reward;
 mod served;
 mod sink;
+mod source;
 mod step;
 mod strategy;
 mod tensor;
+mod wire;
 
 #[cfg(feature = "host")]
 pub mod check;

@@ -5,23 +5,20 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use roll_abi::{
-    RollDiffusionTable, RollError, RollFile, RollLanguageTable, RollList, RollModelFacts, RollModelTable, RollObject,
-    RollOwned, RollParameter, RollParts, RollPartsTable, RollStr,
-};
+use roll_abi::{RollError, RollFile, RollList, RollModelFacts, RollObject, RollOwned, RollParts, RollStr};
 
-use super::crossing::{Answer, Argument, Calls, crossing, log};
-use super::data::{list, own, take, text};
-use super::foreign::{Foreign, Source};
+use super::crossing::{crossing, log};
+use super::foreign_model::{ForeignModel, Target, own_parameters};
+use super::memory::{list, own, take, text};
 use super::served::{Served, serve};
+use super::source::Source;
 use super::tensor::{LentTensors, keep_tensors};
+use super::wire::{Answer, Argument};
 use super::{diffusion, language, parts};
 use crate::{
     DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
     WeightPlacement,
 };
-
-pub(super) type Target = dyn Model;
 
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
@@ -35,43 +32,46 @@ crossing! {
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-            let told = self.object.call("parts", self.table.parts, |parts, state, out, error| {
-                // SAFETY: P7.
-                unsafe { parts(state, out, error) }
-            });
-            match told {
-                Ok(told) => self.parts = told.flatten(),
-                Err(error) => log(&error),
+            match self.ask_for_parts() {
+                Ok(true) => Some(self),
+                Ok(false) => None,
+                Err(error) => {
+                    log(&error);
+                    None
+                }
             }
-            if self.parts.is_some() { Some(self) } else { None }
         }
 
         fn parameters(&self) -> &[ParameterSpec] {
-            &self.facts.parameters
+            &self.parameters
         }
 
         fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
-            if self.facts.diffusion.is_some() { Some(self) } else { None }
+            if self.diffusion.is_some() { Some(self) } else { None }
         }
 
         fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
-            if self.facts.language.is_some() { Some(self) } else { None }
+            if self.language.is_some() { Some(self) } else { None }
         }
     }
 }
 
 unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32 {
     let body = |model: &mut Target| {
-        let diffusion = model.as_diffusion().map(|_| diffusion::TABLE);
-        let language = model.as_language().map(|_| language::TABLE);
-        Ok(Facts { parameters: model.parameters().to_vec(), diffusion, language }.give())
+        Ok(RollModelFacts {
+            diffusion: model.as_diffusion().map_or(std::ptr::null(), |_| (&raw const diffusion::TABLE).cast()),
+            language: model.as_language().map_or(std::ptr::null(), |_| (&raw const language::TABLE).cast()),
+            parameters: own_parameters(model.parameters().to_vec()),
+        })
     };
     // SAFETY: P4, P7 and P8.
     unsafe { serve(state, out, error, body) }
 }
 
 unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut RollError) -> u32 {
-    let body = |model: &mut Target| Ok(model.parts().map(|_| parts::TABLE).give());
+    let body = |model: &mut Target| {
+        Ok(RollParts { table: model.parts().map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) })
+    };
     // SAFETY: P4, P7 and P8.
     unsafe { serve(state, out, error, body) }
 }
@@ -112,79 +112,6 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
     }
     fn given(kept: &mut ForeignModel) -> &mut dyn Model {
         kept
-    }
-}
-
-/// A model of the other side.
-pub(super) struct ForeignModel {
-    pub(super) object: Foreign,
-    table: RollModelTable,
-    pub(super) facts: Facts,
-    pub(super) parts: Option<RollPartsTable>,
-}
-
-impl ForeignModel {
-    /// # Safety
-    /// As [`Foreign::new`].
-    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let (object, table) = unsafe { Foreign::new::<RollModelTable>(object, source) }?;
-        let facts = object.call("parameters", table.facts, |facts, state, out, error| {
-            // SAFETY: P7.
-            unsafe { facts(state, out, error) }
-        })?;
-        let facts = object.must("facts", facts)?;
-        Ok(Self { object, table, facts, parts: None })
-    }
-}
-
-impl Calls<RollModelTable> for ForeignModel {
-    fn callee(&self) -> (&Foreign, Option<&RollModelTable>) {
-        (&self.object, Some(&self.table))
-    }
-}
-
-/// What of a model does not change.
-#[derive(Default)]
-pub(super) struct Facts {
-    parameters: Vec<ParameterSpec>,
-    pub(super) diffusion: Option<RollDiffusionTable>,
-    pub(super) language: Option<RollLanguageTable>,
-}
-
-impl Answer for Facts {
-    type Wire = RollModelFacts;
-    fn give(self) -> RollModelFacts {
-        let parameter =
-            |s: &ParameterSpec| RollParameter { name: RollStr::lend(&s.name), shape: RollList::lend(&s.shape) };
-        let items = self.parameters.iter().map(parameter).collect();
-        RollModelFacts {
-            diffusion: self.diffusion.map_or(std::ptr::null(), |_| (&raw const diffusion::TABLE).cast()),
-            language: self.language.map_or(std::ptr::null(), |_| (&raw const language::TABLE).cast()),
-            parameters: own(items, self.parameters),
-        }
-    }
-    unsafe fn take(wire: RollModelFacts, source: &Source) -> Result<Self> {
-        let spec = |p: &RollParameter| {
-            // SAFETY: the list is valid until it is released.
-            unsafe { Ok(ParameterSpec { name: text(p.name)?.into(), shape: list(p.shape)?.to_vec() }) }
-        };
-        // SAFETY: as the caller promises.
-        let parameters = unsafe { take(wire.parameters, |items| items.iter().map(spec).collect()) }?;
-        // SAFETY: P3 and P8.
-        let (diffusion, language) = unsafe { (source.part(wire.diffusion)?, source.part(wire.language)?) };
-        Ok(Self { parameters, diffusion, language })
-    }
-}
-
-impl Answer for Option<RollPartsTable> {
-    type Wire = RollParts;
-    fn give(self) -> RollParts {
-        RollParts { table: self.map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) }
-    }
-    unsafe fn take(wire: RollParts, source: &Source) -> Result<Self> {
-        // SAFETY: P3 and P8.
-        unsafe { source.part(wire.table) }
     }
 }
 

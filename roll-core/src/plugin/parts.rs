@@ -6,7 +6,7 @@ use roll_abi::RollPartsTable;
 
 use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
-use super::model::{ForeignModel, Target};
+use super::foreign_model::{ForeignModel, Target};
 use crate::{Error, ParameterParts, Result};
 
 crossing! {

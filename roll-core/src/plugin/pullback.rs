@@ -5,11 +5,11 @@ use std::sync::Mutex;
 
 use roll_abi::{RollError, RollPullback, RollTensor, RollValue};
 
-use super::crossing::Answer;
-use super::foreign::Source;
 use super::panics::quietly;
 use super::served::answer;
+use super::source::Source;
 use super::tensor::{self, Lent};
+use super::wire::Answer;
 use crate::{Error, Pullback, Result, Tensor};
 
 unsafe extern "C" fn pull(

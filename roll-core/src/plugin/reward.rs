@@ -4,11 +4,14 @@ use std::ffi::c_void;
 
 use roll_abi::{RollError, RollMeasure, RollObject, RollRewardFacts, RollRewardTable, RollScore};
 
-use super::crossing::{Answer, Argument, Calls, crossing};
-use super::data::{own_numbers, own_text, take_numbers, take_text};
-use super::foreign::{Foreign, Source};
+use super::crossing::{Calls, crossing};
+use super::data::{own_numbers, take_numbers};
+use super::foreign::Foreign;
+use super::memory::{own_text, take_text};
 use super::pullback;
 use super::served::{Served, serve_shared};
+use super::source::Source;
+use super::wire::{Answer, Argument};
 use crate::{Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
 
 type Scorer = dyn RewardScorer;

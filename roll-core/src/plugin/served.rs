@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_abi::{FAULT_FAILURE, FAULT_INTERRUPT, FAULT_USER, OK, RollError, RollObject};
 
-use super::data::own_text;
 use super::error::Chain;
+use super::memory::own_text;
 use super::panics::{catch, quietly};
 use crate::{Error, Fault, Result};
 

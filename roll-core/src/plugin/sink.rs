@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use roll_abi::{RollGradientSinkTable, RollObject};
 
-use super::crossing::{Argument, Calls, crossing};
-use super::foreign::{Foreign, Source};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
 use super::served::Served;
+use super::source::Source;
+use super::wire::Argument;
 use crate::{GradientSink, Result};
 
 type Sink = Arc<dyn GradientSink>;

@@ -8,11 +8,12 @@ use roll_abi::{
     RollSkipped, RollStepReport, RollStr, RollTensor, RollValidation, RollVideo,
 };
 
-use super::crossing::{Answer, Argument};
-use super::data::{json, list, own, own_numbers, own_text, take, take_numbers, take_text, text};
-use super::foreign::Source;
+use super::data::{json, own_numbers, take_numbers};
+use super::memory::{list, own, own_text, take, take_text, text};
 use super::panics::quietly;
+use super::source::Source;
 use super::tensor::{Lent, keep_option, keep_video};
+use super::wire::{Answer, Argument};
 use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
 
 /// Samples lent for a call.

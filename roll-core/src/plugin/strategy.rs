@@ -5,16 +5,21 @@ use std::ffi::c_void;
 use roll_abi::{RollError, RollObject, RollOptimizer, RollStrategyReport, RollStrategyTable};
 
 use super::communicator::{ForeignCommunicator, Ranks};
-use super::crossing::{Answer, Argument, Calls, crossing};
-use super::foreign::{Foreign, Source};
-use super::served::{Served, serve_shared};
-use crate::{Communicator, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyReport, WeightPlacement};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::foreign_model::ForeignModel;
+use super::model::LentModel;
+use super::served::{Served, serve, serve_shared};
+use super::source::Source;
+use super::wire::{Answer, Argument};
+use crate::{
+    Communicator, Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyReport, WeightPlacement,
+};
 
 type Target = dyn Strategy;
 
 crossing! {
     Strategy for ForeignStrategy, table RollStrategyTable of Target {
-        mut fn attach(model: &mut dyn Model, optimizer: &OptimizerConfig);
         mut fn accumulate(model: &mut dyn Model);
         // A strategy that panicked answers no later call either, so nothing wrong is applied.
         mut fn discard(), or ();
@@ -24,7 +29,17 @@ crossing! {
         mut fn before_last_pull(model: &mut dyn Model), absent ();
         ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
     }
-    by hand [communicator] {
+    by hand [communicator, attach] {
+        fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
+            self.refuse_divided_weights(model)?;
+            let (model, optimizer) = (LentModel::new(model), optimizer.lend());
+            let attached = self.object.call("attach", self.table.attach, |attach, state, _: *mut (), error| {
+                // SAFETY: P1 and P7.
+                unsafe { attach(state, model.object(), &optimizer, error) }
+            })?;
+            self.object.must("attach", attached)
+        }
+
         fn communicator(&self) -> &dyn Communicator {
             &self.communicator
         }
@@ -35,6 +50,22 @@ unsafe extern "C" fn communicator(state: *mut c_void, out: *mut RollObject, erro
     let body = |strategy: &Target| Ok(Ranks::Of(strategy).give());
     // SAFETY: P4, P7 and P8.
     unsafe { serve_shared(state, out, error, body) }
+}
+
+unsafe extern "C" fn attach(
+    state: *mut c_void,
+    model: RollObject,
+    optimizer: *const RollOptimizer,
+    error: *mut RollError,
+) -> u32 {
+    let body = |strategy: &mut Target| {
+        // SAFETY: P1, P8 and P9.
+        let (mut model, optimizer) =
+            unsafe { (ForeignModel::new(model, Source::Host)?, <&OptimizerConfig>::keep(optimizer)?) };
+        strategy.attach(&mut model, &optimizer)
+    };
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, &mut (), error, body) }
 }
 
 pub(super) fn give(strategy: Box<dyn Strategy>) -> RollObject {
@@ -78,6 +109,22 @@ impl ForeignStrategy {
         // SAFETY: P2 and P8.
         let communicator = unsafe { ForeignCommunicator::new(communicator, source) }?;
         Ok(Self { communicator, object, table })
+    }
+}
+
+impl ForeignStrategy {
+    /// Collectives of one job stand in one order, which the strategy and a model that gathers its weights have to share;
+    /// a library cannot.
+    fn refuse_divided_weights(&self, model: &dyn Model) -> Result<()> {
+        let placements = [self.weight_placement(), model.weight_placement()];
+        let divided = placements.contains(&Some(WeightPlacement::Sharded)) && self.communicator.world_size() > 1;
+        match divided && self.object.source.is_plugin() {
+            false => Ok(()),
+            true => Err(Error::config(
+                "strategy.name",
+                "weights that are divided among the ranks need the strategy that is linked in: leave its plugin out",
+            )),
+        }
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use roll_abi::{NO_TENSOR, RollList, RollNamedTensor, RollOwned, RollStr, RollTensor, RollVideo};
 
-use super::crossing::{Answer, Argument};
-use super::data::{list, own, slice, take as take_list, text};
-use super::foreign::Source;
+use super::memory::{list, own, slice, take as take_list, text};
 use super::panics::quietly;
+use super::source::Source;
+use super::wire::{Answer, Argument};
 use crate::{DType, Error, Result, StateDict, Target, Tensor, Video};
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
