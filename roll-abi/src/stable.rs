@@ -98,7 +98,7 @@ fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
             && !member.name().is_empty()
             && !member.name().starts_with(|c: char| c.is_ascii_digit())
         {
-            told += &format!(" > `{}: {}`", member.name(), member.full_type());
+            told += &format!(" > `{}`", self::member(member));
         }
     }
     // A difference stands in both, and the first is enough.
@@ -113,7 +113,7 @@ fn what(difference: &AbiInstability, swapped: bool) -> String {
         AbiInstability::Size(x) => [x.expected, x.found].map(|n| format!("{n} bytes")),
         AbiInstability::Alignment(x) => [x.expected, x.found].map(|n| format!("an alignment of {n}")),
         AbiInstability::FieldCountMismatch(x) => [x.expected, x.found].map(|n| format!("{n} members")),
-        AbiInstability::UnexpectedField(x) => [member(&x.expected), member(&x.found)],
+        AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", member(m))),
         other => return format!("{other:?}").chars().take(MAX_TOLD).collect(),
     };
     match swapped {
@@ -123,5 +123,7 @@ fn what(difference: &AbiInstability, swapped: bool) -> String {
 }
 
 fn member(member: &TLField) -> String {
-    format!("`{}: {}`", member.name(), member.full_type())
+    let (name, of) = (member.name(), member.full_type().to_string());
+    // A function is told by its name: what differs in it comes next.
+    if of.contains("FunctionPointer") { name.into() } else { format!("{name}: {}", of.trim_end()) }
 }

@@ -60,9 +60,13 @@ fn other_types_at_the_boundary_are_refused_in_a_few_lines_whatever_the_minor_ver
     let [major, minor] = ABI_VERSION;
     for (from, to, parts) in [
         // A structure that a function of the table takes.
-        ("RollTransition", "RollTransitiox", ["`RollEnvironmentTable` > `step: ", "RollTransitiox"]),
+        ("RollTransition", "RollTransitiox", ["`RollEnvironmentTable` > `step` > ", "found RollTransitiox"]),
         // A member of a structure, three levels below a table.
-        ("grad_norm", "grad_nurm", ["`RollStrategyTable` > `step: ", "grad_nurm"]),
+        (
+            "grad_norm",
+            "grad_nurm",
+            ["`RollStrategyTable` > `attach` > ", "expected `max_grad_norm: f64`, found `max_grad_nurm: f64`"],
+        ),
         // A table itself.
         ("RollAlgorithmTable", "RollAlgorithmTablx", ["it does not know `RollAlgorithmTable`", "rebuild it"]),
     ] {
