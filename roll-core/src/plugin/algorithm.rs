@@ -212,7 +212,7 @@ impl Answer for serde_json::Value {
     }
 }
 
-impl<'a> Argument for &'a serde_json::Value {
+impl Argument for &serde_json::Value {
     type Wire = RollStr;
     type Lent = String;
     type Kept = serde_json::Value;

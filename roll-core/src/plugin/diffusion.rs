@@ -85,7 +85,7 @@ impl Answer for ScheduleFacts {
     }
 }
 
-impl<'a> Argument for &'a ConditionInput {
+impl Argument for &ConditionInput {
     type Wire = *const RollConditionInput;
     type Lent = (RollConditionInput, [Option<Lent>; 2]);
     type Kept = ConditionInput;
@@ -118,7 +118,7 @@ impl<'a> Argument for &'a ConditionInput {
     }
 }
 
-impl<'a> Argument for &'a Conditioning {
+impl Argument for &Conditioning {
     type Wire = *const RollConditioning;
     type Lent = (RollConditioning, Lent, [Option<Lent>; 3]);
     type Kept = Conditioning;

@@ -46,7 +46,7 @@ impl ForeignModel {
     }
 }
 
-impl<'a> Argument for &'a [Vec<u32>] {
+impl Argument for &[Vec<u32>] {
     type Wire = RollList<RollList<u32>>;
     type Lent = Vec<RollList<u32>>;
     type Kept = Vec<Vec<u32>>;
@@ -66,7 +66,7 @@ impl<'a> Argument for &'a [Vec<u32>] {
     }
 }
 
-impl<'a> Argument for &'a [Message] {
+impl Argument for &[Message] {
     type Wire = RollList<RollMessage>;
     type Lent = Vec<RollMessage>;
     type Kept = Vec<Message>;
@@ -87,7 +87,7 @@ impl<'a> Argument for &'a [Message] {
     }
 }
 
-impl<'a> Argument for &'a Sampling {
+impl Argument for &Sampling {
     type Wire = *const RollSampling;
     type Lent = (RollSampling, Vec<RollStr>);
     type Kept = Sampling;

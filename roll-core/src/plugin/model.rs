@@ -136,7 +136,7 @@ unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> 
     files.iter().map(|file| unsafe { Ok((text(file.name)?.to_string(), keep_tensors(list(file.tensors)?)?)) }).collect()
 }
 
-impl<'a> Argument for &'a BTreeMap<String, StateDict> {
+impl Argument for &BTreeMap<String, StateDict> {
     type Wire = RollList<RollFile>;
     type Lent = LentFiles;
     type Kept = BTreeMap<String, StateDict>;

@@ -73,7 +73,7 @@ pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<S
     }
 }
 
-impl<'a> Argument for &'a Noise {
+impl Argument for &Noise {
     type Wire = RollNoise;
     type Lent = RollNoise;
     type Kept = Noise;

@@ -134,7 +134,7 @@ impl Calls<RollStrategyTable> for ForeignStrategy {
     }
 }
 
-impl<'a> Argument for &'a OptimizerConfig {
+impl Argument for &OptimizerConfig {
     type Wire = *const RollOptimizer;
     type Lent = RollOptimizer;
     type Kept = OptimizerConfig;

@@ -176,7 +176,7 @@ impl Drop for Lent {
     }
 }
 
-impl<'a> Argument for &'a Tensor {
+impl Argument for &Tensor {
     type Wire = *const RollTensor;
     type Lent = Lent;
     type Kept = Tensor;
@@ -214,7 +214,7 @@ pub(super) unsafe fn keep_video(video: &RollVideo) -> Result<Video> {
     Video::new(unsafe { keep(&video.frames) }?, video.fps)
 }
 
-impl<'a> Argument for &'a Video {
+impl Argument for &Video {
     type Wire = *const RollVideo;
     type Lent = (Lent, RollVideo);
     type Kept = Video;
