@@ -215,7 +215,7 @@ fn with_executor(directory: &Path, onnx: Executor) -> Result<IdentityReward> {
 #[test]
 fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
     let directory = tempfile::tempdir().unwrap();
-    fake_networks::write(directory.path());
+    faces::write(directory.path());
     let (reference, scored) = (video(&[bright(1), bright(2)]), video(&[bright(4), dark(), bright(5)]));
     let [own, auto] = [Executor::Own, Executor::Auto].map(|executor| {
         let mut reward = with_executor(directory.path(), executor).unwrap();
@@ -235,7 +235,7 @@ fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
 #[test]
 fn targets_that_another_executor_computed_are_kept_apart() {
     let directory = tempfile::tempdir().unwrap();
-    fake_networks::write(directory.path());
+    faces::write(directory.path());
     match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::build()) {
         (Ok(theirs), Ok(_)) => {
             let ours = with_executor(directory.path(), Executor::Own).unwrap();

@@ -8,15 +8,11 @@ use super::*;
 use crate::onnx::runtime::{Session, build};
 use crate::onnx::{Executor, Network, Port};
 
-/// Whether ONNX Runtime is there; says so once, past the capture of the test runner, when not: a skipped test must not
-/// look like a passed one.
+/// Whether ONNX Runtime is there; says so once when not.
 fn is_there() -> bool {
     static SAID: std::sync::Once = std::sync::Once::new();
     let Err(error) = build() else { return true };
-    SAID.call_once(|| {
-        let message = format_args!("SKIPPED: comparison with ONNX Runtime: {error}\n");
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), message);
-    });
+    SAID.call_once(|| roll_testing::skipped(&format!("comparison with ONNX Runtime: {error}"), Some("onnxruntime")));
     false
 }
 
