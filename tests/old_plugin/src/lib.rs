@@ -33,7 +33,6 @@ unsafe fn floats<'a>(tensor: &RollTensor) -> &'a [f32] {
 }
 
 /// Parameters and gradients of the model, and the strategy's accumulator.
-
 struct State {
     values: [f32; 2],
     gradients: [f32; 2],
