@@ -19,7 +19,7 @@ use super::served::{Served, answer, serve};
 use super::source::Source;
 use super::step::{ForeignProgress, LentSamples, keep_samples, lend_progress, own_noise};
 use super::strategy::{ForeignStrategy, LentStrategy};
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Argument, Lend};
 use crate::{
     Algorithm, DataSource, Environment, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
     RewardScorer, StepContext, StepReport, Validation,
@@ -49,7 +49,7 @@ crossing! {
                 reward: reward.as_ref().map(LentReward::object).unwrap_or_default(),
                 strategy: strategy.object(),
                 learning_rate: context.learning_rate,
-                noise: context.noise.lend(),
+                noise: Lend::lend(context.noise),
                 progress: lend_progress(&context.progress),
                 want_videos: context.want_videos.into(),
             };
@@ -68,7 +68,7 @@ crossing! {
                 samples: samples.list(),
                 model: model.object(),
                 rewards: RollList::lend(&objects),
-                noise: context.noise.lend(),
+                noise: Lend::lend(context.noise),
                 progress: lend_progress(&context.progress),
             };
             let evaluated = self.object.call("evaluate", self.table.evaluate, |evaluate, state, out, error| {
@@ -212,12 +212,11 @@ impl Answer for serde_json::Value {
     }
 }
 
-impl Argument for &serde_json::Value {
+impl Lend for serde_json::Value {
     type Wire = RollStr;
     type Lent = String;
     type Kept = serde_json::Value;
-    type Given<'k> = &'k serde_json::Value;
-    fn lend(self) -> String {
+    fn lend(&self) -> String {
         self.to_string()
     }
     fn wire(lent: &mut String) -> RollStr {
@@ -226,9 +225,6 @@ impl Argument for &serde_json::Value {
     unsafe fn keep(wire: RollStr) -> Result<serde_json::Value> {
         // SAFETY: as the caller promises.
         json(unsafe { text(wire) }?, STATE)
-    }
-    fn given(kept: &mut serde_json::Value) -> &serde_json::Value {
-        kept
     }
 }
 

@@ -9,7 +9,7 @@ use super::memory::text;
 use super::pullback::shaped;
 use super::source::Source;
 use super::tensor::{Lent, keep, keep_option, share, share_option, take, take_option};
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Lend};
 use crate::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Sigma,
     SigmaRange, Tensor, Timestep,
@@ -85,12 +85,11 @@ impl Answer for ScheduleFacts {
     }
 }
 
-impl Argument for &ConditionInput {
+impl Lend for ConditionInput {
     type Wire = *const RollConditionInput;
     type Lent = (RollConditionInput, [Option<Lent>; 2]);
     type Kept = ConditionInput;
-    type Given<'k> = &'k ConditionInput;
-    fn lend(self) -> Self::Lent {
+    fn lend(&self) -> Self::Lent {
         let pictures = [&self.image, &self.end_image].map(Lent::option);
         let [image, end_image] = pictures.each_ref().map(Lent::get_option);
         let [height, width] = self.size;
@@ -113,17 +112,13 @@ impl Argument for &ConditionInput {
             })
         }
     }
-    fn given(kept: &mut ConditionInput) -> &ConditionInput {
-        kept
-    }
 }
 
-impl Argument for &Conditioning {
+impl Lend for Conditioning {
     type Wire = *const RollConditioning;
     type Lent = (RollConditioning, Lent, [Option<Lent>; 3]);
     type Kept = Conditioning;
-    type Given<'k> = &'k Conditioning;
-    fn lend(self) -> Self::Lent {
+    fn lend(&self) -> Self::Lent {
         let context = Lent::new(&self.context);
         let rest = [&self.channels, &self.image_tokens, &self.first_frame].map(Lent::option);
         let [channels, image_tokens, first_frame] = rest.each_ref().map(Lent::get_option);
@@ -146,9 +141,6 @@ impl Argument for &Conditioning {
                 latent_shape: given.latent_shape,
             })
         }
-    }
-    fn given(kept: &mut Conditioning) -> &Conditioning {
-        kept
     }
 }
 

@@ -11,7 +11,7 @@ use super::memory::{list, own, take as take_list, text};
 use super::pullback;
 use super::source::Source;
 use super::tensor::{share, take};
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Lend};
 use crate::{Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats};
 
 crossing! {
@@ -46,12 +46,11 @@ impl ForeignModel {
     }
 }
 
-impl Argument for &[Vec<u32>] {
+impl Lend for [Vec<u32>] {
     type Wire = RollList<RollList<u32>>;
     type Lent = Vec<RollList<u32>>;
     type Kept = Vec<Vec<u32>>;
-    type Given<'k> = &'k [Vec<u32>];
-    fn lend(self) -> Self::Lent {
+    fn lend(&self) -> Self::Lent {
         self.iter().map(|tokens| RollList::lend(tokens)).collect()
     }
     fn wire(lent: &mut Self::Lent) -> Self::Wire {
@@ -61,17 +60,13 @@ impl Argument for &[Vec<u32>] {
         // SAFETY: as the caller promises.
         unsafe { list(wire)?.iter().map(|tokens| Ok(list(*tokens)?.to_vec())).collect() }
     }
-    fn given(kept: &mut Self::Kept) -> &[Vec<u32>] {
-        kept
-    }
 }
 
-impl Argument for &[Message] {
+impl Lend for [Message] {
     type Wire = RollList<RollMessage>;
     type Lent = Vec<RollMessage>;
     type Kept = Vec<Message>;
-    type Given<'k> = &'k [Message];
-    fn lend(self) -> Self::Lent {
+    fn lend(&self) -> Self::Lent {
         let message = |m: &Message| RollMessage { role: RollStr::lend(&m.role), content: RollStr::lend(&m.content) };
         self.iter().map(message).collect()
     }
@@ -82,17 +77,13 @@ impl Argument for &[Message] {
         // SAFETY: as the caller promises.
         unsafe { list(wire)?.iter().map(|m| Ok(Message::new(text(m.role)?, text(m.content)?))).collect() }
     }
-    fn given(kept: &mut Self::Kept) -> &[Message] {
-        kept
-    }
 }
 
-impl Argument for &Sampling {
+impl Lend for Sampling {
     type Wire = *const RollSampling;
     type Lent = (RollSampling, Vec<RollStr>);
     type Kept = Sampling;
-    type Given<'k> = &'k Sampling;
-    fn lend(self) -> Self::Lent {
+    fn lend(&self) -> Self::Lent {
         let stop: Vec<_> = self.stop.iter().map(|s| RollStr::lend(s)).collect();
         let sampling = RollSampling {
             temperature: self.temperature,
@@ -123,9 +114,6 @@ impl Argument for &Sampling {
                 numbers: list(given.numbers)?.to_vec(),
             })
         }
-    }
-    fn given(kept: &mut Sampling) -> &Sampling {
-        kept
     }
 }
 

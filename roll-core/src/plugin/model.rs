@@ -13,7 +13,7 @@ use super::memory::{list, own, take, text};
 use super::served::{Served, serve};
 use super::source::Source;
 use super::tensor::{LentTensors, keep_tensors};
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
 use crate::{
     DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
@@ -136,12 +136,11 @@ unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> 
     files.iter().map(|file| unsafe { Ok((text(file.name)?.to_string(), keep_tensors(list(file.tensors)?)?)) }).collect()
 }
 
-impl Argument for &BTreeMap<String, StateDict> {
+impl Lend for BTreeMap<String, StateDict> {
     type Wire = RollList<RollFile>;
     type Lent = LentFiles;
     type Kept = BTreeMap<String, StateDict>;
-    type Given<'k> = &'k BTreeMap<String, StateDict>;
-    fn lend(self) -> LentFiles {
+    fn lend(&self) -> LentFiles {
         LentFiles::new(self)
     }
     fn wire(lent: &mut LentFiles) -> RollList<RollFile> {
@@ -150,9 +149,6 @@ impl Argument for &BTreeMap<String, StateDict> {
     unsafe fn keep(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
         // SAFETY: as the caller promises.
         unsafe { keep_files(list(wire)?) }
-    }
-    fn given(kept: &mut BTreeMap<String, StateDict>) -> &BTreeMap<String, StateDict> {
-        kept
     }
 }
 

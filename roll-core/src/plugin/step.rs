@@ -13,7 +13,7 @@ use super::memory::{list, own, own_text, take, take_text, text};
 use super::panics::quietly;
 use super::source::Source;
 use super::tensor::{Lent, keep_option, keep_video};
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Argument, Lend};
 use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
 
 /// Samples lent for a call.
@@ -73,12 +73,11 @@ pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<S
     }
 }
 
-impl Argument for &Noise {
+impl Lend for Noise {
     type Wire = RollNoise;
     type Lent = RollNoise;
     type Kept = Noise;
-    type Given<'k> = &'k Noise;
-    fn lend(self) -> RollNoise {
+    fn lend(&self) -> RollNoise {
         let (seed, fixed) = self.keys();
         RollNoise { seed, has_fixed: fixed.is_some().into(), fixed: fixed.unwrap_or_default() }
     }
@@ -87,9 +86,6 @@ impl Argument for &Noise {
     }
     unsafe fn keep(wire: RollNoise) -> Result<Noise> {
         Ok(own_noise(wire))
-    }
-    fn given(kept: &mut Noise) -> &Noise {
-        kept
     }
 }
 

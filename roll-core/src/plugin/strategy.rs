@@ -11,7 +11,7 @@ use super::foreign_model::ForeignModel;
 use super::model::LentModel;
 use super::served::{Served, serve, serve_shared};
 use super::source::Source;
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Lend};
 use crate::{
     Communicator, Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyReport, WeightPlacement,
 };
@@ -32,7 +32,7 @@ crossing! {
     by hand [communicator, attach] {
         fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
             self.refuse_divided_weights(model)?;
-            let (model, optimizer) = (LentModel::new(model), optimizer.lend());
+            let (model, optimizer) = (LentModel::new(model), Lend::lend(optimizer));
             let attached = self.object.call("attach", self.table.attach, |attach, state, _: *mut (), error| {
                 // SAFETY: P1 and P7.
                 unsafe { attach(state, model.object(), &optimizer, error) }
@@ -61,7 +61,7 @@ unsafe extern "C" fn attach(
     let body = |strategy: &mut Target| {
         // SAFETY: P1, P8 and P9.
         let (mut model, optimizer) =
-            unsafe { (ForeignModel::new(model, Source::Host)?, <&OptimizerConfig>::keep(optimizer)?) };
+            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::keep(optimizer)?) };
         strategy.attach(&mut model, &optimizer)
     };
     // SAFETY: P4, P7 and P8.
@@ -134,12 +134,11 @@ impl Calls<RollStrategyTable> for ForeignStrategy {
     }
 }
 
-impl Argument for &OptimizerConfig {
+impl Lend for OptimizerConfig {
     type Wire = *const RollOptimizer;
     type Lent = RollOptimizer;
     type Kept = OptimizerConfig;
-    type Given<'k> = &'k OptimizerConfig;
-    fn lend(self) -> RollOptimizer {
+    fn lend(&self) -> RollOptimizer {
         RollOptimizer {
             beta1: self.betas[0],
             beta2: self.betas[1],
@@ -155,9 +154,6 @@ impl Argument for &OptimizerConfig {
         // SAFETY: as the caller promises.
         let RollOptimizer { beta1, beta2, eps, weight_decay, max_grad_norm } = unsafe { *wire };
         Ok(OptimizerConfig { betas: [beta1, beta2], eps, weight_decay, max_grad_norm })
-    }
-    fn given(kept: &mut OptimizerConfig) -> &OptimizerConfig {
-        kept
     }
 }
 

@@ -9,7 +9,7 @@ use roll_abi::{NO_TENSOR, RollList, RollNamedTensor, RollOwned, RollStr, RollTen
 use super::memory::{list, own, slice, take as take_list, text};
 use super::panics::quietly;
 use super::source::Source;
-use super::wire::{Answer, Argument};
+use super::wire::{Answer, Lend};
 use crate::{DType, Error, Result, StateDict, Target, Tensor, Video};
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
@@ -176,12 +176,11 @@ impl Drop for Lent {
     }
 }
 
-impl Argument for &Tensor {
+impl Lend for Tensor {
     type Wire = *const RollTensor;
     type Lent = Lent;
     type Kept = Tensor;
-    type Given<'k> = &'k Tensor;
-    fn lend(self) -> Lent {
+    fn lend(&self) -> Lent {
         Lent::new(self)
     }
     fn wire(lent: &mut Lent) -> *const RollTensor {
@@ -190,9 +189,6 @@ impl Argument for &Tensor {
     unsafe fn keep(wire: *const RollTensor) -> Result<Tensor> {
         // SAFETY: as the caller promises.
         unsafe { keep(&*wire) }
-    }
-    fn given(kept: &mut Tensor) -> &Tensor {
-        kept
     }
 }
 
@@ -214,12 +210,11 @@ pub(super) unsafe fn keep_video(video: &RollVideo) -> Result<Video> {
     Video::new(unsafe { keep(&video.frames) }?, video.fps)
 }
 
-impl Argument for &Video {
+impl Lend for Video {
     type Wire = *const RollVideo;
     type Lent = (Lent, RollVideo);
     type Kept = Video;
-    type Given<'k> = &'k Video;
-    fn lend(self) -> (Lent, RollVideo) {
+    fn lend(&self) -> (Lent, RollVideo) {
         let lent = Lent::new(self.frames());
         let video = RollVideo { frames: lent.get(), fps: self.fps() };
         (lent, video)
@@ -230,9 +225,6 @@ impl Argument for &Video {
     unsafe fn keep(wire: *const RollVideo) -> Result<Video> {
         // SAFETY: as the caller promises.
         unsafe { keep_video(&*wire) }
-    }
-    fn given(kept: &mut Video) -> &Video {
-        kept
     }
 }
 
@@ -275,12 +267,11 @@ struct Sent {
 /// Types that are named tensors and nothing else.
 macro_rules! named_tensors {
     ($( $ty:ty: |$value:ident| $tensors:expr, |$named:ident| $made:expr; )*) => {$(
-        impl<'a> Argument for &'a $ty {
+        impl Lend for $ty {
             type Wire = RollList<RollNamedTensor>;
             type Lent = LentTensors;
             type Kept = $ty;
-            type Given<'k> = &'k $ty;
-            fn lend(self) -> LentTensors {
+            fn lend(&self) -> LentTensors {
                 let $value = self;
                 #[allow(clippy::needless_borrow)] // one of the two is a reference already
                 LentTensors::new(&$tensors)
@@ -292,9 +283,6 @@ macro_rules! named_tensors {
                 // SAFETY: as the caller promises.
                 let $named = unsafe { keep_tensors(list(wire)?) }?;
                 Ok($made)
-            }
-            fn given(kept: &mut $ty) -> &$ty {
-                kept
             }
         }
         impl Answer for $ty {

@@ -1,5 +1,7 @@
 //! What the methods of the traits take and give, and how it looks on the wire.
 
+use std::borrow::Borrow;
+
 use super::source::Source;
 use crate::Result;
 
@@ -24,6 +26,45 @@ pub(super) trait Argument: Sized {
     unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
 
     fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
+}
+
+/// What is taken by reference: an [`Argument`] of which the called side makes one of its own.
+pub(super) trait Lend: 'static {
+    /// As [`Argument::Wire`].
+    type Wire: Copy;
+    /// As [`Argument::Lent`].
+    type Lent;
+    /// As [`Argument::Kept`].
+    type Kept: Borrow<Self>;
+
+    fn lend(&self) -> Self::Lent;
+
+    /// As [`Argument::wire`].
+    fn wire(lent: &mut Self::Lent) -> Self::Wire;
+
+    /// # Safety
+    /// As [`Argument::keep`].
+    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
+}
+
+impl<T: Lend + ?Sized> Argument for &T {
+    type Wire = T::Wire;
+    type Lent = T::Lent;
+    type Kept = T::Kept;
+    type Given<'k> = &'k T;
+    fn lend(self) -> T::Lent {
+        T::lend(self)
+    }
+    fn wire(lent: &mut T::Lent) -> T::Wire {
+        T::wire(lent)
+    }
+    unsafe fn keep(wire: T::Wire) -> Result<T::Kept> {
+        // SAFETY: as the caller promises.
+        unsafe { T::keep(wire) }
+    }
+    fn given(kept: &mut T::Kept) -> &T {
+        (*kept).borrow()
+    }
 }
 
 /// What a method gives, on its way back: it belongs to the caller (P2).
