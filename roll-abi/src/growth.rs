@@ -40,6 +40,8 @@ pub unsafe fn read<T: Grows>(theirs: *const T) -> Result<T, String> {
     let mut ours = T::absent();
     // SAFETY: P6: as many bytes are there, on both sides.
     unsafe { std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(size_of::<T>())) };
+    // SAFETY: every structure that grows begins with its size: here that of ours.
+    unsafe { (&raw mut ours).cast::<usize>().write(size_of::<T>()) };
     Ok(ours)
 }
 
