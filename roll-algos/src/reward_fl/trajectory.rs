@@ -65,6 +65,7 @@ struct Trained {
 
 /// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`.
 ///
+/// The known first frame of TI2V models replaces that of the latents before the first step and after every one.
 /// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
@@ -107,7 +108,8 @@ pub fn rollout(
 
         let delta = plan.delta(i);
         x = rounded(axpy(&x, delta, &v)?, plan.latent_dtype)?;
-        let replaced = i < *last && conditioning.first_frame.is_some();
+        // After the last step too, as in generation: what is decoded here is what will be decoded there.
+        let replaced = conditioning.first_frame.is_some();
         if replaced {
             x = conditioning.with_first_frame(&x)?;
         }
