@@ -53,7 +53,7 @@ pub struct MockDiffusion {
     pub diffusion: bool,
     /// What the schedule says: the boundary of its experts.
     pub boundary: Option<f64>,
-    /// What the schedule says: the noise levels that are trained.
+    /// The noise levels at which the adapter acts; elsewhere another, frozen expert works.
     pub trained: SigmaRange,
     /// Timesteps that velocities were asked for, with the length of the prompt.
     pub asked: Vec<(f64, f32)>,
@@ -153,13 +153,14 @@ impl DiffusionModel for MockDiffusion {
             return Ok((self.references[*next - 1].clone(), None));
         }
         let x = latents.f32s()?.to_vec();
+        let acts = adapter == Adapter::On && self.trained.contains(Sigma(timestep.0 / 1000.0));
         let trained = match &self.early {
             Some((above, adapter)) if timestep.0 > *above => adapter,
             _ => &self.adapter,
         };
-        let matrix: Vec<f32> = match adapter {
-            Adapter::On => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
-            Adapter::Off => self.base.clone(),
+        let matrix: Vec<f32> = match acts {
+            true => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
+            false => self.base.clone(),
         };
         let t = timestep.0 as f32 / 1000.0;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
@@ -171,7 +172,7 @@ impl DiffusionModel for MockDiffusion {
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |d: &Tensor| {
                 let inner: Vec<f32> = d.f32s()?.iter().zip(&v).map(|(d, v)| d * (1.0 - v * v)).collect();
-                if adapter == Adapter::On {
+                if acts {
                     let mut gradients = gradients.lock().unwrap();
                     for (i, d) in inner.iter().enumerate() {
                         gradients[i * N..(i + 1) * N].iter_mut().zip(&x).for_each(|(g, x)| *g += d * x);

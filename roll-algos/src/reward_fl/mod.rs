@@ -11,6 +11,7 @@ pub mod plan;
 pub mod trajectory;
 
 mod evaluation;
+mod experts;
 mod prepared;
 #[cfg(test)]
 mod ranks_tests;
@@ -69,7 +70,10 @@ impl Algorithm for RewardFl {
         if !reward.differentiable() {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
-        self.config.plan(facts).map(drop)
+        for warning in self.config.check_experts(facts)? {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
     }
 
     fn headlines(&self) -> Vec<Headline> {

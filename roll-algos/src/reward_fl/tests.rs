@@ -141,6 +141,50 @@ fn training_decodes_the_latents_that_generating_decodes() {
     }
 }
 
+const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
+const LOW_NOISE: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
+
+fn two_experts(trained: SigmaRange, config: RewardFlConfig) -> Bench {
+    let mut bench = Bench::new(config);
+    (bench.model.boundary, bench.model.trained) = (Some(0.9), trained);
+    bench
+}
+
+#[test]
+fn an_expert_that_no_trained_step_reaches_is_refused_with_the_step_that_reaches_it() {
+    let told = |trained, config| {
+        let mut bench = two_experts(trained, config);
+        bench.algorithm.check(&mut bench.model, Some(&bench.reward)).map_err(|e| e.to_string())
+    };
+    // The noise levels of the steps: 1.000 .972 .938 .893 .833 .750 .625 .417.
+    let error = told(HIGH_NOISE, RewardFlConfig::default()).unwrap_err();
+    for part in ["`algo.mid_timestep`", "4 to 7", "0.833 to 0.417", "0.900 to 1.000", "at most 2", "trainable_models"] {
+        assert!(error.contains(part), "no {part}: {error}");
+    }
+    let early = RewardFlConfig { mid_timestep: 0, final_timestep: 2, ..RewardFlConfig::default() };
+    let error = told(LOW_NOISE, early).unwrap_err();
+    assert!(error.contains("`algo.final_timestep`") && error.contains("at least 3"), "{error}");
+    told(LOW_NOISE, RewardFlConfig::default()).unwrap();
+    told(HIGH_NOISE, RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() }).unwrap();
+    told(SigmaRange::ALL, RewardFlConfig::default()).unwrap();
+}
+
+#[test]
+fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
+    let mid = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
+    let kl = |bench: &mut Bench| bench.step(&two()).metrics["actor/kl_loss"];
+    // Step 2 belongs to the expert of high noise, steps 3 to 7 to the other.
+    let alone = RewardFlConfig { min_timestep_boundary: 0.9, ..mid(2) };
+    let mut high = two_experts(HIGH_NOISE, mid(2));
+    assert_eq!(kl(&mut high), kl(&mut two_experts(HIGH_NOISE, alone)));
+    high.check_gradient(&two());
+    // Nothing before the first trained parameter has a gradient: neither do steps 0 to 2 of the frozen expert.
+    let (mut low, mut from_3) = (two_experts(LOW_NOISE, mid(0)), two_experts(LOW_NOISE, mid(3)));
+    assert_eq!(kl(&mut low), kl(&mut from_3));
+    assert_eq!(low.strategy.gradient, from_3.strategy.gradient);
+    low.check_gradient(&two());
+}
+
 #[test]
 fn a_first_frame_of_another_size_is_an_error() {
     let mut bench = Bench::new(RewardFlConfig::default());
