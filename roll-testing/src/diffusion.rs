@@ -203,6 +203,8 @@ pub struct Sines {
     pub differentiable: bool,
     /// Frames of each reference that it was given.
     pub prepared: Vec<usize>,
+    /// Rows of [`sample`] whose clip gives it nothing to compare with.
+    pub faceless: Vec<u64>,
 }
 
 impl Sines {
@@ -214,7 +216,7 @@ impl Sines {
 
 impl Default for Sines {
     fn default() -> Self {
-        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new() }
+        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new(), faceless: Vec::new() }
     }
 }
 
@@ -228,6 +230,9 @@ impl RewardScorer for Sines {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         self.prepared.push(reference.dims()[0]);
         let level = reference.frames().f32s()?[0];
+        if self.faceless.iter().any(|row| values(100 + row, 1)[0] == level) {
+            return Err(Error::nothing_to_score("no face in the reference"));
+        }
         Ok(Target { tensors: [("level".to_string(), Tensor::scalar(level))].into() })
     }
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -12,6 +12,7 @@ pub mod trajectory;
 
 mod evaluation;
 mod experts;
+mod measure;
 mod prepared;
 #[cfg(test)]
 mod ranks_tests;
@@ -21,15 +22,12 @@ mod split;
 mod tests;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use roll_core::plan::Passes;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
-    OnMissing, Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext,
-    StepReport, Target, Tensor, Video,
+    Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
+    Video,
 };
 
 pub use crate::update::OnNonfinite;
@@ -38,9 +36,9 @@ pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
-use crate::remembered::Remembered;
 use crate::{AlgorithmError, update};
-use prepared::{Prepared, REMEMBERED_BYTES};
+use measure::Measured;
+use prepared::{Prepared, Prospect};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
 use watch::Watch;
@@ -50,13 +48,13 @@ const NAME: &str = "reward_fl";
 /// The algorithm `reward_fl`.
 pub struct RewardFl {
     config: RewardFlConfig,
-    prepared: Remembered<Prepared>,
+    prepared: Prepared,
 }
 
 impl RewardFl {
     /// With these options.
     pub fn new(config: RewardFlConfig) -> Self {
-        Self { config, prepared: Remembered::new(REMEMBERED_BYTES) }
+        Self { config, prepared: Prepared::default() }
     }
 }
 
@@ -95,7 +93,7 @@ impl Algorithm for RewardFl {
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        evaluation::evaluate(&self.config, context).map(Some)
+        evaluation::evaluate(&self.config, &mut self.prepared, context).map(Some)
     }
 }
 
@@ -114,17 +112,6 @@ enum Pass<'a> {
     Whole,
     /// A rollout before this one gave the gradient of the KL alone; `split` sums it beside the whole gradient.
     Split { split: &'a mut Split, kl_alone: Vec<f32> },
-}
-
-/// The score of a video, or the reason why it has none.
-enum Measured {
-    /// Without a pullback where the score is the constant of [`OnMissing::Value`].
-    Score {
-        value: f64,
-        details: BTreeMap<String, f64>,
-        pullback: Option<Pullback>,
-    },
-    Skipped(String),
 }
 
 impl RewardFl {
@@ -166,20 +153,26 @@ impl RewardFl {
     fn sample(&mut self, ctx: &mut StepContext<'_>, sample: &Sample, run: &mut Running<'_>) -> Result<Outcome> {
         let Running { plan, split, watch, tally } = run;
         watch.begin(Phase::Encode)?;
-        let prepared = self.prepare(ctx, sample)?;
-        let Prepared { conditioning, target } = &*prepared;
+        let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
+        // Nothing is generated for a sample that is left out whatever the model makes of it.
+        if let Prospect::Nothing(reason) = &*prospect
+            && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx)?, reason.clone())?
+        {
+            return Ok(Outcome::Skipped(reason));
+        }
+        let conditioning = self.prepared.conditioning(diffusion(ctx.model)?, sample)?;
         let noise = ctx.noise.latents(ctx.step, sample.index, &conditioning.latent_shape)?;
 
         let pass = match split {
             None => Pass::Whole,
             Some(split) => {
-                let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
+                let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
                 Pass::Split { split, kl_alone: update::taken(ctx.model)? }
             }
         };
 
-        let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
+        let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
 
         watch.begin(Phase::Decode)?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
@@ -190,7 +183,7 @@ impl RewardFl {
         }
 
         watch.begin(Phase::Score)?;
-        let (score, details, pull_score) = match measure(ctx, sample, &video, target)? {
+        let (score, details, pull_score) = match Measured::of(&video, sample, &prospect, reward(ctx)?, Grad::Record)? {
             Measured::Score { value, details, pullback } => (value, details, pullback),
             Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
@@ -221,41 +214,20 @@ impl RewardFl {
         }
         Ok(Outcome::Scored(scored))
     }
-
-    /// The parts that depend on the sample alone, computed once while the cache has room.
-    fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
-        if let Some(prepared) = self.prepared.get(sample) {
-            return Ok(prepared);
-        }
-        let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-        let prepared = Prepared::new(diffusion(ctx.model)?, reward, sample, self.config.reference)?;
-        Ok(self.prepared.insert(sample, prepared))
-    }
-}
-
-/// Scores a generated video, by the reward's policy where it finds nothing to score.
-fn measure(ctx: &mut StepContext<'_>, sample: &Sample, video: &Video, target: &Target) -> Result<Measured> {
-    let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-    match reward.score(video, &sample.prompt, target, Grad::Record)? {
-        (Score::Value { value, details }, pullback) => {
-            let pullback = pullback.ok_or_else(|| trajectory::no_pullback(format!("`{}`", reward.name())))?;
-            Ok(Measured::Score { value, details, pullback: Some(pullback) })
-        }
-        (Score::Missing { reason }, _) => match reward.on_missing() {
-            OnMissing::Skip => Ok(Measured::Skipped(reason)),
-            OnMissing::Value(value) => Ok(Measured::Score { value, details: BTreeMap::new(), pullback: None }),
-            OnMissing::Error => {
-                let (sample, reward) = (sample.origin.clone(), reward.name().to_string());
-                Err(AlgorithmError::NothingToScore { sample, reward, reason }.into())
-            }
-        },
-    }
 }
 
 /// Pulls the slope of the loss in the score back to the cotangent of the latents.
 fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)
+}
+
+/// The reward of the step.
+fn reward<'a>(ctx: &'a mut StepContext<'_>) -> Result<&'a mut dyn RewardScorer> {
+    match ctx.reward.as_deref_mut() {
+        Some(reward) => Ok(reward),
+        None => Err(AlgorithmError::NoReward { algorithm: NAME }.into()),
+    }
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

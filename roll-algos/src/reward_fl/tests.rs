@@ -272,6 +272,86 @@ fn a_missing_score_follows_its_policy() {
 }
 
 #[test]
+fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
+    let faceless = |on_missing| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        (bench.reward.on_missing, bench.reward.faceless) = (on_missing, vec![1]);
+        bench
+    };
+    let mut bench = faceless(OnMissing::Skip);
+    for _ in 0..2 {
+        let report = bench.step(&[sample(0, "a"), sample(1, "a")]);
+        assert_eq!(report.skipped, [("row 1".to_string(), "no face in the reference".to_string())]);
+        assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
+    }
+    // It is found out once, and costs neither an encoding nor a rollout.
+    assert_eq!((bench.reward.prepared.len(), bench.model.encoded), (2, 1));
+    let gradient = bench.strategy.gradient.clone();
+    bench.step(&[sample(0, "a")]);
+    assert_eq!(gradient, bench.strategy.gradient);
+
+    let error = faceless(OnMissing::Error).step_with(&two(), 0.0, &Silent).unwrap_err();
+    let chain = error.chain();
+    assert!(chain.contains("row 1") && chain.contains("no face") && chain.contains("on_missing: skip"), "{chain}");
+
+    let report = faceless(OnMissing::Value(-1.0)).step(&[sample(1, "a")]);
+    assert_eq!((report.metrics["actor/face_score"], report.skipped.len()), (-1.0, 0));
+    // The KL still pulls.
+    assert!(report.metrics["actor/grad_norm"] > 0.0);
+}
+
+#[test]
+fn an_evaluation_follows_the_policy_of_each_reward() {
+    let evaluate = |policies: [OnMissing; 2], faceless: &[u64], prompt: &str| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        let mut check = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
+        bench.reward.on_missing = policies[0];
+        let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
+            samples: &[sample(0, "a"), sample(1, prompt)],
+            model: &mut bench.model,
+            rewards: vec![&mut bench.reward, &mut check],
+            noise: &Noise::new(11),
+            progress: &Silent,
+        });
+        evaluated.map(|found| found.unwrap().into_iter().map(|e| (e.scores, e.video.is_some())).collect::<Vec<_>>())
+    };
+    let skip = evaluate([OnMissing::Skip; 2], &[1], "a").unwrap();
+    assert!(skip[0].0.iter().all(Option::is_some));
+    assert!(skip[1].0[0].is_some() && skip[1].0[1].is_none() && skip[1].1);
+    let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[1], "a").unwrap();
+    assert_eq!(valued[1].0[1], Some(-1.0));
+    let error = evaluate([OnMissing::Skip, OnMissing::Error], &[1], "a").unwrap_err().chain();
+    assert!(error.contains("row 1") && error.contains("no face in the reference"), "{error}");
+    // The same for a video that shows nothing.
+    let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[], "missing").unwrap();
+    assert_eq!(valued[1].0, [None, Some(-1.0)]);
+    assert!(evaluate([OnMissing::Skip, OnMissing::Error], &[], "missing").is_err());
+}
+
+#[test]
+fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
+    let mut bench = Bench::new(RewardFlConfig::default());
+    bench.step(&two());
+    let mut unseen = sample(0, "c");
+    unseen.origin = "row 0 of another file".into();
+    let mut evaluate = |bench: &mut Bench| {
+        let context = &mut EvaluationContext {
+            samples: &[sample(0, "a"), unseen.clone()],
+            model: &mut bench.model,
+            rewards: vec![&mut bench.reward],
+            noise: &Noise::new(11),
+            progress: &Silent,
+        };
+        bench.algorithm.evaluate(context).unwrap().unwrap()
+    };
+    let first = evaluate(&mut bench);
+    let again = evaluate(&mut bench);
+    bench.step(&two());
+    assert_eq!(bench.model.encoded, 3);
+    assert!(first.iter().zip(&again).all(|(a, b)| (&a.scores, a.kl) == (&b.scores, b.kl)));
+}
+
+#[test]
 fn what_is_not_finite_leaves_the_parameters_as_they_were() {
     for prompt in ["nan", "broken gradient"] {
         let samples = [sample(0, "a"), sample(1, prompt)];
