@@ -36,6 +36,7 @@ pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
+use crate::ranks::{draw_key, repeats};
 use crate::{AlgorithmError, update};
 use measure::Measured;
 use prepared::{Prepared, Prospect};
@@ -126,9 +127,10 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        for sample in ctx.samples {
+        let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
-                self.sample(ctx, sample, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
+                self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
             run.tally.add(sample, outcome);
             if run.tally.nonfinite.is_some() {
                 break;
@@ -149,8 +151,14 @@ impl RewardFl {
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
     }
 
-    /// Adds the gradient of one sample's loss to the strategy.
-    fn sample(&mut self, ctx: &mut StepContext<'_>, sample: &Sample, run: &mut Running<'_>) -> Result<Outcome> {
+    /// Adds the gradient of one sample's loss to the strategy; the step had the sample `repeats` times before.
+    fn sample(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        repeats: u64,
+        run: &mut Running<'_>,
+    ) -> Result<Outcome> {
         let Running { plan, split, watch, tally } = run;
         watch.begin(Phase::Encode)?;
         let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
@@ -161,7 +169,7 @@ impl RewardFl {
             return Ok(Outcome::Skipped(reason));
         }
         let conditioning = self.prepared.conditioning(diffusion(ctx.model)?, sample)?;
-        let noise = ctx.noise.latents(ctx.step, sample.index, &conditioning.latent_shape)?;
+        let noise = ctx.noise.latents(ctx.step, draw_key(sample, repeats), &conditioning.latent_shape)?;
 
         let pass = match split {
             None => Pass::Whole,
@@ -179,7 +187,8 @@ impl RewardFl {
         let video = Video::new(frames, sample.video.fps())?;
         tally.see(&video);
         if ctx.want_videos {
-            tally.videos.push((format!("sample-{:06}", sample.index), video.clone()));
+            let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+            tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
         }
 
         watch.begin(Phase::Score)?;

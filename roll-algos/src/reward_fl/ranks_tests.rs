@@ -119,6 +119,19 @@ fn references_without_a_target_are_left_out_alike_on_any_number_of_ranks() {
 }
 
 #[test]
+fn a_clip_that_fills_a_step_has_the_same_noises_on_any_number_of_ranks() {
+    let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i / BATCH, "a person"), Sines::new));
+    let (parameters, metrics) = run(1);
+    let alone = agreed(train_on(1, 2, |i| sample(i, "a person"), Sines::new)).1;
+    assert_ne!(metrics[1]["actor/loss"], alone[1]["actor/loss"]);
+    for ranks in [2, 4] {
+        let (theirs, their_metrics) = run(ranks);
+        assert_near(&theirs, &parameters);
+        assert_eq!(their_metrics[0]["actor/loss"], metrics[0]["actor/loss"]);
+    }
+}
+
+#[test]
 fn every_stage_gives_the_same_bits() {
     let expected = agreed(train(4, 0, some_missing));
     for stage in 1..=3 {

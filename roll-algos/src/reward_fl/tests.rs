@@ -186,6 +186,25 @@ fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
 }
 
 #[test]
+fn a_clip_that_comes_twice_in_a_step_has_two_noises_and_two_videos() {
+    let gradient = |samples: &[Sample]| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        let report = bench.step(samples);
+        (bench.strategy.gradient, report.videos.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+    };
+    let (alone, name) = gradient(&[sample(0, "a")]);
+    let (twice, names) = gradient(&[sample(0, "a"), sample(0, "a")]);
+    assert_ne!(alone, twice);
+    assert_eq!(name, ["sample-000000"]);
+    assert_eq!(names, ["sample-000000", "sample-000000-2"]);
+    // Among others its first time has the noise that it has alone.
+    let (with_others, names) = gradient(&[sample(1, "a"), sample(0, "a")]);
+    let (other, _) = gradient(&[sample(1, "a")]);
+    assert!(with_others.iter().zip(alone.iter().zip(&other)).all(|(g, (a, b))| (g - (a + b) / 2.0).abs() < 1e-6));
+    assert_eq!(names, ["sample-000001", "sample-000000"]);
+}
+
+#[test]
 fn a_first_frame_of_another_size_is_an_error() {
     let mut bench = Bench::new(RewardFlConfig::default());
     bench.model.first_frame = Some(Tensor::zeros([2, 1, 2, 2]));
