@@ -164,6 +164,14 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
 }
 
 #[test]
+fn the_names_of_metrics_have_no_suffix() {
+    let report = step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), 0, 1.0).unwrap();
+    assert!(report.metrics.contains_key("actor/ratio_max") && report.metrics.contains_key("actor/pg_loss"));
+    let suffixed: Vec<&String> = report.metrics.keys().filter(|name| name.contains('@')).collect();
+    assert!(suffixed.is_empty(), "{suffixed:?}");
+}
+
+#[test]
 fn environments_that_all_fail_stop_the_run_and_say_why() {
     let told = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
     assert!(told.contains("gone"), "{told}");

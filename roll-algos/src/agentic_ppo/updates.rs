@@ -42,7 +42,7 @@ pub(super) fn train(
             joined.add(&parts.whole());
         }
     }
-    metrics.extend(joined.reduced().named());
+    metrics.extend(joined.reduced().logged());
     if let Some(loss) = metrics.get("actor/total_loss").copied() {
         metrics.insert("actor/loss".into(), loss);
     }
