@@ -52,6 +52,9 @@ impl Algorithm for AgenticPpo {
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
         }
+        for warning in self.config.warnings() {
+            tracing::warn!("{warning}");
+        }
         if self.environments.is_empty() {
             return Err(AlgorithmError::NoEnvironment { algorithm: NAME }.into());
         }

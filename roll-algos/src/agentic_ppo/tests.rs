@@ -240,6 +240,18 @@ fn the_order_of_checks_is_kept() {
 }
 
 #[test]
+fn a_correction_of_answers_that_are_drawn_otherwise_than_trained_is_said() {
+    let warnings = |temperature: f64, top_k: usize, enabled: bool| {
+        let mut config = AgenticPpoConfig { temperature, top_k, ..config() };
+        config.loss.train_infer_correction.is_weight.enabled = enabled;
+        config.warnings()
+    };
+    assert!(warnings(1.0, 0, true).is_empty() && warnings(0.7, 20, false).is_empty());
+    let told = warnings(0.7, 20, true).concat();
+    assert!(told.contains("`algo.temperature: 0.7`, `algo.top_k: 20`"), "{told}");
+}
+
+#[test]
 fn settings_that_draw_no_answers_are_refused_by_their_key() {
     let refused = |config: AgenticPpoConfig| AgenticPpo::new(config).err().unwrap().to_string();
     for (config, key) in [
