@@ -201,6 +201,8 @@ pub struct TrainingConfig {
     pub eps: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub max_grad_norm: f64,
+    /// The run stops after so many steps when not one sample of any of them could be trained on, and says why. 0: never.
+    pub max_skipped_steps: u64,
 }
 
 impl Default for TrainingConfig {
@@ -217,6 +219,7 @@ impl Default for TrainingConfig {
             betas: optimizer.betas,
             eps: optimizer.eps,
             max_grad_norm: optimizer.max_grad_norm,
+            max_skipped_steps: 5,
         }
     }
 }
