@@ -244,3 +244,71 @@ pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> 
         Change { clips: n, missing: before.len() - n, before: mean(0), after: mean(1), gain: paired_gain(&pairs) }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+    use std::time::Duration;
+
+    use roll_core::{SingleRank, Tensor, ThreadRanks, Video};
+    use roll_data::{OnBadSample, write_mp4};
+
+    use super::*;
+
+    /// Rows of which those in `broken` are no videos.
+    fn dataset(directory: &Path, rows: usize, broken: &[usize], on_bad_sample: OnBadSample) -> Dataset {
+        let mut metadata = String::from("video,prompt\n");
+        for i in 0..rows {
+            let path = directory.join(format!("{i}.mp4"));
+            match broken.contains(&i) {
+                true => std::fs::write(path, "no video").unwrap(),
+                false => write_mp4(path, &Video::new(Tensor::zeros([5, 3, 32, 32]), 8.0).unwrap()).unwrap(),
+            }
+            metadata += &format!("{i}.mp4,a person\n");
+        }
+        let path = directory.join("metadata.csv");
+        std::fs::write(&path, metadata).unwrap();
+        let config = DataConfig {
+            metadata: Some(path),
+            on_bad_sample,
+            num_frames: 5,
+            max_pixels: 1024,
+            ..DataConfig::default()
+        };
+        Dataset::open(&config).unwrap()
+    }
+
+    #[test]
+    fn a_clip_that_cannot_be_read_is_named_and_the_next_takes_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 3, &[0], OnBadSample::Skip);
+        let (set, skipped) = Set::read(SetName::Train, &data, Some(1), &SingleRank).unwrap();
+        assert_eq!((set.samples[0].index, set.clips, skipped.len()), (1, 1, 1));
+        assert!(skipped[0].0.contains("metadata.csv") && skipped[0].1.contains("0.mp4"), "{skipped:?}");
+        let strict = dataset(dir.path(), 3, &[0], OnBadSample::Error);
+        assert!(Set::read(SetName::Train, &strict, Some(1), &SingleRank).is_err());
+    }
+
+    #[test]
+    fn clips_of_which_none_can_be_read_are_an_error_that_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 2, &[0, 1], OnBadSample::Skip);
+        let told = Set::read(SetName::Unseen, &data, None, &SingleRank).err().unwrap().to_string();
+        assert!(told.contains("`evaluation.metadata`") && told.contains("not one of the 2") && told.contains("0.mp4"));
+    }
+
+    #[test]
+    fn every_rank_keeps_its_part_and_rank_0_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 6, &[2], OnBadSample::Skip);
+        let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
+            let (set, _) = Set::read(SetName::Unseen, &data, None, ranks.as_ref())?;
+            let rows = |samples: &[Sample]| samples.iter().map(|s| s.index).collect::<Vec<_>>();
+            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clips))
+        });
+        let [first, second] = &read[..] else { unreachable!() };
+        assert_eq!(first.as_ref().unwrap(), &(vec![0, 1, 3, 4, 5], vec![0, 1], 5));
+        assert_eq!(second.as_ref().unwrap(), &(vec![3, 4, 5], vec![3, 4, 5], 5));
+    }
+}
