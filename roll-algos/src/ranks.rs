@@ -2,12 +2,37 @@
 
 use std::ops::Range;
 
-use roll_core::{Communicator, Result, communicator};
+use roll_core::{Communicator, Result, Sample, communicator};
 
 /// The positions, of `count` in a row, that this rank works on.
 pub(crate) fn share(ranks: &dyn Communicator, count: usize) -> Range<usize> {
     let (rank, world) = (ranks.rank().0, ranks.world_size());
     rank * count / world..(rank + 1) * count / world
+}
+
+/// How often each of this rank's samples comes before it in the step: the samples of all ranks in a row, one rank after
+/// another. Other than 0 only where a step has more samples than there are clips.
+pub(crate) fn repeats(ranks: &dyn Communicator, samples: &[Sample]) -> Result<Vec<u64>> {
+    let own: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
+    let mut row = match ranks.world_size() {
+        1 => Vec::new(),
+        _ => {
+            let mut before = communicator::join(ranks, &own)?;
+            before.truncate(ranks.rank().0);
+            before.concat()
+        }
+    };
+    let mut repeats = Vec::new();
+    for index in own {
+        repeats.push(row.iter().filter(|before| **before == index).count() as u64);
+        row.push(index);
+    }
+    Ok(repeats)
+}
+
+/// The key of a sample's draws: a clip that comes again in a step, after `repeats` times, gets other draws.
+pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
+    sample.index ^ (repeats << 40)
 }
 
 /// The values of all ranks, one rank after another, bit by bit: JSON has no NaN.
@@ -17,4 +42,35 @@ pub(crate) fn join_bits(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f
     }
     let own: Vec<u64> = own.into_iter().map(f64::to_bits).collect();
     Ok(communicator::join(ranks, &own)?.into_iter().flatten().map(f64::from_bits).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use roll_core::ThreadRanks;
+    use roll_testing::sample;
+
+    use super::*;
+
+    #[test]
+    fn the_keys_of_a_step_do_not_depend_on_the_number_of_ranks_and_are_never_equal() {
+        let rows = [3, 0, 3, 3, 0, 1, 3, 1];
+        let keys = |ranks: usize| -> Vec<u64> {
+            let of_rank = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
+                let own: Vec<Sample> = share(ranks.as_ref(), rows.len()).map(|i| sample(rows[i], "")).collect();
+                let repeats = repeats(ranks.as_ref(), &own)?;
+                Ok(own.iter().zip(repeats).map(|(sample, n)| draw_key(sample, n)).collect::<Vec<_>>())
+            });
+            of_rank.into_iter().flat_map(Result::unwrap).collect()
+        };
+        let alone = keys(1);
+        assert_eq!((&alone[..2], alone[5]), (&[3, 0][..], 1));
+        let mut different = alone.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), rows.len());
+        assert!([2, 4, 8].into_iter().all(|ranks| keys(ranks) == alone));
+    }
 }

@@ -1,6 +1,7 @@
 //! What was computed for a sample, kept for its next turn.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_core::{Conditioning, Sample, Tensor};
@@ -18,14 +19,21 @@ impl Bytes for Conditioning {
     }
 }
 
-/// Values by sample, as many as fit.
+/// Values by sample, as many as fit. Two data sets may be mixed: a sample is known by its row, where it comes from, and
+/// its file.
 ///
 /// The first to come stay: every pass over the data needs every sample once, and then replacing the oldest would throw
 /// each one out just before its turn.
 pub(crate) struct Remembered<T> {
     limit: usize,
     bytes: usize,
-    values: HashMap<u64, (String, Arc<T>)>,
+    values: HashMap<Key, Arc<T>>,
+}
+
+type Key = (u64, String, Option<PathBuf>);
+
+fn key(sample: &Sample) -> Key {
+    (sample.index, sample.origin.clone(), sample.path.clone())
 }
 
 impl<T: Bytes> Remembered<T> {
@@ -34,16 +42,15 @@ impl<T: Bytes> Remembered<T> {
     }
 
     pub(crate) fn get(&self, sample: &Sample) -> Option<Arc<T>> {
-        let (origin, value) = self.values.get(&sample.index)?;
-        (*origin == sample.origin).then(|| value.clone())
+        self.values.get(&key(sample)).cloned()
     }
 
     pub(crate) fn insert(&mut self, sample: &Sample, value: T) -> Arc<T> {
         let value = Arc::new(value);
         if self.bytes + value.bytes() <= self.limit {
             self.bytes += value.bytes();
-            let before = self.values.insert(sample.index, (sample.origin.clone(), value.clone()));
-            self.bytes -= before.map_or(0, |(_, value)| value.bytes());
+            let before = self.values.insert(key(sample), value.clone());
+            self.bytes -= before.map_or(0, |value| value.bytes());
         }
         value
     }

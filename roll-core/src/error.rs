@@ -99,6 +99,15 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
 
+    // Samples
+    /// What a reward compares with holds nothing to compare (no face in the reference). The fault of one sample and
+    /// not of the run: the reward's [`crate::OnMissing`] decides what follows.
+    #[error("{reason}")]
+    NothingToScore {
+        /// What was looked for, where, and what to do about it.
+        reason: String,
+    },
+
     // Runs
     /// The run was asked to stop.
     #[error("interrupted")]
@@ -166,6 +175,20 @@ impl Error {
         Self::Config { key: key.into(), problem: problem.into() }
     }
 
+    /// A reference without anything to compare with.
+    pub fn nothing_to_score(reason: impl Into<String>) -> Self {
+        Self::NothingToScore { reason: reason.into() }
+    }
+
+    /// The reason of an [`Error::NothingToScore`], also inside [`Error::Context`]; `None` for every other error.
+    pub fn missing_reason(&self) -> Option<&str> {
+        match self {
+            Self::NothingToScore { reason } => Some(reason),
+            Self::Context { source, .. } => source.missing_reason(),
+            _ => None,
+        }
+    }
+
     /// A tensor of the wrong shape.
     pub fn shape(what: impl Into<String>, expected: impl Into<String>, found: &[usize]) -> Self {
         Self::Shape { what: what.into(), expected: expected.into(), found: found.to_vec() }
@@ -223,6 +246,7 @@ impl Error {
             | Self::Config { .. }
             | Self::UnknownName { .. }
             | Self::Unsupported(_)
+            | Self::NothingToScore { .. }
             | Self::Shape { .. }
             | Self::DType { .. } => Fault::User,
             Self::NonFinite { .. } | Self::Misuse(_) | Self::Failed { .. } => Fault::Failure,
@@ -287,6 +311,16 @@ mod tests {
         let inside = Err::<(), _>(shift()).while_doing(|| "planning".into()).in_section("algo").err();
         assert_eq!(inside.as_ref().map(key), Some("algo.shift"));
         assert_eq!(inside.map(|e| e.to_string()), Some("planning".into()));
+    }
+
+    #[test]
+    fn a_reference_without_a_target_is_told_from_other_errors_through_contexts() {
+        let missing = || Error::nothing_to_score("no face in the picture");
+        assert_eq!(missing().missing_reason(), Some("no face in the picture"));
+        let inside = Err::<(), _>(missing()).while_doing(|| "preparing a reward".into()).err();
+        assert_eq!(inside.as_ref().and_then(Error::missing_reason), Some("no face in the picture"));
+        assert_eq!(inside.map(|e| e.fault()), Some(Fault::User));
+        assert_eq!(Error::Interrupted.missing_reason(), None);
     }
 
     #[test]

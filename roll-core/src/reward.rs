@@ -86,7 +86,9 @@ pub trait RewardScorer: Send {
     /// Whether [`RewardScorer::score`] can return a pullback.
     fn differentiable(&self) -> bool;
 
-    /// Computes what depends on the reference alone. Fails when the reference cannot be a target (no face in it).
+    /// Computes what depends on the reference alone. Fails with [`crate::Error::NothingToScore`] when the reference
+    /// holds nothing to compare with (no face in it): that is the fault of one sample, and
+    /// [`RewardScorer::on_missing`] decides what follows. Any other error ends the run.
     fn prepare(&mut self, reference: &Video) -> Result<Target>;
 
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
@@ -98,7 +100,7 @@ pub trait RewardScorer: Send {
         Ok(None)
     }
 
-    /// What to do with a [`Score::Missing`].
+    /// What to do with a [`Score::Missing`], and with a reference that gave [`crate::Error::NothingToScore`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip
     }

@@ -12,8 +12,9 @@ use crate::RewardError;
 /// `sum of weight * score` over several scorers.
 ///
 /// A part of weight 0 is scored for the log alone: never differentiated, and its missing scores change nothing.
-/// A part with nothing to score follows its own `on_missing`: `skip` makes the whole sum missing (a sum without one of
-/// its terms would be on another scale), `error` is an error, a value enters the sum without gradient.
+/// A part with nothing to score, in the video or in the reference, follows its own `on_missing`: `skip` makes the whole
+/// sum missing (a sum without one of its terms would be on another scale), `error` is an error, a value enters the sum
+/// without gradient.
 pub struct WeightedSum {
     name: String,
     parts: Vec<Part>,
@@ -24,6 +25,27 @@ struct Part {
     label: String,
     weight: f64,
     scorer: Box<dyn RewardScorer>,
+}
+
+impl Part {
+    /// What enters the sum for a part that has nothing to score: its value, or nothing when it has no weight. Otherwise
+    /// there is no sum: [`Error::NothingToScore`] for `skip`, another error for `error`.
+    fn without_score(&self, reason: &str) -> Result<Option<f64>> {
+        match self.scorer.on_missing() {
+            _ if self.weight == 0.0 => Ok(None),
+            OnMissing::Value(value) => Ok(Some(value)),
+            OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
+            OnMissing::Error => {
+                Err(RewardError::PartMissing { part: self.label.clone(), reason: reason.into() }.into())
+            }
+        }
+    }
+}
+
+/// The tensor in the target that says why part `i` has nothing to compare with, as UTF-8; no part's own tensor is
+/// called so.
+fn nothing(i: usize) -> String {
+    format!("nothing/{i}")
 }
 
 impl WeightedSum {
@@ -92,9 +114,19 @@ impl RewardScorer for WeightedSum {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let mut tensors = BTreeMap::new();
         for (i, part) in self.parts.iter_mut().enumerate() {
-            let own =
-                part.scorer.prepare(reference).while_doing(|| format!("preparing the reward `{}`", part.label))?;
-            tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
+            let error = match part.scorer.prepare(reference) {
+                Ok(own) => {
+                    tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let Some(reason) = error.missing_reason() else {
+                return Err(error).while_doing(|| format!("preparing the reward `{}`", part.label));
+            };
+            // The part is left out, or counts as its value, when the sum is scored.
+            part.without_score(reason)?;
+            tensors.insert(nothing(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
         }
         Ok(Target { tensors })
     }
@@ -126,10 +158,18 @@ impl RewardScorer for WeightedSum {
                 target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
             let own = Target { tensors: own.collect() };
             let part_grad = if counts { grad } else { Grad::Skip };
-            let scored = part.scorer.score(video, prompt, &own, part_grad);
-            let (score, pullback) = scored.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
-            let value = match (score, part.scorer.on_missing()) {
-                (Score::Value { value, details: own }, _) => {
+            let (score, pullback) = match target.tensors.get(&nothing(i)) {
+                Some(reason) => {
+                    let reason = String::from_utf8_lossy(reason.as_bytes()).into_owned();
+                    (Score::Missing { reason }, None)
+                }
+                None => {
+                    let scored = part.scorer.score(video, prompt, &own, part_grad);
+                    scored.while_doing(|| format!("scoring with the reward `{}`", part.label))?
+                }
+            };
+            let value = match score {
+                Score::Value { value, details: own } => {
                     details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
                     if part_grad.is_on() {
                         let missing =
@@ -138,14 +178,12 @@ impl RewardScorer for WeightedSum {
                     }
                     value
                 }
-                (Score::Missing { .. }, _) if !counts => continue,
-                (Score::Missing { .. }, OnMissing::Value(value)) => value,
-                (Score::Missing { reason }, OnMissing::Skip) => {
-                    return Ok((Score::Missing { reason: format!("{}: {reason}", part.label) }, None));
-                }
-                (Score::Missing { reason }, OnMissing::Error) => {
-                    return Err(RewardError::PartMissing { part: part.label.clone(), reason }.into());
-                }
+                Score::Missing { reason } => match part.without_score(&reason) {
+                    Ok(Some(value)) => value,
+                    Ok(None) => continue,
+                    Err(Error::NothingToScore { reason }) => return Ok((Score::Missing { reason }, None)),
+                    Err(error) => return Err(error),
+                },
             };
             details.insert(part.label.clone(), value);
             if counts {
@@ -193,6 +231,8 @@ mod tests {
         name: &'static str,
         on_missing: OnMissing,
         missing: bool,
+        /// Nothing is in the reference either.
+        faceless: bool,
     }
 
     impl RewardScorer for Fake {
@@ -203,6 +243,9 @@ mod tests {
             self.missing
         }
         fn prepare(&mut self, _: &Video) -> Result<Target> {
+            if self.faceless {
+                return Err(Error::nothing_to_score("nobody there")).while_doing(|| "looking".into());
+            }
             Ok(Target { tensors: [("own".to_string(), Tensor::scalar(1.0))].into() })
         }
         fn score(&mut self, _: &Video, _: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
@@ -227,7 +270,11 @@ mod tests {
     }
 
     fn missing(on_missing: OnMissing) -> Box<dyn RewardScorer> {
-        Box::new(Fake { name: "fake", on_missing, missing: true })
+        Box::new(Fake { name: "fake", on_missing, missing: true, faceless: false })
+    }
+
+    fn faceless(on_missing: OnMissing) -> Box<dyn RewardScorer> {
+        Box::new(Fake { name: "fake", on_missing, missing: true, faceless: true })
     }
 
     fn score(sum: &mut WeightedSum, grad: Grad) -> Result<(Score, Option<Pullback>)> {
@@ -278,6 +325,28 @@ mod tests {
     }
 
     #[test]
+    fn a_part_whose_reference_is_empty_follows_its_own_policy() {
+        let sum = |weight, policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (weight, faceless(policy))]).unwrap();
+        let prepared = |weight, policy| sum(weight, policy).prepare(&video());
+        let skipped = prepared(2.0, OnMissing::Skip).unwrap_err();
+        assert_eq!(skipped.missing_reason(), Some("fake: nobody there"));
+        let error = prepared(2.0, OnMissing::Error).unwrap_err();
+        assert!(error.missing_reason().is_none() && error.to_string().contains("nobody there"), "{error}");
+
+        let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+        let (valued, pullback) = score(&mut sum(2.0, OnMissing::Value(-0.25)), Grad::Record).unwrap();
+        assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+        assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
+        // Without a weight it changes nothing, whatever its policy, and has no score in the log.
+        for policy in [OnMissing::Skip, OnMissing::Error, OnMissing::Value(9.0)] {
+            let (logged, _) = score(&mut sum(0.0, policy), Grad::Record).unwrap();
+            assert_eq!(value_of(&logged), alone);
+            let Score::Value { details, .. } = logged else { unreachable!() };
+            assert!(!details.contains_key("fake"));
+        }
+    }
+
+    #[test]
     fn parts_that_are_all_missing_by_value_pull_zero() {
         let mut sum = WeightedSum::new(vec![(2.0, missing(OnMissing::Value(0.5)))]).unwrap();
         let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
@@ -288,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_part_without_gradient_is_named_unless_it_weighs_nothing() {
-        let rigid = || Box::new(Fake { name: "rigid", on_missing: OnMissing::Skip, missing: false });
+        let rigid = || Box::new(Fake { name: "rigid", on_missing: OnMissing::Skip, missing: false, faceless: false });
         let mut sum = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.5, rigid())]).unwrap();
         assert!(!sum.differentiable());
         let error = score(&mut sum, Grad::Record).unwrap_err().to_string();

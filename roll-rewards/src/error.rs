@@ -99,6 +99,8 @@ fn listed(names: &[String]) -> String {
 impl From<RewardError> for Error {
     fn from(e: RewardError) -> Self {
         let fault = match e {
+            // One sample's fault: its reward's `on_missing` decides.
+            RewardError::NoFaceInReference { .. } => return Error::nothing_to_score(e.to_string()),
             RewardError::StrangeTarget { .. } => Fault::Failure,
             _ => Fault::User,
         };

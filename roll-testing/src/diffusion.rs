@@ -53,7 +53,7 @@ pub struct MockDiffusion {
     pub diffusion: bool,
     /// What the schedule says: the boundary of its experts.
     pub boundary: Option<f64>,
-    /// What the schedule says: the noise levels that are trained.
+    /// The noise levels at which the adapter acts; elsewhere another, frozen expert works.
     pub trained: SigmaRange,
     /// Timesteps that velocities were asked for, with the length of the prompt.
     pub asked: Vec<(f64, f32)>,
@@ -153,13 +153,14 @@ impl DiffusionModel for MockDiffusion {
             return Ok((self.references[*next - 1].clone(), None));
         }
         let x = latents.f32s()?.to_vec();
+        let acts = adapter == Adapter::On && self.trained.contains(Sigma(timestep.0 / 1000.0));
         let trained = match &self.early {
             Some((above, adapter)) if timestep.0 > *above => adapter,
             _ => &self.adapter,
         };
-        let matrix: Vec<f32> = match adapter {
-            Adapter::On => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
-            Adapter::Off => self.base.clone(),
+        let matrix: Vec<f32> = match acts {
+            true => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
+            false => self.base.clone(),
         };
         let t = timestep.0 as f32 / 1000.0;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
@@ -171,7 +172,7 @@ impl DiffusionModel for MockDiffusion {
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |d: &Tensor| {
                 let inner: Vec<f32> = d.f32s()?.iter().zip(&v).map(|(d, v)| d * (1.0 - v * v)).collect();
-                if adapter == Adapter::On {
+                if acts {
                     let mut gradients = gradients.lock().unwrap();
                     for (i, d) in inner.iter().enumerate() {
                         gradients[i * N..(i + 1) * N].iter_mut().zip(&x).for_each(|(g, x)| *g += d * x);
@@ -202,6 +203,8 @@ pub struct Sines {
     pub differentiable: bool,
     /// Frames of each reference that it was given.
     pub prepared: Vec<usize>,
+    /// Rows of [`sample`] whose clip gives it nothing to compare with.
+    pub faceless: Vec<u64>,
 }
 
 impl Sines {
@@ -213,7 +216,7 @@ impl Sines {
 
 impl Default for Sines {
     fn default() -> Self {
-        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new() }
+        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new(), faceless: Vec::new() }
     }
 }
 
@@ -227,6 +230,9 @@ impl RewardScorer for Sines {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         self.prepared.push(reference.dims()[0]);
         let level = reference.frames().f32s()?[0];
+        if self.faceless.iter().any(|row| values(100 + row, 1)[0] == level) {
+            return Err(Error::nothing_to_score("no face in the reference"));
+        }
         Ok(Target { tensors: [("level".to_string(), Tensor::scalar(level))].into() })
     }
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -1,8 +1,10 @@
 //! Clips that a run generates before and after training, each time from the same noise: what did training change?
 
+use std::ops::Range;
+
 use roll_core::{
-    Algorithm, BuildContext, Evaluated, EvaluationContext, Model, Noise, Progress, Registry, Result, RewardScorer,
-    Sample,
+    Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Progress, Registry,
+    Result, RewardScorer, Sample, communicator,
 };
 use roll_data::{DataConfig, Dataset};
 use roll_rewards::WeightedSum;
@@ -11,16 +13,25 @@ use serde::{Deserialize, Serialize};
 use crate::config::Loaded;
 use crate::statistics::{Gain, paired_gain};
 
-/// What is evaluated, and the rewards that are measured only.
+mod gather;
+
+/// What is evaluated, and the rewards that are measured only. The clips are shared out among the ranks.
 pub struct Evaluator {
     sets: Vec<Set>,
     checks: Option<Box<dyn RewardScorer>>,
+    /// Clips that cannot be read, and why.
+    skipped: Vec<(String, String)>,
 }
 
 /// Clips that are told apart in the summary.
 struct Set {
     name: SetName,
+    /// All of them on rank 0, which shows them to people; this rank's part elsewhere.
     samples: Vec<Sample>,
+    /// This rank's part of `samples`.
+    own: Range<usize>,
+    /// Clips over all ranks.
+    clips: usize,
 }
 
 /// Which clips.
@@ -77,13 +88,21 @@ pub struct Change {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names; `None` when it names none.
-    pub fn open(loaded: &Loaded, train: &Dataset, registry: &Registry, context: &BuildContext) -> Result<Option<Self>> {
+    /// Reads the clips that the configuration names; `None` when it names none. A clip that cannot be read is an error,
+    /// or left out, as `data.on_bad_sample` says; where only so many are wanted, the next one takes its place.
+    pub fn open(
+        loaded: &Loaded,
+        train: &Dataset,
+        registry: &Registry,
+        context: &BuildContext,
+        ranks: &dyn Communicator,
+    ) -> Result<Option<Self>> {
         let config = &loaded.config.evaluation;
-        let mut sets = Vec::new();
+        let (mut sets, mut skipped) = (Vec::new(), Vec::new());
         if config.train_samples > 0 {
-            let samples = first(train, Some(config.train_samples))?;
-            sets.push(Set { name: SetName::Train, samples });
+            let (found, bad) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
+            sets.push(found);
+            skipped.extend(bad);
         }
         if config.metadata.is_some() {
             let data = DataConfig {
@@ -92,27 +111,34 @@ impl Evaluator {
                 ..loaded.config.data.clone()
             };
             let data = data.resolved(|path| context.resolve(path));
-            let samples = first(&Dataset::open(&data)?, config.samples)?;
-            sets.push(Set { name: SetName::Unseen, samples });
+            let (found, bad) = Set::read(SetName::Unseen, &Dataset::open(&data)?, config.samples, ranks)?;
+            sets.push(found);
+            skipped.extend(bad);
         }
         let checks = match config.check.as_slice() {
             [] => None,
             checks => Some(WeightedSum::from_config(checks, registry, context)?),
         };
-        Ok((!sets.is_empty()).then_some(Self { sets, checks }))
+        Ok((!sets.is_empty()).then_some(Self { sets, checks, skipped }))
     }
 
     /// Clips in all.
     pub fn clips(&self) -> usize {
-        self.sets.iter().map(|set| set.samples.len()).sum()
+        self.sets.iter().map(|set| set.clips).sum()
     }
 
-    /// The samples of a set.
+    /// Clips that were left out because they cannot be read, and why.
+    pub fn skipped(&self) -> &[(String, String)] {
+        &self.skipped
+    }
+
+    /// The samples of a set: all of them on rank 0, and this rank's part elsewhere.
     pub fn samples(&self, name: SetName) -> &[Sample] {
         self.sets.iter().find(|set| set.name == name).map(|set| set.samples.as_slice()).unwrap_or_default()
     }
 
-    /// Generates and scores everything; `None` when the algorithm has no evaluation.
+    /// Generates and scores everything, each rank its part; every rank then has all numbers, in the order of the clips,
+    /// and rank 0 all videos. `None` when the algorithm has no evaluation.
     pub fn run(
         &mut self,
         algorithm: &mut dyn Algorithm,
@@ -120,16 +146,17 @@ impl Evaluator {
         reward: Option<&mut (dyn RewardScorer + 'static)>,
         noise: &Noise,
         progress: &dyn Progress,
+        ranks: &dyn Communicator,
     ) -> Result<Option<Generated>> {
         let mut reward = reward;
         let mut generated = Generated::new();
-        for Set { name, samples } in &self.sets {
+        for Set { name, samples, own, clips } in &self.sets {
             let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
             rewards.extend(reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
             rewards.extend(self.checks.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
-            let mut context = EvaluationContext { samples, model, rewards, noise, progress };
+            let mut context = EvaluationContext { samples: &samples[own.clone()], model, rewards, noise, progress };
             match algorithm.evaluate(&mut context)? {
-                Some(evaluated) => generated.push((*name, evaluated)),
+                Some(evaluated) => generated.push((*name, gather::evaluated(ranks, evaluated, *clips)?)),
                 None => return Ok(None),
             }
         }
@@ -137,8 +164,51 @@ impl Evaluator {
     }
 }
 
-fn first(dataset: &Dataset, at_most: Option<usize>) -> Result<Vec<Sample>> {
-    (0..dataset.len().min(at_most.unwrap_or(usize::MAX))).map(|i| dataset.sample(i)).collect()
+impl Set {
+    /// The first `at_most` clips of a data set that can be read, and those before them that cannot.
+    fn read(
+        name: SetName,
+        dataset: &Dataset,
+        at_most: Option<usize>,
+        ranks: &dyn Communicator,
+    ) -> Result<(Self, Vec<(String, String)>)> {
+        let (mut samples, mut skipped) = (Vec::new(), Vec::new());
+        for i in 0..dataset.len() {
+            if at_most.is_some_and(|most| samples.len() == most) {
+                break;
+            }
+            match dataset.sample_or_skip(i)? {
+                Ok(sample) => samples.push(sample),
+                Err(bad) => skipped.push(bad),
+            }
+        }
+        let clips = samples.len();
+        if clips == 0 {
+            let why = skipped.first().map(|(place, reason)| format!("{place}: {reason}")).unwrap_or_default();
+            let problem = format!("not one of the {} clips to evaluate can be read; the first is {why}", skipped.len());
+            let key = if name == SetName::Train { "evaluation.train_samples" } else { "evaluation.metadata" };
+            return Err(Error::config(key, problem));
+        }
+        agreed(ranks, clips)?;
+        let (rank, world) = (ranks.rank().0, ranks.world_size());
+        let mut own = rank * clips / world..(rank + 1) * clips / world;
+        if rank > 0 {
+            samples = samples.drain(own.clone()).collect();
+            own = 0..samples.len();
+        }
+        Ok((Self { name, samples, own, clips }, skipped))
+    }
+}
+
+/// Fails unless all ranks read as many clips: their parts would not belong together.
+fn agreed(ranks: &dyn Communicator, clips: usize) -> Result<()> {
+    let found = communicator::join(ranks, &clips)?;
+    match found.iter().all(|other| *other == clips) {
+        true => Ok(()),
+        false => Err(Error::Misuse(format!(
+            "the ranks can read different numbers of the clips to evaluate, {found:?}: all must see the same files"
+        ))),
+    }
 }
 
 /// What belongs to one set.
@@ -173,4 +243,72 @@ pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> 
         let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / n as f64;
         Change { clips: n, missing: before.len() - n, before: mean(0), after: mean(1), gain: paired_gain(&pairs) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+    use std::time::Duration;
+
+    use roll_core::{SingleRank, Tensor, ThreadRanks, Video};
+    use roll_data::{OnBadSample, write_mp4};
+
+    use super::*;
+
+    /// Rows of which those in `broken` are no videos.
+    fn dataset(directory: &Path, rows: usize, broken: &[usize], on_bad_sample: OnBadSample) -> Dataset {
+        let mut metadata = String::from("video,prompt\n");
+        for i in 0..rows {
+            let path = directory.join(format!("{i}.mp4"));
+            match broken.contains(&i) {
+                true => std::fs::write(path, "no video").unwrap(),
+                false => write_mp4(path, &Video::new(Tensor::zeros([5, 3, 32, 32]), 8.0).unwrap()).unwrap(),
+            }
+            metadata += &format!("{i}.mp4,a person\n");
+        }
+        let path = directory.join("metadata.csv");
+        std::fs::write(&path, metadata).unwrap();
+        let config = DataConfig {
+            metadata: Some(path),
+            on_bad_sample,
+            num_frames: 5,
+            max_pixels: 1024,
+            ..DataConfig::default()
+        };
+        Dataset::open(&config).unwrap()
+    }
+
+    #[test]
+    fn a_clip_that_cannot_be_read_is_named_and_the_next_takes_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 3, &[0], OnBadSample::Skip);
+        let (set, skipped) = Set::read(SetName::Train, &data, Some(1), &SingleRank).unwrap();
+        assert_eq!((set.samples[0].index, set.clips, skipped.len()), (1, 1, 1));
+        assert!(skipped[0].0.contains("metadata.csv") && skipped[0].1.contains("0.mp4"), "{skipped:?}");
+        let strict = dataset(dir.path(), 3, &[0], OnBadSample::Error);
+        assert!(Set::read(SetName::Train, &strict, Some(1), &SingleRank).is_err());
+    }
+
+    #[test]
+    fn clips_of_which_none_can_be_read_are_an_error_that_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 2, &[0, 1], OnBadSample::Skip);
+        let told = Set::read(SetName::Unseen, &data, None, &SingleRank).err().unwrap().to_string();
+        assert!(told.contains("`evaluation.metadata`") && told.contains("not one of the 2") && told.contains("0.mp4"));
+    }
+
+    #[test]
+    fn every_rank_keeps_its_part_and_rank_0_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dataset(dir.path(), 6, &[2], OnBadSample::Skip);
+        let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
+            let (set, _) = Set::read(SetName::Unseen, &data, None, ranks.as_ref())?;
+            let rows = |samples: &[Sample]| samples.iter().map(|s| s.index).collect::<Vec<_>>();
+            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clips))
+        });
+        let [first, second] = &read[..] else { unreachable!() };
+        assert_eq!(first.as_ref().unwrap(), &(vec![0, 1, 3, 4, 5], vec![0, 1], 5));
+        assert_eq!(second.as_ref().unwrap(), &(vec![3, 4, 5], vec![3, 4, 5], 5));
+    }
 }

@@ -2,8 +2,8 @@
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Progress, Registration,
-    Result, RewardScorer, StepContext, StepReport, Validation, communicator,
+    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Progress,
+    Registration, Result, RewardScorer, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
@@ -52,6 +52,9 @@ impl Algorithm for AgenticPpo {
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
         }
+        for warning in self.config.warnings() {
+            tracing::warn!("{warning}");
+        }
         if self.environments.is_empty() {
             return Err(AlgorithmError::NoEnvironment { algorithm: NAME }.into());
         }
@@ -63,7 +66,9 @@ impl Algorithm for AgenticPpo {
     }
 
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        let needed = self.config.num_env_groups * self.config.group_size;
+        // Those that this rank plays; one at least, for its part of a validation.
+        let groups = share(communicator::current().as_ref(), self.config.num_env_groups).len();
+        let needed = (groups * self.config.group_size).max(1);
         self.environments = (0..needed).map(|_| make()).collect::<Result<_>>()?;
         Ok(())
     }
@@ -108,19 +113,22 @@ impl Algorithm for AgenticPpo {
             return Ok(None);
         }
         let model = language(model, NAME)?;
-        let mut episodes = Vec::new();
+        let ranks = communicator::current();
+        let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
         // As many at once as there are environments.
-        while episodes.len() < wanted {
+        while !left.is_empty() {
             let plan = Plan {
                 step: 0,
-                first_group: episodes.len(),
-                groups: self.environments.len().min(wanted - episodes.len()),
+                first_group: left.start,
+                groups: self.environments.len().min(left.len()),
                 group_size: 1,
                 temperature: self.config.val_temperature,
                 held_out: true,
             };
-            episodes.extend(play(&self.config, plan, model, &mut self.environments, noise, progress)?);
+            own.extend(play(&self.config, plan, model, &mut self.environments, noise, progress)?);
+            left.start += plan.groups;
         }
+        let episodes = joined(ranks.as_ref(), own)?;
         let metrics = episode_metrics(&episodes).into_iter().map(|(name, value)| (format!("val/{name}"), value));
         Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
     }
@@ -151,13 +159,15 @@ impl AgenticPpo {
             temperature: self.config.temperature,
             held_out: false,
         };
+        let (needed, opened) = (plan.groups * plan.group_size, self.environments.len());
+        if opened < needed {
+            let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
+            return Err(Error::Misuse(problem));
+        }
         let model = language(ctx.model, NAME)?;
         let own = play(&self.config, plan, model, &mut self.environments, ctx.noise, ctx.progress)?;
         // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
-        let played = match ctx.strategy.communicator() {
-            ranks if ranks.world_size() == 1 => own,
-            ranks => communicator::join(ranks, &own)?.concat(),
-        };
+        let played = joined(ctx.strategy.communicator(), own)?;
         let mut report = StepReport { metrics: episode_metrics(&played), ..StepReport::default() };
         report.records = self.records(&played, ctx.step + 1, "training");
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
@@ -179,6 +189,14 @@ impl AgenticPpo {
     /// The episodes that are written to `trajectories.jsonl`.
     fn records(&self, episodes: &[Episode], step: u64, kind: &str) -> Vec<serde_json::Value> {
         episodes.iter().take(self.config.saved_trajectories).map(|e| e.record(step, kind)).collect()
+    }
+}
+
+/// The episodes of all ranks, in the order of the ranks.
+fn joined(ranks: &dyn Communicator, own: Vec<Episode>) -> Result<Vec<Episode>> {
+    match ranks.world_size() {
+        1 => Ok(own),
+        _ => Ok(communicator::join(ranks, &own)?.concat()),
     }
 }
 

@@ -24,7 +24,10 @@ pub struct AgenticPpoConfig {
     pub max_tokens_per_step: usize,
     /// Most tokens of an episode, prompts included.
     pub sequence_length: usize,
-    /// Temperature of the answers.
+    /// Temperature of the answers. The log-probabilities that generation reports are those of the distribution that
+    /// answers are drawn from: after temperature, `top_k` and `top_p`. Training computes them at temperature 1 over all
+    /// tokens. The two are the same only with the defaults: `actor/train_infer_abs_diff` and `train_infer_correction`
+    /// otherwise compare two distributions, not two sets of kernels.
     pub temperature: f64,
     /// Nucleus mass of the answers.
     pub top_p: f64,
@@ -194,6 +197,30 @@ impl AgenticPpoConfig {
             return Err(Error::config("algo.val_temperature", problem));
         }
         self.loss.check("algo")
+    }
+
+    /// For people: what of the options does something else than it seems to.
+    pub fn warnings(&self) -> Vec<String> {
+        let corrects = self.loss.train_infer_correction.is_active();
+        let drawn = [
+            ("temperature", self.temperature, self.temperature != 1.0),
+            ("top_p", self.top_p, self.top_p < 1.0),
+            ("top_k", self.top_k as f64, self.top_k > 0),
+        ];
+        let drawn: Vec<String> = drawn
+            .into_iter()
+            .filter(|(_, _, differs)| *differs)
+            .map(|(name, value, _)| format!("`algo.{name}: {value}`"))
+            .collect();
+        match corrects && !drawn.is_empty() {
+            false => Vec::new(),
+            true => vec![format!(
+                "with {} answers are drawn from another distribution than the one that is trained, and \
+                 `algo.train_infer_correction` corrects for that difference too: its ratios are far from 1 with equal \
+                 kernels",
+                drawn.join(", ")
+            )],
+        }
     }
 
     /// Samples per update, over all ranks, of a step that has `samples`.

@@ -81,7 +81,13 @@ impl ActorMetrics {
         self.values.is_empty()
     }
 
-    /// The values under the reference's names: `actor/pg_loss@sum`, `actor/ratio_max@max`, `actor/grad_norm`.
+    /// The values as they are logged: `actor/pg_loss`, `actor/ratio_max`, `actor/grad_norm`.
+    pub fn logged(&self) -> BTreeMap<String, f64> {
+        self.values.iter().map(|(name, (_, value))| (format!("actor/{name}"), *value)).collect()
+    }
+
+    /// The values under the names that the reference has within a step, which say how they are joined:
+    /// `actor/pg_loss@sum`, `actor/ratio_max@max`, `actor/grad_norm`.
     pub fn named(&self) -> BTreeMap<String, f64> {
         let name = |name: &str, how: Reduction| format!("actor/{name}{}", how.suffix());
         self.values.iter().map(|(short, (how, value))| (name(short, *how), *value)).collect()
@@ -171,5 +177,6 @@ mod tests {
         let metrics = updates.reduced();
         assert_eq!((metrics.get("pg_loss"), metrics.get("ratio_max")), (Some(6.0), Some(6.0)));
         assert!(metrics.named().contains_key("actor/pg_loss"));
+        assert!(metrics.logged().keys().eq(["actor/pg_loss", "actor/ratio_max", "actor/ratio_min", "actor/score"]));
     }
 }

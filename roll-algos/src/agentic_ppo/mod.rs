@@ -7,7 +7,6 @@
 pub mod advantages;
 pub mod aggregate;
 mod algorithm;
-pub mod balance;
 mod batch;
 pub mod config;
 pub mod correction;

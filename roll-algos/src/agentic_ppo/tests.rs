@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
@@ -164,6 +166,60 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
 }
 
 #[test]
+fn the_names_of_metrics_have_no_suffix() {
+    let report = step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), 0, 1.0).unwrap();
+    assert!(report.metrics.contains_key("actor/ratio_max") && report.metrics.contains_key("actor/pg_loss"));
+    let suffixed: Vec<&String> = report.metrics.keys().filter(|name| name.contains('@')).collect();
+    assert!(suffixed.is_empty(), "{suffixed:?}");
+}
+
+/// [`Likes`] that counts its episodes.
+struct Counted(Likes, Arc<AtomicUsize>);
+
+impl Environment for Counted {
+    fn reset(&mut self, seed: u64) -> Result<Observation> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.reset(seed)
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.0.step(action)
+    }
+}
+
+#[test]
+fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_they_play() {
+    let validate = |ranks: usize, groups: usize, wanted: usize| {
+        let (opened, played) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let found = ThreadRanks::run(ranks, Duration::from_secs(60), |_| {
+            let config = AgenticPpoConfig { num_env_groups: groups, group_size: 3, val_batch_size: wanted, ..config() };
+            let config = AgenticPpoConfig { val_temperature: 1.0, saved_trajectories: 100, ..config };
+            let mut algorithm = AgenticPpo::new(config)?;
+            algorithm.open_environments(&mut || {
+                opened.fetch_add(1, Ordering::Relaxed);
+                Ok(Box::new(Counted(Likes(true), played.clone())))
+            })?;
+            let mut model = Bigram::of("xyz");
+            algorithm.check(&mut model, None)?;
+            algorithm.validate(7, &mut model, &Noise::new(1), &Silent)
+        });
+        let mut found = found.into_iter().map(|found| found.unwrap().unwrap());
+        let first = found.next().unwrap();
+        assert!(found.all(|other| other == first), "the ranks disagree");
+        (first, opened.into_inner(), played.load(Ordering::Relaxed))
+    };
+    for wanted in [7, 40] {
+        let (alone, opened, played) = validate(1, 5, wanted);
+        assert_eq!((opened, played, alone.records.len()), (15, wanted, wanted));
+        for ranks in [2, 4] {
+            assert_eq!(validate(ranks, 5, wanted), (alone.clone(), 15, wanted), "{ranks} ranks");
+        }
+        // A rank without a group of its own plays a part of the validation all the same.
+        assert_eq!(validate(4, 2, wanted).0.metrics, alone.metrics);
+    }
+}
+
+#[test]
 fn environments_that_all_fail_stop_the_run_and_say_why() {
     let told = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
     assert!(told.contains("gone"), "{told}");
@@ -181,6 +237,18 @@ fn the_order_of_checks_is_kept() {
     assert_eq!(model.parameter_count(), 128 * 128);
     let gae = AgenticPpoConfig { adv_estimator: Estimator::Gae, ..AgenticPpoConfig::default() };
     assert!(AgenticPpo::new(gae).err().unwrap().to_string().contains("critic"));
+}
+
+#[test]
+fn a_correction_of_answers_that_are_drawn_otherwise_than_trained_is_said() {
+    let warnings = |temperature: f64, top_k: usize, enabled: bool| {
+        let mut config = AgenticPpoConfig { temperature, top_k, ..config() };
+        config.loss.train_infer_correction.is_weight.enabled = enabled;
+        config.warnings()
+    };
+    assert!(warnings(1.0, 0, true).is_empty() && warnings(0.7, 20, false).is_empty());
+    let told = warnings(0.7, 20, true).concat();
+    assert!(told.contains("`algo.temperature: 0.7`, `algo.top_k: 20`"), "{told}");
 }
 
 #[test]

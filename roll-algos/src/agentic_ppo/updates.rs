@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Adapter, Grad, Result, ResultExt, StepContext, Tensor, communicator};
+use roll_core::{Adapter, Grad, Noise, Result, ResultExt, StepContext, Tensor, communicator};
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
@@ -32,21 +32,27 @@ pub(super) fn train(
     let mut joined = Joined::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
-        let order = match epoch {
-            0 => (0..prepared.samples.len()).collect(),
-            _ => ctx.noise.permutation(ctx.step * config.ppo_epochs as u64 + epoch as u64, prepared.samples.len()),
-        };
+        let order = order(config, ctx.noise, ctx.step, epoch, prepared.samples.len());
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
             let mut parts = Joined::default();
             applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
             joined.add(&parts.whole());
         }
     }
-    metrics.extend(joined.reduced().named());
+    metrics.extend(joined.reduced().logged());
     if let Some(loss) = metrics.get("actor/total_loss").copied() {
         metrics.insert("actor/loss".into(), loss);
     }
     Ok(applied)
+}
+
+/// The order in which an epoch takes the samples of a step. Drawn for each epoch, as in the reference, so that a
+/// mini-batch is not one group of episodes; where one update takes them all the first epoch leaves them as they are.
+fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: usize) -> Vec<usize> {
+    match epoch == 0 && samples <= config.mini_batch(samples) {
+        true => (0..samples).collect(),
+        false => noise.permutation(step * config.ppo_epochs as u64 + epoch as u64, samples),
+    }
 }
 
 /// One update by the samples `rows`, of which each rank pulls back a share.
@@ -142,4 +148,25 @@ fn pull(
 
 fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
     Mask::new(mask.columns(), rows.iter().flat_map(|b| mask.row(*b).to_vec()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_epoch_with_several_updates_draws_its_mini_batches() {
+        let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
+        let order = |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, 16);
+        let rows: Vec<usize> = (0..16).collect();
+        let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, rows);
+        }
+        orders.push(rows.clone());
+        assert!((0..5).all(|a| (0..a).all(|b| orders[a] != orders[b])), "{orders:?}");
+        assert_eq!([order(0, 3, 0), order(16, 3, 0), order(20, 3, 0)], [rows.clone(), rows.clone(), rows]);
+    }
 }

@@ -26,6 +26,7 @@ pub use config::{FlowMatchingConfig, LossWeighting};
 pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
+use crate::ranks::{draw_key, repeats};
 use crate::remembered::Remembered;
 use crate::stopwatch::Stopwatch;
 use crate::{AlgorithmError, sampling, update};
@@ -116,9 +117,10 @@ impl FlowMatching {
         ctx.strategy.discard();
 
         let mut waiting: Vec<Draw> = Vec::new();
-        for (place, sample) in ctx.samples.iter().enumerate() {
+        let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             watch.begin(ENCODE, None)?;
-            let drawn = self.draw(ctx, sample, draw_key(ctx.samples, place), &distribution);
+            let drawn = self.draw(ctx, sample, draw_key(sample, repeats), &distribution);
             let Some(drawn) = drawn.while_doing(|| format!("training on {}", sample.origin))? else {
                 tally
                     .skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
@@ -254,14 +256,6 @@ fn train(
     ctx.strategy.before_last_pull(ctx.model)?;
     pullback.pull(&Tensor::stack(&cotangents)?)?;
     ctx.strategy.accumulate(ctx.model)
-}
-
-/// The key of a sample's draws. A sample that occurs twice in a step (small data, large batches) gets different draws
-/// each time.
-fn draw_key(samples: &[Sample], place: usize) -> u64 {
-    let index = samples[place].index;
-    let before = samples[..place].iter().filter(|s| s.index == index).count() as u64;
-    index ^ (before << 40)
 }
 
 /// A source of values uniform in [0, 1).

@@ -2,6 +2,7 @@
 
 use roll_core::{Error, FlowSchedule, Result, ResultExt, ScheduleFacts};
 
+use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};
 use crate::update::OnNonfinite;
 
@@ -111,8 +112,7 @@ impl RewardFlConfig {
         if let Some(clip) = self.reward_clip.filter(|c| !(c.is_finite() && *c > 0.0)) {
             return key("reward_clip", format!("must be above 0, found {clip}"));
         }
-        let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
-        let trained: Vec<usize> = (mid..=last).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect();
+        let mut trained = self.window(&schedule);
         if trained.is_empty() {
             let levels = format!("{:.3} to {:.3}", schedule.sigma(last).0, schedule.sigma(mid).0);
             return key(
@@ -125,6 +125,14 @@ impl RewardFlConfig {
                 ),
             );
         }
-        Ok(Plan { schedule, trained, last, early_stop: self.early_stop, latent_dtype: self.latent_dtype })
+        let acting: Vec<usize> = trained.iter().copied().filter(|i| acts(&schedule, *i, facts)).collect();
+        trained.retain(|i| acting.first().is_none_or(|first| i >= first));
+        Ok(Plan { schedule, trained, acting, last, early_stop: self.early_stop, latent_dtype: self.latent_dtype })
+    }
+
+    /// The steps that are to be trained, whichever expert works there.
+    pub(super) fn window(&self, schedule: &FlowSchedule) -> Vec<usize> {
+        let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
+        (self.mid_timestep..=self.final_timestep).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect()
     }
 }

@@ -11,6 +11,8 @@ pub mod plan;
 pub mod trajectory;
 
 mod evaluation;
+mod experts;
+mod measure;
 mod prepared;
 #[cfg(test)]
 mod ranks_tests;
@@ -20,15 +22,12 @@ mod split;
 mod tests;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use roll_core::plan::Passes;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
-    OnMissing, Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, Score, StepContext,
-    StepReport, Target, Tensor, Video,
+    Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
+    Video,
 };
 
 pub use crate::update::OnNonfinite;
@@ -37,9 +36,10 @@ pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
-use crate::remembered::Remembered;
+use crate::ranks::{draw_key, repeats};
 use crate::{AlgorithmError, update};
-use prepared::{Prepared, REMEMBERED_BYTES};
+use measure::Measured;
+use prepared::{Prepared, Prospect};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
 use watch::Watch;
@@ -49,13 +49,13 @@ const NAME: &str = "reward_fl";
 /// The algorithm `reward_fl`.
 pub struct RewardFl {
     config: RewardFlConfig,
-    prepared: Remembered<Prepared>,
+    prepared: Prepared,
 }
 
 impl RewardFl {
     /// With these options.
     pub fn new(config: RewardFlConfig) -> Self {
-        Self { config, prepared: Remembered::new(REMEMBERED_BYTES) }
+        Self { config, prepared: Prepared::default() }
     }
 }
 
@@ -69,7 +69,10 @@ impl Algorithm for RewardFl {
         if !reward.differentiable() {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
-        self.config.plan(facts).map(drop)
+        for warning in self.config.check_experts(facts)? {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
     }
 
     fn headlines(&self) -> Vec<Headline> {
@@ -91,7 +94,7 @@ impl Algorithm for RewardFl {
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        evaluation::evaluate(&self.config, context).map(Some)
+        evaluation::evaluate(&self.config, &mut self.prepared, context).map(Some)
     }
 }
 
@@ -112,17 +115,6 @@ enum Pass<'a> {
     Split { split: &'a mut Split, kl_alone: Vec<f32> },
 }
 
-/// The score of a video, or the reason why it has none.
-enum Measured {
-    /// Without a pullback where the score is the constant of [`OnMissing::Value`].
-    Score {
-        value: f64,
-        details: BTreeMap<String, f64>,
-        pullback: Option<Pullback>,
-    },
-    Skipped(String),
-}
-
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let every = self.config.gradient_split_every;
@@ -135,9 +127,10 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        for sample in ctx.samples {
+        let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
-                self.sample(ctx, sample, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
+                self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
             run.tally.add(sample, outcome);
             if run.tally.nonfinite.is_some() {
                 break;
@@ -158,35 +151,48 @@ impl RewardFl {
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
     }
 
-    /// Adds the gradient of one sample's loss to the strategy.
-    fn sample(&mut self, ctx: &mut StepContext<'_>, sample: &Sample, run: &mut Running<'_>) -> Result<Outcome> {
+    /// Adds the gradient of one sample's loss to the strategy; the step had the sample `repeats` times before.
+    fn sample(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        repeats: u64,
+        run: &mut Running<'_>,
+    ) -> Result<Outcome> {
         let Running { plan, split, watch, tally } = run;
         watch.begin(Phase::Encode)?;
-        let prepared = self.prepare(ctx, sample)?;
-        let Prepared { conditioning, target } = &*prepared;
-        let noise = ctx.noise.latents(ctx.step, sample.index, &conditioning.latent_shape)?;
+        let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
+        // Nothing is generated for a sample that is left out whatever the model makes of it.
+        if let Prospect::Nothing(reason) = &*prospect
+            && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx)?, reason.clone())?
+        {
+            return Ok(Outcome::Skipped(reason));
+        }
+        let conditioning = self.prepared.conditioning(diffusion(ctx.model)?, sample)?;
+        let noise = ctx.noise.latents(ctx.step, draw_key(sample, repeats), &conditioning.latent_shape)?;
 
         let pass = match split {
             None => Pass::Whole,
             Some(split) => {
-                let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
+                let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
                 Pass::Split { split, kl_alone: update::taken(ctx.model)? }
             }
         };
 
-        let trajectory = rollout(diffusion(ctx.model)?, conditioning, &noise, plan, Grad::Record, watch)?;
+        let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
 
         watch.begin(Phase::Decode)?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
         let video = Video::new(frames, sample.video.fps())?;
         tally.see(&video);
         if ctx.want_videos {
-            tally.videos.push((format!("sample-{:06}", sample.index), video.clone()));
+            let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+            tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
         }
 
         watch.begin(Phase::Score)?;
-        let (score, details, pull_score) = match measure(ctx, sample, &video, target)? {
+        let (score, details, pull_score) = match Measured::of(&video, sample, &prospect, reward(ctx)?, Grad::Record)? {
             Measured::Score { value, details, pullback } => (value, details, pullback),
             Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
@@ -217,41 +223,20 @@ impl RewardFl {
         }
         Ok(Outcome::Scored(scored))
     }
-
-    /// The parts that depend on the sample alone, computed once while the cache has room.
-    fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
-        if let Some(prepared) = self.prepared.get(sample) {
-            return Ok(prepared);
-        }
-        let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-        let prepared = Prepared::new(diffusion(ctx.model)?, reward, sample, self.config.reference)?;
-        Ok(self.prepared.insert(sample, prepared))
-    }
-}
-
-/// Scores a generated video, by the reward's policy where it finds nothing to score.
-fn measure(ctx: &mut StepContext<'_>, sample: &Sample, video: &Video, target: &Target) -> Result<Measured> {
-    let reward = ctx.reward.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-    match reward.score(video, &sample.prompt, target, Grad::Record)? {
-        (Score::Value { value, details }, pullback) => {
-            let pullback = pullback.ok_or_else(|| trajectory::no_pullback(format!("`{}`", reward.name())))?;
-            Ok(Measured::Score { value, details, pullback: Some(pullback) })
-        }
-        (Score::Missing { reason }, _) => match reward.on_missing() {
-            OnMissing::Skip => Ok(Measured::Skipped(reason)),
-            OnMissing::Value(value) => Ok(Measured::Score { value, details: BTreeMap::new(), pullback: None }),
-            OnMissing::Error => {
-                let (sample, reward) = (sample.origin.clone(), reward.name().to_string());
-                Err(AlgorithmError::NothingToScore { sample, reward, reason }.into())
-            }
-        },
-    }
 }
 
 /// Pulls the slope of the loss in the score back to the cotangent of the latents.
 fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)
+}
+
+/// The reward of the step.
+fn reward<'a>(ctx: &'a mut StepContext<'_>) -> Result<&'a mut dyn RewardScorer> {
+    match ctx.reward.as_deref_mut() {
+        Some(reward) => Ok(reward),
+        None => Err(AlgorithmError::NoReward { algorithm: NAME }.into()),
+    }
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

@@ -7,8 +7,12 @@ use roll_core::FlowSchedule;
 pub struct Plan {
     /// Noise levels.
     pub schedule: FlowSchedule,
-    /// The steps with gradient and KL, ascending.
+    /// The steps with gradient, ascending. Where experts take turns, they begin with the first that has trainable
+    /// parameters: what comes before it moves none.
     pub trained: Vec<usize>,
+    /// Those among them that have trainable parameters. The KL is a mean over these: a frozen expert does not diverge
+    /// from itself, and its exact zeros would only make the KL smaller, and with it the pull back to the base model.
+    pub acting: Vec<usize>,
     /// The last step.
     pub last: usize,
     /// The latents of a stop before the last step of the schedule.

@@ -7,38 +7,87 @@ use roll_core::{
 };
 
 use super::Reference;
-use crate::remembered::Bytes;
+use crate::remembered::{Bytes, Remembered};
 
 /// Prompts and pictures are encoded anew when the remembered ones would exceed this: host memory is the decoder's.
-pub(super) const REMEMBERED_BYTES: usize = 256 << 20;
+const CONDITIONING_BYTES: usize = 256 << 20;
+/// The same for targets, which are far smaller.
+const TARGET_BYTES: usize = 64 << 20;
 
-/// Conditioning and target of one sample.
+/// What was prepared for earlier steps.
 pub(super) struct Prepared {
-    pub(super) conditioning: Conditioning,
-    pub(super) target: Target,
+    conditionings: Remembered<Conditioning>,
+    targets: Remembered<Prospect>,
 }
 
-impl Prepared {
-    pub(super) fn new(
-        model: &mut dyn DiffusionModel,
-        reward: &mut dyn RewardScorer,
-        sample: &Sample,
-        reference: Reference,
-    ) -> Result<Self> {
-        let reference = reference_video(sample, reference)?;
-        let target = reward.prepare(&reference).while_doing(|| format!("preparing the reward `{}`", reward.name()))?;
-        Ok(Self { conditioning: conditioning(model, sample)?, target })
+/// What a reward compares a sample's result with.
+pub(super) enum Prospect {
+    /// Its target.
+    Target(Target),
+    /// The reference holds nothing to compare with, and why.
+    Nothing(String),
+}
+
+impl Default for Prepared {
+    fn default() -> Self {
+        Self { conditionings: Remembered::new(CONDITIONING_BYTES), targets: Remembered::new(TARGET_BYTES) }
     }
 }
 
-impl Bytes for Prepared {
+impl Prepared {
+    /// The conditioning of a sample, encoded once while there is room.
+    pub(super) fn conditioning(
+        &mut self,
+        model: &mut dyn DiffusionModel,
+        sample: &Sample,
+    ) -> Result<Arc<Conditioning>> {
+        match self.conditionings.get(sample) {
+            Some(conditioning) => Ok(conditioning),
+            None => Ok(self.conditionings.insert(sample, conditioning(model, sample)?)),
+        }
+    }
+
+    /// What the reward of the training compares a sample with, prepared once while there is room.
+    pub(super) fn target(
+        &mut self,
+        reward: &mut dyn RewardScorer,
+        sample: &Sample,
+        reference: Reference,
+    ) -> Result<Arc<Prospect>> {
+        match self.targets.get(sample) {
+            Some(prospect) => Ok(prospect),
+            None => {
+                let reference = reference_video(sample, reference)?;
+                Ok(self.targets.insert(sample, Prospect::new(reward, &reference)?))
+            }
+        }
+    }
+}
+
+impl Prospect {
+    /// A reference that holds nothing to compare with is no error here: the reward's policy decides.
+    pub(super) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
+        match reward.prepare(reference) {
+            Ok(target) => Ok(Self::Target(target)),
+            Err(error) => match error.missing_reason() {
+                Some(reason) => Ok(Self::Nothing(reason.into())),
+                None => Err(error).while_doing(|| format!("preparing the reward `{}`", reward.name())),
+            },
+        }
+    }
+}
+
+impl Bytes for Prospect {
     fn bytes(&self) -> usize {
-        self.conditioning.bytes() + self.target.tensors.values().map(|t| t.as_bytes().len()).sum::<usize>()
+        match self {
+            Self::Target(target) => target.tensors.values().map(|t| t.as_bytes().len()).sum(),
+            Self::Nothing(reason) => reason.len(),
+        }
     }
 }
 
 /// Prompt and pictures of a sample as the model takes them.
-pub(super) fn conditioning(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Conditioning> {
+fn conditioning(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Conditioning> {
     let [frames, height, width] = sample.video.dims();
     model.encode(&ConditionInput {
         prompt: sample.prompt.clone(),

@@ -20,15 +20,24 @@ type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
 
 /// Trains on the same samples with any number of ranks: rank r has the r-th part of those of each step.
 fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result<Run>> {
+    train_on(ranks, stage, |i| sample(i, prompt(i)), Sines::new)
+}
+
+fn train_on(
+    ranks: usize,
+    stage: u8,
+    sample: impl Fn(u64) -> Sample + Sync,
+    reward: impl Fn() -> Sines + Sync,
+) -> Vec<Result<Run>> {
     ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
-        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
+        let (mut model, mut reward) = (MockDiffusion::new(), reward());
         let mut algorithm = RewardFl::new(RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() });
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut metrics = Vec::new();
         for step in 0..STEPS {
-            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(|i| sample(i, prompt(i))).collect();
+            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(&sample).collect();
             let own = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
             let report = algorithm.step(&mut StepContext {
                 step,
@@ -92,6 +101,33 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped
                 assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn references_without_a_target_are_left_out_alike_on_any_number_of_ranks() {
+    let faceless = || Sines { faceless: vec![0, 5, 10, 11, 16, 17, 18, 19], ..Sines::new() };
+    let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i, "a person"), faceless));
+    let (parameters, metrics) = run(1);
+    let skipped: Vec<f64> = metrics.iter().map(|m| m["actor/skipped"]).collect();
+    assert_eq!(skipped, [1.0, 1.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    for ranks in [2, 4] {
+        let (theirs, their_metrics) = run(ranks);
+        assert_near(&theirs, &parameters);
+        assert!(metrics.iter().zip(&their_metrics).all(|(a, b)| a["actor/skipped"] == b["actor/skipped"]));
+    }
+}
+
+#[test]
+fn a_clip_that_fills_a_step_has_the_same_noises_on_any_number_of_ranks() {
+    let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i / BATCH, "a person"), Sines::new));
+    let (parameters, metrics) = run(1);
+    let alone = agreed(train_on(1, 2, |i| sample(i, "a person"), Sines::new)).1;
+    assert_ne!(metrics[1]["actor/loss"], alone[1]["actor/loss"]);
+    for ranks in [2, 4] {
+        let (theirs, their_metrics) = run(ranks);
+        assert_near(&theirs, &parameters);
+        assert_eq!(their_metrics[0]["actor/loss"], metrics[0]["actor/loss"]);
     }
 }
 

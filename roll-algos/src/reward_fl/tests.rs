@@ -124,9 +124,84 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
     let conditioning = bench.model.encode(&ConditionInput::default()).unwrap();
     let mut seen = FirstFrames(Vec::new());
     rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, Grad::Record, &mut seen).unwrap();
-    let (last, before) = seen.0.split_last().unwrap();
-    assert!(before.iter().all(|frame| frame == &[0.7; 4]));
-    assert_ne!(last, &[0.7; 4]);
+    assert!(seen.0.len() == 8 && seen.0.iter().all(|frame| frame == &[0.7; 4]));
+}
+
+#[test]
+fn training_decodes_the_latents_that_generating_decodes() {
+    for first_frame in [None, Some(Tensor::full([2, 1, 1, 2], 0.7))] {
+        let mut model = MockDiffusion { first_frame, ..MockDiffusion::new() };
+        let plan = RewardFlConfig::default().plan(model.schedule()).unwrap();
+        let conditioning = model.encode(&ConditionInput::default()).unwrap();
+        let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
+        let trained = rollout(&mut model, &conditioning, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap();
+        let generated =
+            crate::sampling::euler(&mut model, &conditioning, &noise, &plan.schedule, Adapter::On, &Silent).unwrap();
+        assert_eq!(trained.latents.f32s().unwrap(), generated.f32s().unwrap());
+    }
+}
+
+const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
+const LOW_NOISE: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
+
+fn two_experts(trained: SigmaRange, config: RewardFlConfig) -> Bench {
+    let mut bench = Bench::new(config);
+    (bench.model.boundary, bench.model.trained) = (Some(0.9), trained);
+    bench
+}
+
+#[test]
+fn an_expert_that_no_trained_step_reaches_is_refused_with_the_step_that_reaches_it() {
+    let told = |trained, config| {
+        let mut bench = two_experts(trained, config);
+        bench.algorithm.check(&mut bench.model, Some(&bench.reward)).map_err(|e| e.to_string())
+    };
+    // The noise levels of the steps: 1.000 .972 .938 .893 .833 .750 .625 .417.
+    let error = told(HIGH_NOISE, RewardFlConfig::default()).unwrap_err();
+    for part in ["`algo.mid_timestep`", "4 to 7", "0.833 to 0.417", "0.900 to 1.000", "at most 2", "trainable_models"] {
+        assert!(error.contains(part), "no {part}: {error}");
+    }
+    let early = RewardFlConfig { mid_timestep: 0, final_timestep: 2, ..RewardFlConfig::default() };
+    let error = told(LOW_NOISE, early).unwrap_err();
+    assert!(error.contains("`algo.final_timestep`") && error.contains("at least 3"), "{error}");
+    told(LOW_NOISE, RewardFlConfig::default()).unwrap();
+    told(HIGH_NOISE, RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() }).unwrap();
+    told(SigmaRange::ALL, RewardFlConfig::default()).unwrap();
+}
+
+#[test]
+fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
+    let mid = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
+    let kl = |bench: &mut Bench| bench.step(&two()).metrics["actor/kl_loss"];
+    // Step 2 belongs to the expert of high noise, steps 3 to 7 to the other.
+    let alone = RewardFlConfig { min_timestep_boundary: 0.9, ..mid(2) };
+    let mut high = two_experts(HIGH_NOISE, mid(2));
+    assert_eq!(kl(&mut high), kl(&mut two_experts(HIGH_NOISE, alone)));
+    high.check_gradient(&two());
+    // Nothing before the first trained parameter has a gradient: neither do steps 0 to 2 of the frozen expert.
+    let (mut low, mut from_3) = (two_experts(LOW_NOISE, mid(0)), two_experts(LOW_NOISE, mid(3)));
+    assert_eq!(kl(&mut low), kl(&mut from_3));
+    assert_eq!(low.strategy.gradient, from_3.strategy.gradient);
+    low.check_gradient(&two());
+}
+
+#[test]
+fn a_clip_that_comes_twice_in_a_step_has_two_noises_and_two_videos() {
+    let gradient = |samples: &[Sample]| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        let report = bench.step(samples);
+        (bench.strategy.gradient, report.videos.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+    };
+    let (alone, name) = gradient(&[sample(0, "a")]);
+    let (twice, names) = gradient(&[sample(0, "a"), sample(0, "a")]);
+    assert_ne!(alone, twice);
+    assert_eq!(name, ["sample-000000"]);
+    assert_eq!(names, ["sample-000000", "sample-000000-2"]);
+    // Among others its first time has the noise that it has alone.
+    let (with_others, names) = gradient(&[sample(1, "a"), sample(0, "a")]);
+    let (other, _) = gradient(&[sample(1, "a")]);
+    assert!(with_others.iter().zip(alone.iter().zip(&other)).all(|(g, (a, b))| (g - (a + b) / 2.0).abs() < 1e-6));
+    assert_eq!(names, ["sample-000001", "sample-000000"]);
 }
 
 #[test]
@@ -213,6 +288,86 @@ fn a_missing_score_follows_its_policy() {
     assert_eq!(report.metrics["actor/score"], -1.0);
     // The KL still pulls.
     assert!(report.metrics["actor/grad_norm"] > 0.0);
+}
+
+#[test]
+fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
+    let faceless = |on_missing| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        (bench.reward.on_missing, bench.reward.faceless) = (on_missing, vec![1]);
+        bench
+    };
+    let mut bench = faceless(OnMissing::Skip);
+    for _ in 0..2 {
+        let report = bench.step(&[sample(0, "a"), sample(1, "a")]);
+        assert_eq!(report.skipped, [("row 1".to_string(), "no face in the reference".to_string())]);
+        assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
+    }
+    // It is found out once, and costs neither an encoding nor a rollout.
+    assert_eq!((bench.reward.prepared.len(), bench.model.encoded), (2, 1));
+    let gradient = bench.strategy.gradient.clone();
+    bench.step(&[sample(0, "a")]);
+    assert_eq!(gradient, bench.strategy.gradient);
+
+    let error = faceless(OnMissing::Error).step_with(&two(), 0.0, &Silent).unwrap_err();
+    let chain = error.chain();
+    assert!(chain.contains("row 1") && chain.contains("no face") && chain.contains("on_missing: skip"), "{chain}");
+
+    let report = faceless(OnMissing::Value(-1.0)).step(&[sample(1, "a")]);
+    assert_eq!((report.metrics["actor/face_score"], report.skipped.len()), (-1.0, 0));
+    // The KL still pulls.
+    assert!(report.metrics["actor/grad_norm"] > 0.0);
+}
+
+#[test]
+fn an_evaluation_follows_the_policy_of_each_reward() {
+    let evaluate = |policies: [OnMissing; 2], faceless: &[u64], prompt: &str| {
+        let mut bench = Bench::new(RewardFlConfig::default());
+        let mut check = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
+        bench.reward.on_missing = policies[0];
+        let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
+            samples: &[sample(0, "a"), sample(1, prompt)],
+            model: &mut bench.model,
+            rewards: vec![&mut bench.reward, &mut check],
+            noise: &Noise::new(11),
+            progress: &Silent,
+        });
+        evaluated.map(|found| found.unwrap().into_iter().map(|e| (e.scores, e.video.is_some())).collect::<Vec<_>>())
+    };
+    let skip = evaluate([OnMissing::Skip; 2], &[1], "a").unwrap();
+    assert!(skip[0].0.iter().all(Option::is_some));
+    assert!(skip[1].0[0].is_some() && skip[1].0[1].is_none() && skip[1].1);
+    let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[1], "a").unwrap();
+    assert_eq!(valued[1].0[1], Some(-1.0));
+    let error = evaluate([OnMissing::Skip, OnMissing::Error], &[1], "a").unwrap_err().chain();
+    assert!(error.contains("row 1") && error.contains("no face in the reference"), "{error}");
+    // The same for a video that shows nothing.
+    let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[], "missing").unwrap();
+    assert_eq!(valued[1].0, [None, Some(-1.0)]);
+    assert!(evaluate([OnMissing::Skip, OnMissing::Error], &[], "missing").is_err());
+}
+
+#[test]
+fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
+    let mut bench = Bench::new(RewardFlConfig::default());
+    bench.step(&two());
+    let mut unseen = sample(0, "c");
+    unseen.origin = "row 0 of another file".into();
+    let mut evaluate = |bench: &mut Bench| {
+        let context = &mut EvaluationContext {
+            samples: &[sample(0, "a"), unseen.clone()],
+            model: &mut bench.model,
+            rewards: vec![&mut bench.reward],
+            noise: &Noise::new(11),
+            progress: &Silent,
+        };
+        bench.algorithm.evaluate(context).unwrap().unwrap()
+    };
+    let first = evaluate(&mut bench);
+    let again = evaluate(&mut bench);
+    bench.step(&two());
+    assert_eq!(bench.model.encoded, 3);
+    assert!(first.iter().zip(&again).all(|(a, b)| (&a.scores, a.kl) == (&b.scores, b.kl)));
 }
 
 #[test]

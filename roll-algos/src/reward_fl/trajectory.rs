@@ -42,7 +42,7 @@ impl Observer for Unobserved {}
 pub struct Trajectory {
     /// What gets decoded, `[C, T, H, W]`.
     pub latents: Tensor,
-    /// Mean of the KL over trained steps.
+    /// Mean of the KL over the steps with trainable parameters.
     pub kl: f64,
     steps: Vec<Step>,
     of: usize,
@@ -59,12 +59,13 @@ struct Step {
 
 struct Trained {
     pullback: Pullback,
-    /// d kl / d velocity, kl being the mean over steps.
-    d_kl: Tensor,
+    /// d kl / d velocity, kl being the mean over steps; `None` where nothing is trained.
+    d_kl: Option<Tensor>,
 }
 
 /// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`.
 ///
+/// The known first frame of TI2V models replaces that of the latents before the first step and after every one.
 /// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
@@ -74,7 +75,7 @@ pub fn rollout(
     grad: Grad,
     observer: &mut dyn Observer,
 ) -> Result<Trajectory> {
-    let Plan { schedule, trained, last, .. } = plan;
+    let Plan { schedule, trained, acting, last, .. } = plan;
     let of = last + 1;
     let mut x = conditioning.with_first_frame(noise)?;
     let mut steps = Vec::new();
@@ -88,26 +89,28 @@ pub fn rollout(
         let (v, pullback) = model.velocity(&x, timestep, conditioning, Adapter::On, grad)?;
         observer.velocity(i, &v);
 
-        let trained = match is_trained {
+        let d_kl = match acting.contains(&i) {
             false => None,
             true => {
                 observer.begin(Phase::Reference { step: i, of })?;
                 let u = reference_velocity(model, &x, timestep, conditioning)?;
                 observer.reference(i, &u);
                 let (kl_i, d_kl_i) = step_kl(&v, &u, schedule.sigma(i))?;
-                let share = 1.0 / trained.len() as f64;
+                let share = 1.0 / acting.len() as f64;
                 kl += kl_i * share;
-                match (grad, pullback) {
-                    (Grad::Skip, _) => None,
-                    (Grad::Record, Some(pullback)) => Some(Trained { pullback, d_kl: scaled(&d_kl_i, share as f32)? }),
-                    (Grad::Record, None) => return Err(no_pullback(format!("the velocity of step {i}")).into()),
-                }
+                Some(scaled(&d_kl_i, share as f32)?)
             }
+        };
+        let trained = match (grad, pullback) {
+            (Grad::Skip, _) => None,
+            (Grad::Record, Some(pullback)) => Some(Trained { pullback, d_kl }),
+            (Grad::Record, None) => return Err(no_pullback(format!("the velocity of step {i}")).into()),
         };
 
         let delta = plan.delta(i);
         x = rounded(axpy(&x, delta, &v)?, plan.latent_dtype)?;
-        let replaced = i < *last && conditioning.first_frame.is_some();
+        // After the last step too, as in generation: what is decoded here is what will be decoded there.
+        let replaced = conditioning.first_frame.is_some();
         if replaced {
             x = conditioning.with_first_frame(&x)?;
         }
@@ -150,7 +153,10 @@ impl Trajectory {
             if let Some(before_last) = before_last.take_if(|_| left == 0) {
                 before_last()?;
             }
-            let d_v = axpy(&scaled(&d_kl_i, d_kl as f32)?, delta, &d_x)?;
+            let d_v = match &d_kl_i {
+                Some(d_kl_i) => axpy(&scaled(d_kl_i, d_kl as f32)?, delta, &d_x)?,
+                None => scaled(&d_x, delta)?,
+            };
             d_x = axpy(&d_x, 1.0, &pullback.pull(&d_v)?)?;
         }
         Ok(())

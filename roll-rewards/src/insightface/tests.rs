@@ -125,7 +125,7 @@ fn only_sampled_frames_are_looked_at() {
 }
 
 #[test]
-fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_the_users_error() {
+fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_no_target() {
     let mut reward = reward(|c| c.on_missing = OnMissing::Value(0.25));
     assert_eq!(reward.on_missing(), OnMissing::Value(0.25));
     let target = reward.prepare(&video(&[bright(1)])).unwrap();
@@ -134,6 +134,7 @@ fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_the_users_er
     assert!(pullback.is_none());
     let error = reward.prepare(&video(&[bright(1), dark()])).unwrap_err();
     assert_eq!(error.fault(), Fault::User);
+    assert!(error.missing_reason().is_some_and(|reason| reason.contains("the first does not count")), "{error}");
     assert!(error.to_string().contains("det_threshold") && error.to_string().contains("the first does not count"));
 }
 

@@ -61,6 +61,14 @@ fn the_python_example_keeps_every_promise() {
 }
 
 #[test]
+fn a_program_says_that_a_reference_shows_nothing_to_compare_with() {
+    let body = format!("{HELLO}\nread()\nanswer({{'target': None, 'reason': 'nobody'}})");
+    let Some(reward) = reward(&body, |_| ()) else { return };
+    let error = reward.unwrap().prepare(&video()).unwrap_err();
+    assert_eq!(error.missing_reason(), Some("nobody"));
+}
+
+#[test]
 fn a_program_that_died_is_started_again_and_asked_again() {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("died").display().to_string();

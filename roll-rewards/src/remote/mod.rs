@@ -5,7 +5,7 @@
 //! | call      | header              | tensors              | answer                                                   |
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
 //! | `hello`   | `version`, `options`|                      | `name`, `differentiable`                                 |
-//! | `prepare` | `fps`               | `frames`             | the target's tensors                                     |
+//! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, when the reference shows nothing to compare with |
 //! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score in the frames |
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
@@ -133,7 +133,10 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let frames = [("frames".to_string(), reference.frames().clone())];
-        let (_, tensors) = self.ask("prepare", json!({ "fps": reference.fps() }), &frames)?;
+        let (answer, tensors) = self.ask("prepare", json!({ "fps": reference.fps() }), &frames)?;
+        if answer.get("target") == Some(&Json::Null) {
+            return Err(Error::nothing_to_score(reason(&answer)));
+        }
         Ok(Target { tensors: tensors.into_iter().collect() })
     }
 
@@ -144,10 +147,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         tensors.extend(target.tensors.iter().map(|(name, tensor)| (format!("target/{name}"), tensor.clone())));
         let (answer, tensors) = self.ask("score", header, &tensors)?;
         match answer.get("score") {
-            Some(Json::Null) => {
-                let reason = answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason");
-                Ok((Score::Missing { reason: reason.into() }, None))
-            }
+            Some(Json::Null) => Ok((Score::Missing { reason: reason(&answer).into() }, None)),
             Some(score) => {
                 let value = score.as_f64().ok_or_else(|| {
                     self.nonsense("score", format!("expected a number or null as `score`, found {score}"))
@@ -165,6 +165,11 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     fn on_missing(&self) -> OnMissing {
         self.on_missing
     }
+}
+
+/// Why there is nothing to score.
+fn reason(answer: &Json) -> &str {
+    answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason")
 }
 
 /// Fails unless `value` is a usable limit of time: beyond a year it is none, and `Duration` has a limit of its own.

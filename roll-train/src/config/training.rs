@@ -32,6 +32,9 @@ pub struct TrainingConfig {
     /// A gradient with a larger global L2 norm is scaled down to this norm. At least 0; 0 turns clipping off.
     /// Default: 1.
     pub max_grad_norm: f64,
+    /// The run stops after this many steps if not one sample of any of them could be trained on, and says why. 0: never.
+    /// Default: 5.
+    pub max_skipped_steps: u64,
 }
 
 impl Default for TrainingConfig {
@@ -48,6 +51,7 @@ impl Default for TrainingConfig {
             betas: optimizer.betas,
             eps: optimizer.eps,
             max_grad_norm: optimizer.max_grad_norm,
+            max_skipped_steps: 5,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::Trainer;
 use crate::checkpoint::step_name;
 use crate::evaluation::{self, Results};
 use crate::progress::{Session, Watch};
-use crate::results::record::{self, Evaluation, Validated};
+use crate::results::record::{self, Evaluation, Skipped, Validated};
 use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
 
@@ -21,10 +21,11 @@ impl Trainer {
             0 => tracing::info!("evaluating {} clips before training", evaluator.clips()),
             step => tracing::info!("evaluating {} clips after step {step}", evaluator.clips()),
         }
-        let first = self.strategy.communicator().rank().0 == 0;
-        let bar = Watch::begin(session, evaluator.clips() as u64, "clips", first, may_stop);
+        let ranks = self.strategy.communicator();
+        let bar = Watch::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
         let reward = self.reward.as_deref_mut();
-        let generated = evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar)?;
+        let generated =
+            evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar, ranks)?;
         bar.finish();
         let Some(generated) = generated else { return Ok(None) };
         let results = evaluation::results(&generated);
@@ -40,6 +41,13 @@ impl Trainer {
             if self.done == 0 {
                 results::save_references(dir, evaluator, &self.labels)?;
             }
+        }
+        if self.record.evaluations.is_empty() {
+            let skipped = evaluator.skipped().iter();
+            let named = skipped.map(|(sample, reason)| (sample.clone(), reason.clone()));
+            let named = named.map(|(sample, reason)| Skipped { step: self.done, sample, reason });
+            self.record.skipped.extend(named);
+            self.record.skipped_samples += evaluator.skipped().len() as u64;
         }
         self.record.evaluations.push(Evaluation { step: self.done, results: results.clone() });
         Ok(Some(results))

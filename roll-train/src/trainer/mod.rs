@@ -1,5 +1,6 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 
+mod idle;
 mod measure;
 mod open;
 mod state;
@@ -119,6 +120,8 @@ impl Trainer {
             journal.tell(self.done, &report)?;
             self.complete(journal, session, bar, report.metrics)?;
             bar.set(self.done);
+            let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
+            idle::check(&self.record, self.done, batch, self.loaded.config.training.max_skipped_steps)?;
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Trainer {
         let communicator = strategy.communicator();
         let noise = config.noise();
         let evaluator = match &dataset {
-            Some(dataset) => Evaluator::open(&loaded, dataset, registry, context)?,
+            Some(dataset) => Evaluator::open(&loaded, dataset, registry, context, communicator)?,
             None => None,
         };
         let data = dataset.map(|dataset| {

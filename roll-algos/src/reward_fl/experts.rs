@@ -1,0 +1,151 @@
+//! Which steps have trainable parameters: two experts take turns on the noise levels, and one of them may be frozen.
+
+use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
+
+use super::config::RewardFlConfig;
+
+/// Whether trainable parameters act at step `i`, decided by the timestep as the model does.
+pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
+    facts.trained.contains(level(schedule, i))
+}
+
+fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
+    Sigma(schedule.timestep(i).0 / 1000.0)
+}
+
+impl RewardFlConfig {
+    /// Fails unless a trained step has trainable parameters. Otherwise gives, for people, what of the configuration has
+    /// no effect.
+    pub(super) fn check_experts(&self, facts: ScheduleFacts) -> Result<Vec<String>> {
+        let plan = self.plan(facts)?;
+        let (schedule, window) = (&plan.schedule, self.window(&plan.schedule));
+        if plan.acting.is_empty() {
+            return Err(self.unreached(schedule, &window, facts.trained));
+        }
+        let mut warnings = Vec::new();
+        let before: Vec<usize> = window.iter().copied().filter(|i| !plan.trained.contains(i)).collect();
+        if !before.is_empty() {
+            warnings.push(format!(
+                "an expert that is not trained works at {}, before every step that is trained: they run without \
+                 gradient, as with `algo.mid_timestep: {}`",
+                steps(schedule, &before),
+                plan.trained[0]
+            ));
+        }
+        let frozen: Vec<usize> = plan.trained.iter().copied().filter(|i| !plan.acting.contains(i)).collect();
+        if !frozen.is_empty() {
+            warnings.push(format!(
+                "an expert that is not trained works at {}: the gradient passes through it, and the KL is the mean \
+                 over the other steps",
+                steps(schedule, &frozen)
+            ));
+        }
+        warnings.extend(idle_expert(schedule, &plan.acting, facts));
+        Ok(warnings)
+    }
+
+    /// No trained step reaches the parameters.
+    fn unreached(&self, schedule: &FlowSchedule, window: &[usize], trained: SigmaRange) -> Error {
+        let reaching: Vec<usize> = (0..schedule.steps()).filter(|i| trained.contains(level(schedule, *i))).collect();
+        let (key, remedy) = match (reaching.first(), reaching.last()) {
+            (Some(_), Some(last)) if *last < self.mid_timestep => ("mid_timestep", format!("set it to at most {last}")),
+            (Some(first), Some(_)) if *first > self.final_timestep => {
+                ("final_timestep", format!("set it to at least {first}"))
+            }
+            (Some(_), Some(_)) => {
+                let words =
+                    format!("include some of {} in it and `algo.max_timestep_boundary`", steps(schedule, &reaching));
+                ("min_timestep_boundary", words)
+            }
+            _ => ("num_inference_steps", "take more steps, until some lie there".into()),
+        };
+        let problem = format!(
+            "nothing would be trained: what is trained is {}, and the parameters under training act at noise levels \
+             {:.3} to {:.3}; {remedy}, or train the other expert (`model.trainable_models`, `model.lora_base_model`)",
+            steps(schedule, window),
+            trained.low.0,
+            trained.high.0
+        );
+        Error::config(format!("algo.{key}"), problem)
+    }
+}
+
+/// Says so where both experts are under training and one of them is never reached.
+fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
+    let boundary = Sigma(facts.boundary?);
+    let is_high = |i: &usize| level(schedule, *i) >= boundary;
+    let both = facts.trained.low < boundary && boundary < facts.trained.high;
+    let (which, remedy) = match acting.iter().filter(|i| is_high(i)).count() {
+        0 if both => {
+            let last = (0..schedule.steps()).take_while(is_high).last()?;
+            ("high-noise expert, which works from", format!("`algo.mid_timestep` of at most {last}"))
+        }
+        n if both && n == acting.len() => {
+            let first = (0..schedule.steps()).find(|i| !is_high(i))?;
+            ("low-noise expert, which works below", format!("`algo.final_timestep` of at least {first}"))
+        }
+        _ => return None,
+    };
+    Some(format!(
+        "both experts are under training, and what is trained is {}: the parameters of the {which} noise level {:.3}, \
+         stay as they are; an {remedy} reaches them",
+        steps(schedule, acting),
+        boundary.0
+    ))
+}
+
+/// "steps 4 to 7 (noise levels 0.833 to 0.417)".
+fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
+    match steps {
+        [] => "no step".into(),
+        [one] => format!("step {one} (noise level {:.3})", level(schedule, *one).0),
+        [first, .., last] => {
+            let [high, low] = [first, last].map(|i| level(schedule, *i).0);
+            format!("steps {first} to {last} (noise levels {high:.3} to {low:.3})")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const LOW: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
+    const HIGH: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
+
+    fn warnings(mid_timestep: usize, final_timestep: usize, trained: SigmaRange) -> Vec<String> {
+        let config = RewardFlConfig { mid_timestep, final_timestep, ..RewardFlConfig::default() };
+        config.check_experts(ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained }).unwrap()
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_once() {
+        assert!(warnings(4, 7, LOW).is_empty() && warnings(2, 7, SigmaRange::ALL).is_empty());
+        let said = |mid, last, trained, parts: &[&str]| {
+            let [warning] = &warnings(mid, last, trained)[..] else { panic!("{:?}", warnings(mid, last, trained)) };
+            assert!(parts.iter().all(|part| warning.contains(part)), "{warning}");
+        };
+        said(1, 7, LOW, &["steps 1 to 2 (noise levels 0.972 to 0.938)", "without gradient", "`algo.mid_timestep: 3`"]);
+        said(2, 7, HIGH, &["steps 3 to 7 (noise levels 0.893 to 0.417)", "the gradient passes through it"]);
+        said(4, 7, SigmaRange::ALL, &["high-noise expert", "0.900", "`algo.mid_timestep` of at most 2"]);
+        said(0, 2, SigmaRange::ALL, &["low-noise expert", "`algo.final_timestep` of at least 3"]);
+    }
+
+    #[test]
+    fn a_step_at_the_boundary_belongs_to_the_high_noise_expert() {
+        // The f32 next to 0.9 is below it; its timestep is 900.
+        let schedule = FlowSchedule::from_timesteps(&[900], 1.0).unwrap();
+        assert!(schedule.sigma(0) < Sigma(0.9));
+        let facts = |trained| ScheduleFacts { shift: 1.0, boundary: Some(0.9), trained };
+        assert!(acts(&schedule, 0, facts(HIGH)) && !acts(&schedule, 0, facts(LOW)));
+    }
+
+    #[test]
+    fn boundaries_that_leave_out_all_that_is_trained_are_named() {
+        let config = RewardFlConfig { mid_timestep: 0, max_timestep_boundary: 0.9, ..RewardFlConfig::default() };
+        let facts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained: HIGH };
+        let told = config.check_experts(facts).unwrap_err().to_string();
+        assert!(told.contains("timestep_boundary") && told.contains("steps 0 to 2"), "{told}");
+    }
+}

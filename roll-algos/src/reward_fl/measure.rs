@@ -1,0 +1,57 @@
+//! The score of a generated video, by the reward's policy where there is nothing to score.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Video};
+
+use super::prepared::Prospect;
+use super::trajectory::no_pullback;
+use crate::AlgorithmError;
+
+/// The score of a video, or the reason why it has none.
+pub(super) enum Measured {
+    /// Without a pullback where none was asked for, or the score is the constant of [`OnMissing::Value`].
+    Score {
+        value: f64,
+        details: BTreeMap<String, f64>,
+        pullback: Option<Pullback>,
+    },
+    Skipped(String),
+}
+
+impl Measured {
+    /// Scores a generated video.
+    pub(super) fn of(
+        video: &Video,
+        sample: &Sample,
+        prospect: &Prospect,
+        reward: &mut dyn RewardScorer,
+        grad: Grad,
+    ) -> Result<Self> {
+        let target = match prospect {
+            Prospect::Target(target) => target,
+            Prospect::Nothing(reason) => return Self::missing(sample, reward, reason.clone()),
+        };
+        match reward.score(video, &sample.prompt, target, grad)? {
+            (Score::Value { value, details }, pullback) => {
+                if grad.is_on() && pullback.is_none() {
+                    return Err(no_pullback(format!("`{}`", reward.name())).into());
+                }
+                Ok(Self::Score { value, details, pullback })
+            }
+            (Score::Missing { reason }, _) => Self::missing(sample, reward, reason),
+        }
+    }
+
+    /// What the reward's policy makes of a sample without anything to score.
+    pub(super) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
+        match reward.on_missing() {
+            OnMissing::Skip => Ok(Self::Skipped(reason)),
+            OnMissing::Value(value) => Ok(Self::Score { value, details: BTreeMap::new(), pullback: None }),
+            OnMissing::Error => {
+                let (sample, reward) = (sample.origin.clone(), reward.name().to_string());
+                Err(AlgorithmError::NothingToScore { sample, reward, reason }.into())
+            }
+        }
+    }
+}
