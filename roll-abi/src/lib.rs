@@ -73,6 +73,8 @@ pub const OK: u32 = 0;
 pub const FAULT_USER: u32 = 1;
 pub const FAULT_FAILURE: u32 = 2;
 pub const FAULT_INTERRUPT: u32 = 3;
+/// Since 2.1. A reference holds nothing to compare with: the fault of one sample, and not of the run.
+pub const FAULT_NOTHING: u32 = 4;
 
 /// The dtype of a tensor that is not there.
 pub const NO_TENSOR: u32 = u32::MAX;

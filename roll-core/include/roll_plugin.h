@@ -35,7 +35,9 @@ extern "C" {
 #define ROLL_FAILED 1u
 
 /* Who can put an error right. */
-enum { ROLL_FAULT_USER = 1, ROLL_FAULT_FAILURE = 2, ROLL_FAULT_INTERRUPT = 3 };
+enum { ROLL_FAULT_USER = 1, ROLL_FAULT_FAILURE = 2, ROLL_FAULT_INTERRUPT = 3,
+       /* Since 2.1. A reference without anything to compare with: the fault of one sample, and not of the run. */
+       ROLL_FAULT_NOTHING = 4 };
 enum { ROLL_F32, ROLL_BF16, ROLL_F16, ROLL_I64, ROLL_I32, ROLL_U8, ROLL_BOOL };
 enum { ROLL_LOG_ERROR = 1, ROLL_LOG_WARN, ROLL_LOG_INFO, ROLL_LOG_DEBUG, ROLL_LOG_TRACE };
 enum { ROLL_KIND_REWARD = 1 };

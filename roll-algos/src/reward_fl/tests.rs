@@ -130,7 +130,8 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
 #[test]
 fn training_decodes_the_latents_that_generating_decodes() {
     for first_frame in [None, Some(Tensor::full([2, 1, 1, 2], 0.7))] {
-        let mut model = MockDiffusion { first_frame, ..MockDiffusion::new() };
+        let mut model = MockDiffusion::new();
+        model.first_frame = first_frame;
         let plan = RewardFlConfig::default().plan(model.schedule()).unwrap();
         let conditioning = model.encode(&ConditionInput::default()).unwrap();
         let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
@@ -353,7 +354,7 @@ fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
     bench.step(&two());
     let mut unseen = sample(0, "c");
     unseen.origin = "row 0 of another file".into();
-    let mut evaluate = |bench: &mut Bench| {
+    let evaluate = |bench: &mut Bench| {
         let context = &mut EvaluationContext {
             samples: &[sample(0, "a"), unseen.clone()],
             model: &mut bench.model,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use roll_abi::{FAULT_FAILURE, FAULT_INTERRUPT, FAULT_USER, OK, RollError, RollObject};
+use roll_abi::{FAULT_FAILURE, FAULT_INTERRUPT, FAULT_NOTHING, FAULT_USER, OK, RollError, RollObject};
 
 use super::error::Chain;
 use super::memory::own_text;
@@ -25,6 +25,7 @@ pub(super) unsafe fn answer<R>(out: *mut R, error: *mut RollError, f: impl FnOnc
         }
         Err(problem) => {
             let fault = match problem.fault() {
+                _ if problem.missing_reason().is_some() => FAULT_NOTHING,
                 Fault::User => FAULT_USER,
                 Fault::Failure => FAULT_FAILURE,
                 Fault::Interrupt => FAULT_INTERRUPT,

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 #[cfg(feature = "host")]
 use std::{path::PathBuf, sync::Arc};
 
-use roll_abi::{FAULT_INTERRUPT, FAULT_USER, Grows, OK, RollError};
+use roll_abi::{CHAIN, FAULT_INTERRUPT, FAULT_NOTHING, FAULT_USER, Grows, OK, RollError};
 
 use super::error::Chain;
 use super::memory::take_text;
@@ -75,6 +75,10 @@ impl Source {
         };
         // SAFETY: P2 and P7.
         let text = unsafe { take_text(error.text) }.unwrap_or_default();
+        if error.fault == FAULT_NOTHING {
+            // Not blamed on the plugin: nothing is wrong with it.
+            return Err(Error::nothing_to_score(text.replace(CHAIN, ": ")));
+        }
         Err(self.blame(call, Error::component(fault, Chain::parse(&text))))
     }
 
@@ -98,5 +102,21 @@ impl Source {
     pub(super) unsafe fn part<Table: Grows>(&self, table: *const c_void) -> Result<Option<Table>> {
         // SAFETY: as the caller promises.
         (!table.is_null()).then(|| unsafe { self.table("make", table) }).transpose()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::served::answer;
+    use super::*;
+
+    #[test]
+    fn a_reference_without_a_target_is_the_fault_of_its_sample_on_both_sides() {
+        let (mut out, mut error) = ((), RollError::default());
+        // SAFETY: P7.
+        let status = unsafe { answer(&mut out, &mut error, || Err::<(), _>(Error::nothing_to_score("no face"))) };
+        let told = Source::Host.outcome("prepare", status, out, error).unwrap_err();
+        assert_eq!(told.missing_reason(), Some("no face"));
     }
 }
