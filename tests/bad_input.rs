@@ -212,6 +212,8 @@ fn refuses_a_clip_without_a_face(networks: &Path, detector: &str, side: usize) {
         format!("reward.reward_model_path={}", networks.display()),
         format!("reward.detector={detector}"),
         format!("reward.det_size={side}"),
+        // By default such a clip is left out.
+        "reward.on_missing=error".to_string(),
     ];
     World::new().refuses(&settings.each_ref().map(String::as_str), &["face", "clip.mp4"]);
 }

@@ -16,8 +16,9 @@ use super::yaml::{Document, Map, parse_value};
 use roll_core::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 7] = [
+pub const RESERVED_VARIABLES: [&str; 8] = [
     "ROLL_FIXTURES",
+    "ROLL_REQUIRE",
     "ROLL_TEST_DATA",
     "ROLL_TEST_GGUF",
     "ROLL_LOG",

@@ -20,7 +20,7 @@ pub(super) fn check(record: &Record, done: u64, batch: u64, limit: u64) -> Resul
     }
     let mut reasons: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     for left_out in record.skipped.iter().filter(|skipped| skipped.step > 0) {
-        reasons.entry(&left_out.reason).or_insert((0, &left_out.sample)).0 += 1;
+        reasons.entry(left_out.reason.as_str()).or_insert((0, left_out.sample.as_str())).0 += 1;
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
     reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
