@@ -2,8 +2,9 @@
 //!
 //! | File | Written by | When |
 //! |---|---|---|
-//! | `config.yaml`, `metrics.jsonl`, `events.out.tfevents.*` | `journal` | from the first step on |
+//! | `config.yaml` | `journal` | after the first step |
 //! | `headlines.json` | [`headlines`], through `journal` | after the first step |
+//! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
 //! | `samples/{reference,before,step-000025,after}/*.mp4` | `clips` | with each evaluation |
@@ -11,8 +12,8 @@
 //! | `comparison.mp4`, `comparison.png` | `comparison` | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!
-//! [`record`] is the part of a checkpoint that results are computed from, `figures` computes them for `summary.json`,
-//! which [`crate::trainer`] writes.
+//! `figures` computes scores before and after training from the [`record`] in a checkpoint, for `metrics.jsonl` and for
+//! `summary.json`, which [`crate::trainer`] writes.
 
 pub mod curves;
 pub mod headlines;
