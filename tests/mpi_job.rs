@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod roll_yaml;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -31,14 +32,8 @@ impl Job {
 
     /// Of any algorithm.
     fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
-        let mut command = Command::new("mpirun");
-        command
-            .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
-            .args(arguments)
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .env("RAYON_NUM_THREADS", "1")
-            .current_dir(self.path("."));
+        let mut command = mpirun(ranks);
+        command.args(arguments).current_dir(self.path("."));
         let base = ["strategy.name=zero", "sample_steps=0", "algo.num_inference_steps=2"];
         for setting in SETTINGS.iter().chain(&base).chain(settings) {
             command.args(["--set", setting]);
@@ -49,6 +44,17 @@ impl Job {
     fn run(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Output {
         self.command(ranks, arguments, settings).output().unwrap()
     }
+}
+
+/// `roll run` on so many ranks.
+fn mpirun(ranks: usize) -> Command {
+    let mut command = Command::new("mpirun");
+    command
+        .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("RAYON_NUM_THREADS", "1");
+    command
 }
 
 fn said(output: &Output) -> String {
@@ -80,6 +86,32 @@ fn four_ranks_train_as_one_and_one_of_them_writes() {
     assert!(difference <= 1e-6 * norm(&mut one.iter().copied()), "{difference}");
     let lines = |run: &str| std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap().lines().count();
     assert_eq!(lines("four"), lines("one"));
+}
+
+#[test]
+fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
+    let world = World::new(0);
+    let here = world.path(".");
+    roll_yaml::write(&here, 8);
+    std::fs::remove_dir_all(world.path("tiny")).unwrap();
+    roll_yaml::demo_world(&here);
+    for ranks in [1, 2] {
+        let mut command = mpirun(ranks);
+        command.current_dir(&here).args(["--config", roll_yaml::FILE, "--steps", "2", "--set", "sample_steps=1"]);
+        let output = command.args(["--out", &format!("on{ranks}")]).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let [one, two] = ["on1", "on2"].map(|run| values(&adapter(&world.path(run), "step-000002")));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut one.iter().zip(&two).map(|(a, b)| a - b));
+    assert!(difference <= 1e-6 * norm(&mut one.iter().copied()), "{difference}");
+    let contents = |run: &str| -> Vec<Vec<u8>> {
+        let mut videos: Vec<_> = roll_yaml::samples(&world.path(run), 1).into_iter().map(|(_, bytes)| bytes).collect();
+        videos.sort();
+        videos
+    };
+    assert_eq!(contents("on1").len(), 8);
+    assert!(contents("on1") == contents("on2"), "samples of the first step");
 }
 
 #[test]
