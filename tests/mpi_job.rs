@@ -97,7 +97,7 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
     roll_yaml::demo_world(&here);
     for ranks in [1, 2] {
         let mut command = mpirun(ranks);
-        command.current_dir(&here).args(["--config", roll_yaml::FILE, "--steps", "2", "--set", "sample_steps=1"]);
+        command.current_dir(&here).args(["--config", roll_yaml::FILE]).args(roll_yaml::DEMO_SETTINGS);
         let output = command.args(["--out", &format!("on{ranks}")]).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
     }

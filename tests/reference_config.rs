@@ -63,7 +63,7 @@ fn rolls_configuration_trains_on_faces_and_its_eight_samples_of_one_clip_differ(
     let here = dir.path();
     roll_yaml::write(here, 8);
     roll_yaml::demo_world(here);
-    let output = roll(here, &["run", "--config", FILE, "--steps", "2", "--set", "sample_steps=1"]);
+    let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
 

@@ -101,6 +101,11 @@ pub fn demo_world(here: &Path) {
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a person looks at the camera\n").unwrap();
 }
 
+/// What the demo's networks and clips add to [`CONFIG`]: the detector takes pictures of its own size alone, and the
+/// model was trained on clips of nine frames.
+pub const DEMO_SETTINGS: [&str; 8] =
+    ["--steps", "2", "--set", "sample_steps=1", "--set", "reward.0.det_size=64", "--set", "data.num_frames=9"];
+
 /// The videos of step `step` of a run, by name.
 pub fn samples(run: &Path, step: u64) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = run.join(format!("samples/step-{step:06}"));
