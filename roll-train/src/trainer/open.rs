@@ -17,6 +17,10 @@ use crate::results::record::Record;
 impl Trainer {
     /// Opens data and networks.
     pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let notes = loaded.without_effect(registry)?;
+        if communicator::current().rank().0 == 0 {
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+        }
         let config = &loaded.config;
         let data_config = config.data.resolved(|path| context.resolve(path));
         let store = data_config.cache_dir.as_deref().map(CacheStore::open).transpose()?;
