@@ -55,7 +55,8 @@ pub fn gguf(bytes: &[u8]) {
         for name in file.names() {
             let _ = file.tensor(name).map(|tensor| tensor.as_bytes().len());
         }
-        let options = CausalLmOptions { model_path: Some(path.into()), lora_rank: 1, ..CausalLmOptions::default() };
+        let options =
+            CausalLmOptions { model_path: Some(path.into()), lora_rank: Some(1), ..CausalLmOptions::default() };
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
         let _ = causal_lm::open(&options, &context);
     });

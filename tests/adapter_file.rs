@@ -27,7 +27,7 @@ fn a_saved_adapter_gives_the_same_velocities() {
             let options = WanOptions {
                 model_paths: Some(files.model_paths.clone()),
                 tokenizer_path: Some(files.tokenizer.clone()),
-                lora_rank: 4,
+                lora_rank: Some(4),
                 lora_alpha: alpha,
                 ..WanOptions::default()
             };

@@ -21,8 +21,8 @@ fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
     let options = WanOptions {
         model_paths: Some(files.model_paths),
         tokenizer_path: Some(files.tokenizer),
-        trainable_models: if kind == TinyKind::Ti2v { "dit" } else { "dit2" }.into(),
-        lora_rank,
+        trainable_models: Some(if kind == TinyKind::Ti2v { "dit" } else { "dit2" }.into()),
+        lora_rank: Some(lora_rank),
         ..WanOptions::default()
     };
     loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None })

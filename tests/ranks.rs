@@ -21,7 +21,7 @@ fn open(directory: &Path, weight_store: Placement, lora_rank: usize) -> Wan {
     let options = WanOptions {
         model_paths: Some(files.model_paths),
         tokenizer_path: Some(files.tokenizer),
-        lora_rank,
+        lora_rank: Some(lora_rank),
         weight_store,
         ..WanOptions::default()
     };

@@ -6,6 +6,7 @@ pub mod agentic_ppo;
 pub mod environments;
 pub mod error;
 pub mod flow_matching;
+mod notes;
 mod ranks;
 mod remembered;
 pub mod reward_fl;

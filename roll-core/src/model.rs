@@ -89,7 +89,8 @@ pub trait Model: Send {
     }
 
     /// What a user takes away from training, as files: name of the file (without directory or extension) and its
-    /// tensors under the names other programs read.
+    /// tensors under the names other programs read. What the header of a file shall say of it is an entry of its own
+    /// ([`header`]).
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;
 
     /// Loads what [`Model::export_adapter`] gave. Fails when a tensor is missing, unexpected or misshapen, and then
@@ -135,7 +136,8 @@ pub mod flat {
         Ok(state)
     }
 
-    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor.
+    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor, and on a value that is
+    /// not finite. A [`super::header`] is passed over.
     pub fn from_state(specs: &[ParameterSpec], state: &StateDict) -> Result<Vec<f32>> {
         let mut values = Vec::with_capacity(specs.iter().map(ParameterSpec::len).sum());
         for spec in specs {
@@ -144,16 +146,85 @@ pub mod flat {
             if tensor.shape() != spec.shape {
                 return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), tensor.shape()));
             }
+            let first = values.len();
             values.extend(tensor.to_f32_vec());
+            if let Some(value) = values[first..].iter().find(|value| !value.is_finite()) {
+                let problem = format!("the tensor `{}` holds {value}; every value must be finite", spec.name);
+                return Err(Error::Unsupported(problem));
+            }
         }
-        if let Some(name) = state.keys().find(|k| !specs.iter().any(|s| &s.name == *k)) {
+        if let Some(name) = state.keys().find(|k| *k != super::header::KEY && !specs.iter().any(|s| &s.name == *k)) {
             return Err(Error::Misuse(format!("the tensor `{name}` is not one of the model's parameters")));
         }
         Ok(values)
     }
 }
 
+/// Words for the header of a file, carried among its tensors: so they come along wherever tensors do, across the
+/// boundary of plugins too. Who writes the file puts them into its header; who reads the tensors alone passes them over.
+pub mod header {
+    use std::collections::BTreeMap;
+
+    use super::StateDict;
+    use crate::{Error, Result, Tensor};
+
+    /// Name of the entry, which no tensor of a safetensors file can have: JSON text, as `u8`.
+    pub const KEY: &str = "__metadata__";
+
+    /// Adds `words` to those of `state`.
+    pub fn put(state: &mut StateDict, words: BTreeMap<String, String>) -> Result<()> {
+        let mut all = take(state)?;
+        all.extend(words);
+        let text = serde_json::to_vec(&all).map_err(Error::failed("the header of a file cannot be written as JSON"))?;
+        let length = text.len();
+        state.insert(KEY.into(), Tensor::new(text, [length])?);
+        Ok(())
+    }
+
+    /// Takes the words out of `state`; none where it has none.
+    pub fn take(state: &mut StateDict) -> Result<BTreeMap<String, String>> {
+        match state.remove(KEY) {
+            Some(text) => read(&text),
+            None => Ok(BTreeMap::new()),
+        }
+    }
+
+    /// The words in `entry`, of the name [`KEY`].
+    pub fn read(entry: &Tensor) -> Result<BTreeMap<String, String>> {
+        serde_json::from_slice(entry.as_bytes())
+            .map_err(|e| Error::Misuse(format!("`{KEY}`: expected texts by name, as JSON: {e}")))
+    }
+}
+
 /// Number of bytes of all tensors.
 pub fn state_bytes(state: &StateDict) -> usize {
     state.values().map(|t: &Tensor| t.as_bytes().len()).sum()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_for_the_header_travel_among_the_tensors_and_are_none_of_them() {
+        let specs = [ParameterSpec { name: "w".into(), shape: vec![2] }];
+        let mut state = flat::to_state(&specs, &[1.0, 2.0]).unwrap();
+        header::put(&mut state, [("a".to_string(), "1".to_string())].into()).unwrap();
+        header::put(&mut state, [("b".to_string(), "2".to_string())].into()).unwrap();
+        assert_eq!(flat::from_state(&specs, &state).unwrap(), [1.0, 2.0]);
+        let words = header::take(&mut state).unwrap();
+        assert_eq!(words.into_iter().map(|(k, v)| k + &v).collect::<Vec<_>>(), ["a1", "b2"]);
+        assert_eq!((header::take(&mut state).unwrap().len(), state.len()), (0, 1));
+    }
+
+    #[test]
+    fn parameters_that_are_not_finite_are_refused_by_name() {
+        let specs = [ParameterSpec { name: "w".into(), shape: vec![2] }];
+        for value in [f32::NAN, f32::INFINITY] {
+            let state = flat::to_state(&specs, &[1.0, value]).unwrap();
+            let error = flat::from_state(&specs, &state).unwrap_err();
+            assert!(error.to_string().contains("`w`") && error.fault() == crate::Fault::User, "{error}");
+        }
+    }
 }

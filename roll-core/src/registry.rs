@@ -96,6 +96,15 @@ impl Registration {
         }
     }
 
+    /// Whether it is part of this program, and not of a library that was loaded.
+    pub fn is_linked(&self) -> bool {
+        match self.factory {
+            #[cfg(feature = "host")]
+            Factory::Loaded(_) => false,
+            _ => true,
+        }
+    }
+
     fn cannot_plan(&self) -> Error {
         let kind = self.factory.kind();
         Error::Unsupported(format!(

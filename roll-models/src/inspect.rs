@@ -1,18 +1,21 @@
 //! What is in a weight file: format, network, convention.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_core::Result;
 
 use crate::lora::{self, LoraFile};
 use crate::wan2_2::components::{Component, heads, recognise};
 use crate::wan2_2::dit::DitConfig;
+use crate::wan2_2::paths::networks;
 use crate::weights::{Checkpoint, WeightsError};
 
 /// What a weight file, or the shards of one, holds.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct About {
+    /// The file, or the first of its shards.
+    pub path: PathBuf,
     /// `safetensors` or `torch checkpoint`.
     pub format: String,
     /// Number of files.
@@ -31,19 +34,30 @@ pub struct About {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Looks into a file, an index of shards, a directory or a glob; reads headers, and the scales of a LoRA.
-pub fn inspect(path: &Path) -> Result<About> {
+/// Looks into a file, an index of shards, a directory or a glob; reads headers, and adapters. Of a directory with a whole
+/// model, or with the adapters of two experts, each network is told apart.
+pub fn inspect(path: &Path) -> Result<Vec<About>> {
     let peft = path.is_dir() && path.join("adapter_config.json").is_file();
-    let checkpoint = match peft {
-        true => Checkpoint::open(path.join("adapter_model.safetensors"))?,
-        false => Checkpoint::open_any(path)?,
-    };
+    if peft {
+        return Ok(vec![about(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);
+    }
+    let networks = if path.is_dir() { networks(path).unwrap_or_default() } else { Vec::new() };
+    match networks.len() {
+        0 | 1 => Ok(vec![about(Checkpoint::open_any(path)?)?]),
+        _ => networks.into_iter().map(about).collect(),
+    }
+}
+
+/// One network or adapter.
+fn about(checkpoint: Checkpoint) -> Result<About> {
+    let place = checkpoint.path().to_path_buf();
     let infos: Vec<_> = checkpoint.keys().filter_map(|key| checkpoint.info(key)).collect();
     let mut dtypes = BTreeMap::new();
     infos.iter().for_each(|info| *dtypes.entry(info.stored.clone()).or_default() += 1);
     let elements = infos.iter().map(|info| info.shape.iter().product::<usize>() as u64).sum();
     let format = checkpoint.shards().first().map_or("nothing", |(file, _)| file.format());
     let mut about = About {
+        path: place.clone(),
         format: format.into(),
         files: checkpoint.paths().count(),
         tensors: checkpoint.len(),
@@ -54,7 +68,7 @@ pub fn inspect(path: &Path) -> Result<About> {
         metadata: checkpoint.metadata(),
     };
     if checkpoint.keys().any(lora::is_lora_key) {
-        match LoraFile::open(if peft { path } else { checkpoint.path() }) {
+        match LoraFile::open(&place) {
             Ok(file) => about.lora(&file),
             // What kind it is can be told of adapters that cannot be used, too.
             Err(e) => {
@@ -92,7 +106,7 @@ impl About {
         };
         self.detail("convention", format!("{}, layers by their {names} names", file.convention));
         for adapter in &file.adapters {
-            if let Some(expert) = adapter.expert {
+            if let Some(expert) = adapter.is_for() {
                 self.detail("expert", expert.to_string());
             }
             let listed = |values: Vec<String>| if values.is_empty() { "none".into() } else { values.join(", ") };
@@ -122,14 +136,7 @@ impl About {
         }
         match DitConfig::from_shapes(&official.shapes(), heads(official)) {
             Ok(c) => {
-                let kind = match (c.in_channels, c.out_channels, c.image_dim) {
-                    (36, 16, None) => "image to video, Wan2.2-A14B",
-                    (36, 16, Some(_)) => "image to video, Wan2.1",
-                    (16, 16, _) => "text to video",
-                    (48, 48, _) => "text and image to video, Wan2.2-TI2V-5B",
-                    _ => "unknown",
-                };
-                self.detail("kind", kind);
+                self.detail("kind", c.kind());
                 self.detail(
                     "blocks",
                     format!("{} of width {}, {} heads, feed-forward {}", c.layers, c.dim, c.heads, c.ffn_dim),

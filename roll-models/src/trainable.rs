@@ -1,5 +1,7 @@
 //! The trained part of a network, and the initial values of adapters.
 
+use std::collections::BTreeMap;
+
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, Noise, ParameterSpec, Purpose, Result};
 
@@ -17,34 +19,84 @@ pub enum Trainable {
         /// Endings of layer names: `q`, `ffn.0`.
         targets: Vec<String>,
     },
+    /// Low-rank adapters on exactly these layers, as an adapter file has them.
+    Layers {
+        /// Rank of each layer's adapter, by the name of the layer.
+        ranks: BTreeMap<String, usize>,
+        /// Factor of the product: `alpha / rank`.
+        scale: f64,
+    },
     /// Every weight.
     Full,
 }
 
-/// Names, shapes and initial values of adapters on those of `weights` whose layer's name ends in one of `targets`: A
-/// uniform in +-1/sqrt(in) as in PEFT, B zero. `examples` names layers for the error about an unknown target.
+impl Trainable {
+    /// `alpha / rank` of adapters; 1 where there are none.
+    pub fn lora_scale(&self) -> f64 {
+        match self {
+            Self::Lora { rank, alpha, .. } => alpha / *rank as f64,
+            Self::Layers { scale, .. } => *scale,
+            Self::Frozen | Self::Full => 1.0,
+        }
+    }
+}
+
+/// Whether a layer's name ends in `target`: all of it, or behind a dot.
+pub(crate) fn is_target(layer: &str, target: &str) -> bool {
+    layer.strip_suffix(target).is_some_and(|head| head.is_empty() || head.ends_with('.'))
+}
+
+/// Fails on a rank above both widths of a layer: a mistake, for which memory may run out before anybody notices.
+fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
+    match shape.iter().max() {
+        Some(most) if rank > *most => {
+            let problem = format!("expected at most {most}, the width of a layer of {shape:?}; found {rank}");
+            Err(Error::config("lora_rank", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names, shapes and initial values of the adapters that `trainable` asks for on `weights`: A uniform in +-1/sqrt(in) as
+/// in PEFT, B zero. `examples` names layers for the error about an unknown target.
 pub fn lora_parameters(
     weights: Vec<(String, Vec<usize>)>,
-    rank: usize,
-    targets: &[String],
+    trainable: &Trainable,
     noise: &Noise,
     examples: &str,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
-    if rank == 0 {
-        return Err(Error::config("lora_rank", "must be at least 1"));
-    }
     let layers: Vec<_> = weights
         .into_iter()
         .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
         .filter(|(_, shape)| shape.len() == 2)
         .collect();
-    let matches = |name: &str, target: &str| name == target || name.ends_with(&format!(".{target}"));
-    if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| matches(name, t))) {
-        let problem = format!("no linear layer is called `{target}`; {examples}");
-        return Err(Error::config("lora_target_modules", problem));
-    }
+    let rank_of: Box<dyn Fn(&str) -> Option<usize> + '_> = match trainable {
+        Trainable::Lora { rank, targets, .. } => {
+            if *rank == 0 {
+                return Err(Error::config("lora_rank", "must be at least 1"));
+            }
+            if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| is_target(name, t))) {
+                let problem = format!("no linear layer is called `{target}`; {examples}");
+                return Err(Error::config("lora_target_modules", problem));
+            }
+            Box::new(|name: &str| targets.iter().any(|target| is_target(name, target)).then_some(*rank))
+        }
+        Trainable::Layers { ranks, .. } => {
+            if let Some(layer) = ranks.keys().find(|layer| !layers.iter().any(|(name, _)| &name == layer)) {
+                let problem =
+                    format!("the adapter has the layer `{layer}`, and the model none of that name; {examples}");
+                return Err(Error::config("lora_checkpoint", problem));
+            }
+            Box::new(|name: &str| ranks.get(name).copied())
+        }
+        Trainable::Frozen | Trainable::Full => Box::new(|_: &str| None),
+    };
     let (mut specs, mut values) = (Vec::new(), Vec::new());
-    for (name, shape) in layers.iter().filter(|(name, _)| targets.iter().any(|t| matches(name, t))) {
+    for (name, shape) in &layers {
+        let Some(rank) = rank_of(name) else { continue };
+        if let Trainable::Lora { .. } = trainable {
+            check_rank(rank, shape)?;
+        }
         let (out, input) = (shape[0], shape[1]);
         let bound = 1.0 / (input as f32).sqrt();
         let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);

@@ -31,7 +31,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let references: Vec<Reference> = serde_json::from_slice(&std::fs::read(case.dir.join("reference.json"))?)?;
     let context = BuildContext { backend: case.setting.backend.into(), seed: 0, base_dir: ".".into(), placement: None };
     let options =
-        CausalLmOptions { model_path: file(), lora_target_modules: String::new(), ..CausalLmOptions::default() };
+        CausalLmOptions { model_path: file(), lora_target_modules: Some(String::new()), ..CausalLmOptions::default() };
     let mut model = open(&options, &context)?;
     let mut report = Report::default();
     for Reference { prompt, ids, top, greedy_ids } in references {

@@ -14,6 +14,7 @@ pub mod grid;
 pub mod kl;
 pub mod loss;
 pub mod metrics;
+mod notes;
 mod prepare;
 mod report;
 pub mod rewards;

@@ -106,6 +106,11 @@ impl RewardFlConfig {
                 return key(name, format!("must be finite, found {value}"));
             }
         }
+        if self.kl_weight < 0.0 {
+            let problem =
+                format!("must be at least 0, found {}: it would drive the model away from its base", self.kl_weight);
+            return key("kl_weight", problem);
+        }
         if !(self.reward_std.is_finite() && self.reward_std > 0.0) {
             return key("reward_std", format!("must be above 0, found {}", self.reward_std));
         }

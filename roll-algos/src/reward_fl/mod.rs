@@ -13,6 +13,7 @@ pub mod trajectory;
 mod evaluation;
 mod experts;
 mod measure;
+mod notes;
 mod prepared;
 #[cfg(test)]
 mod ranks_tests;

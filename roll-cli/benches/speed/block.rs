@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use roll_backends::{NdTensor, Parameters, Resident, Segment, Tape, to_device, vjp};
 use roll_core::{Noise, StateDict};
-use roll_models::wan2_2::dit::{Block, DitConfig, Grid, Pass, lora_parameters, rotary_tables};
+use roll_models::wan2_2::dit::{Block, DitConfig, Grid, Pass, Trainable, lora_parameters, rotary_tables};
 
 use super::{Failure, normal};
 
@@ -42,7 +42,8 @@ impl Fixture {
             }
         }
         let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from);
-        let (specs, values) = lora_parameters(&CONFIG, 32, &targets, &Noise::new(0))?;
+        let (specs, values) =
+            lora_parameters(&CONFIG, &Trainable::Lora { rank: 32, alpha: 32.0, targets }, &Noise::new(0))?;
         let parameters = Parameters::new(specs, values, device);
         let grid = Grid::new(&[16, 1, 64, 64], CONFIG.patch)?;
         let (cos, sin) = rotary_tables(&grid, CONFIG.head_dim())?;

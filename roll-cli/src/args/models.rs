@@ -12,23 +12,30 @@ pub struct Generate {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// What the video shows.
-    #[arg(long)]
-    pub prompt: String,
+    #[arg(long, required_unless_present = "prompts")]
+    pub prompt: Option<String>,
+    /// Text file of prompts, one on each line: a video of each, from the same noise; the outputs are numbered.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub prompts: Option<PathBuf>,
     /// First frame; resized and cropped to the video's size.
     #[arg(long, value_name = "FILE")]
     pub image: Option<PathBuf>,
-    /// Adapter file (safetensors) to load; the base model alone unless given.
-    #[arg(long, value_name = "FILE")]
-    pub adapter: Option<PathBuf>,
-    /// Frames.
-    #[arg(long, default_value_t = 81)]
-    pub frames: usize,
-    /// Height in pixels.
-    #[arg(long, default_value_t = 480)]
-    pub height: usize,
-    /// Width in pixels.
-    #[arg(long, default_value_t = 832)]
-    pub width: usize,
+    /// Last frame, likewise.
+    #[arg(long, value_name = "FILE", requires = "image")]
+    pub end_image: Option<PathBuf>,
+    /// Adapter to load, of any convention: a file, a checkpoint or run directory, `HIGH,LOW` for both experts. FILE=0.8
+    /// is its strength; several are added up. The base model alone unless given.
+    #[arg(long, value_name = "ADAPTER")]
+    pub adapter: Vec<String>,
+    /// Frames; as `data.num_frames` unless given, 81 where that is not set.
+    #[arg(long, value_name = "N")]
+    pub frames: Option<usize>,
+    /// Height in pixels; as `data.height` unless given, 480 where that is not set.
+    #[arg(long, value_name = "N")]
+    pub height: Option<usize>,
+    /// Width in pixels; as `data.width` unless given, 832 where that is not set.
+    #[arg(long, value_name = "N")]
+    pub width: Option<usize>,
     /// Denoising steps.
     #[arg(long, default_value_t = 8)]
     pub steps: usize,
@@ -36,8 +43,8 @@ pub struct Generate {
     #[arg(long, default_value_t = 16.0)]
     pub fps: f64,
     /// Key of the starting noise.
-    #[arg(long, default_value_t = 0)]
-    pub noise: u64,
+    #[arg(long, alias = "noise", default_value_t = 0)]
+    pub seed: u64,
     /// File to write: .mp4 or .gif, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
@@ -59,9 +66,10 @@ pub struct Ask {
     /// The prompt as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
-    /// Adapter file, or weights of a full training, to load.
-    #[arg(long, value_name = "FILE")]
-    pub adapter: Option<PathBuf>,
+    /// Adapter to load, of any convention, or the weights of a full training: a file, a checkpoint or run directory.
+    /// FILE=0.8 is its strength; several are added up.
+    #[arg(long, value_name = "ADAPTER")]
+    pub adapter: Vec<String>,
     /// 0 takes the likeliest token each time.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f64,

@@ -15,6 +15,9 @@ pub struct InitTiny {
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Write into a directory that holds something, over files of the same names.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll init-experts`.
@@ -46,6 +49,9 @@ pub struct InitExperts {
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Write into a directory that holds something, over files of the same names.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll export-expert`.
@@ -56,12 +62,15 @@ pub struct ExportExpert {
     /// Directory of the expert that the training started from, with its config.json.
     #[arg(long, value_name = "DIR")]
     pub base: PathBuf,
-    /// Directory to write to; may be the base itself.
+    /// Directory to write to; may be the base itself, with --force.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// How the weights are stored.
     #[arg(long, value_enum, default_value_t = StoredDType::F32)]
     pub dtype: StoredDType,
+    /// Write into a directory that holds something; the transformer in it is replaced, all of its shards.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll merge-lora`.

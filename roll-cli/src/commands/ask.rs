@@ -1,11 +1,11 @@
 //! `roll ask`: a language model's answer.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use roll_core::{Error, Message, Result, Sampling};
 use roll_train::config::ConfigLayers;
 
+use super::adapters::open_model;
 use crate::args::Ask;
 use crate::configuration::{Configuration, build_context};
 
@@ -17,20 +17,18 @@ pub fn ask(args: Ask) -> Result<()> {
     let path = args.model_path.as_ref().map(|path| ("model.model_path", path.clone(), "--model-path"));
     let configuration = Configuration::read(&args.config, path.as_slice())?;
     let registry = configuration.registry()?;
-    let lowest = match &args.adapter {
+    let lowest = match args.adapter.is_empty() {
         // The adapter says which layers it is on.
-        Some(_) => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
-        None => ConfigLayers::new().text("roll ask", LOWEST)?,
+        false => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
+        true => ConfigLayers::new().text("roll ask", LOWEST)?,
     };
     let loaded = configuration.over(lowest)?.load(&registry)?;
     let context = build_context(&loaded);
     let name = &loaded.config.model.name;
-    let mut model = registry.model(name, &loaded.config.model.options, &context)?;
-    if let Some(path) = &args.adapter {
-        let file = roll_models::weights::Checkpoint::open(path)?.all()?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        model.import_adapter(&BTreeMap::from([(name, file)]))?;
+    if loaded.config.model.options.get("model_path").is_some_and(serde_json::Value::is_null) {
+        tracing::info!("no model is named: the small one of the demo answers, which knows nothing but its game");
     }
+    let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let model =
         model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is no language model")))?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();

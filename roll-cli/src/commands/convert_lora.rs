@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::Result;
-use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, write_lora};
+use roll_core::{Error, Result};
+use roll_models::lora::{Convention, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
 use roll_models::weights::Checkpoint;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
@@ -12,6 +12,7 @@ use crate::args::{ConventionName, ConvertLora, LayerNames};
 pub fn convert_lora(args: ConvertLora) -> Result<()> {
     let mut file = LoraFile::open(&args.lora)?;
     let metadata = std::mem::take(&mut file.metadata);
+    let file_path = file.path.clone();
     let convention = match args.to {
         ConventionName::Peft => Convention::Peft,
         ConventionName::Diffsynth => Convention::DiffSynth,
@@ -43,10 +44,23 @@ pub fn convert_lora(args: ConvertLora) -> Result<()> {
             Some(expert) => with_suffix(&args.out, &expert.to_string()),
             None => args.out.clone(),
         };
+        refuse_input(&file_path, &out)?;
         let written = write_lora(lora, WriteOptions { convention, names }, &metadata, &out)?;
         println!("{}: {} layers, {from} to {convention}", written.display(), lora.layers.len());
+        if convention == Convention::Peft {
+            println!("{}: what PEFT reads beside it", written.with_file_name(PEFT_CONFIG).display());
+        }
     }
     Ok(())
+}
+
+/// Fails when the output is the input: what was read while it was written would be lost.
+fn refuse_input(input: &Path, out: &Path) -> Result<()> {
+    let same = matches!((input.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    match same {
+        true => Err(Error::bad_file(out, "is the LoRA itself: write to another file")),
+        false => Ok(()),
+    }
 }
 
 /// `lora.safetensors` as `lora_low_noise.safetensors`.

@@ -1,58 +1,158 @@
 //! `roll generate`: a video from a prompt and an image.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_algos::sampling;
-use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, ResultExt, Video};
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, FlowSchedule, Grad, Result, ResultExt, Video,
+};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
+use roll_train::config::{DataConfig, Loaded};
 use roll_train::progress::Bar;
 
+use super::adapters::open_model;
 use crate::args::Generate;
 use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
-/// Generates and writes it.
+/// Size of a video where neither the arguments nor the configuration say it, `[height, width]`.
+const SIZE: [usize; 2] = [480, 832];
+
+/// Generates and writes it, or one for each prompt of a file.
 pub fn generate(args: Generate) -> Result<()> {
+    let prompts = prompts(&args)?;
+    let outputs = outputs(&args.output, args.prompts.is_some(), prompts.len());
+    check(&args, &outputs)?;
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
-    let loaded = configuration.or_demo()?.load(&registry)?;
+    let mut loaded = configuration.or_demo()?.load(&registry)?;
     let context = build_context(&loaded);
-    let size = [args.height, args.width];
-    let image = args.image.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
-    let mut model = registry.model(&loaded.config.model.name, &loaded.config.model.options, &context)?;
-    if let Some(path) = &args.adapter {
-        let file = roll_models::lora::open_adapter(path)?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        model.import_adapter(&BTreeMap::from([(name, file)]))?;
+    let (frames, size) = size(&args, &loaded.config.data);
+    let picture = |path: &Option<PathBuf>| path.as_ref().map(|p| read_image(p, Sizing::Exact(size))).transpose();
+    let (image, end_image) = (picture(&args.image)?, picture(&args.end_image)?);
+    if end_image.is_some() {
+        ask_for_end_image(&mut loaded);
     }
+    tracing::info!("{frames} frames of {}x{}", size[1], size[0]);
+    let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    let input = ConditionInput { prompt: args.prompt, image, end_image: None, frames: args.frames, size };
-    let conditioning = diffusion.encode(&input)?;
-    if args.steps == 0 {
-        return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
-    }
     let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift).in_section("model")?;
-    let noise = loaded.config.noise().latents(0, args.noise, &conditioning.latent_shape)?;
-    let adapter = if args.adapter.is_some() { Adapter::On } else { Adapter::Off };
-    let bar = TerminalBar::new(args.steps as u64, "steps");
-    let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
-    bar.finish();
-    let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
-    write(&args.output, &Video::new(frames, args.fps)?)?;
-    println!("{}", args.output.display());
+    let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
+    for (prompt, output) in prompts.into_iter().zip(&outputs) {
+        let bar = TerminalBar::new(args.steps as u64, "steps");
+        Bar::phase(&bar, "encoding");
+        let input = ConditionInput { prompt, image: image.clone(), end_image: end_image.clone(), frames, size };
+        let conditioning = encode(diffusion, &input)?;
+        let noise = loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?;
+        let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
+        Bar::phase(&bar, "decoding");
+        let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
+        bar.finish();
+        write(output, &Video::new(frames, args.fps)?)?;
+        println!("{}", output.display());
+    }
     Ok(())
 }
 
-fn write(path: &Path, video: &Video) -> Result<()> {
+/// What the videos show: the lines of the file, or the one prompt.
+fn prompts(args: &Generate) -> Result<Vec<String>> {
+    let Some(path) = &args.prompts else { return Ok(args.prompt.iter().cloned().collect()) };
+    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|line| !line.is_empty());
+    let prompts: Vec<String> = lines.map(Into::into).collect();
+    match prompts.is_empty() {
+        true => Err(Error::bad_file(path, "expected a prompt on each line, found none")),
+        false => Ok(prompts),
+    }
+}
+
+/// Where the videos go: of a file of prompts `out-001.mp4`, `out-002.mp4`, ...
+fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
+    if !numbered {
+        return vec![output.into()];
+    }
+    let stem = output.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = output.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
+    (1..=count).map(|n| output.with_file_name(format!("{stem}-{n:03}{extension}"))).collect()
+}
+
+/// Fails on what would fail after the work.
+fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
+    if args.steps == 0 {
+        return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
+    }
+    if !(args.fps.is_finite() && args.fps > 0.0) {
+        return Err(Error::Unsupported(format!("--fps: expected a number above 0, found {}", args.fps)));
+    }
+    let Some(first) = outputs.first() else { return Ok(()) };
+    format(first)?;
+    let parent = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !parent.is_dir() {
+        return Err(Error::Unsupported(format!("--output: {} is no directory; make it first", parent.display())));
+    }
+    if let Some(directory) = outputs.iter().find(|path| path.extension().is_some() && path.is_dir()) {
+        return Err(Error::Unsupported(format!("--output: {} is a directory", directory.display())));
+    }
+    // Permission is known by trying alone.
+    let trial = roll_core::files::temporary_beside(first);
+    std::fs::File::create(&trial).map_err(Error::file("write into the directory of", first))?;
+    std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
+}
+
+/// Frames and size: the arguments', else those of the configuration's data, which the model was trained for.
+fn size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
+    let height = args.height.or(data.height).unwrap_or(SIZE[0]);
+    let width = args.width.or(data.width).unwrap_or(SIZE[1]);
+    (args.frames.unwrap_or(data.num_frames), [height, width])
+}
+
+/// Lets a model that has the option take the last frame.
+fn ask_for_end_image(loaded: &mut Loaded) {
+    if let Some(inputs) = loaded.config.model.options.get_mut("extra_inputs") {
+        *inputs = "input_image,end_image".into();
+    }
+}
+
+/// Encodes prompt and pictures. Fails when the model takes no notice of a picture.
+fn encode(model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<Conditioning> {
+    let conditioning = model.encode(input)?;
+    let Conditioning { channels, image_tokens, first_frame, .. } = &conditioning;
+    let unused = |argument: &str, problem: &str| Err(Error::Unsupported(format!("{argument}: {problem}")));
+    match (&input.image, &input.end_image) {
+        (Some(_), _) if channels.is_none() && image_tokens.is_none() && first_frame.is_none() => {
+            unused("--image", "this model makes videos from text alone; leave the picture out")
+        }
+        (_, Some(_)) if channels.is_none() => {
+            unused("--end-image", "this model takes no last frame; leave the picture out")
+        }
+        _ => Ok(conditioning),
+    }
+}
+
+/// What a video is written as.
+enum Format {
+    Mp4,
+    Gif,
+    Pictures,
+}
+
+fn format(path: &Path) -> Result<Format> {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("mp4") => write_mp4(path, video),
-        Some("gif") => write_gif(path, video),
+        Some("mp4") => Ok(Format::Mp4),
+        Some("gif") => Ok(Format::Gif),
         Some(other) => Err(Error::Unsupported(format!(
             "--output: videos of type .{other} are not written; use .mp4, .gif, or a directory"
         ))),
-        None => write_pngs(path, video).map(drop),
+        None => Ok(Format::Pictures),
+    }
+}
+
+fn write(path: &Path, video: &Video) -> Result<()> {
+    match format(path)? {
+        Format::Mp4 => write_mp4(path, video),
+        Format::Gif => write_gif(path, video),
+        Format::Pictures => write_pngs(path, video).map(drop),
     }
 }

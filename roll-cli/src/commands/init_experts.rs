@@ -8,7 +8,10 @@ use crate::args::InitExperts;
 
 /// Writes them and says what is there.
 pub fn init_experts(args: InitExperts) -> Result<()> {
-    let InitExperts { dir, kind: of_kind, dim, heads, ffn_dim, layers, text_dim, text_len, seed } = args;
+    let InitExperts { dir, kind: of_kind, dim, heads, ffn_dim, layers, text_dim, text_len, seed, force } = args;
+    if !force {
+        init::refuse_full(&dir)?;
+    }
     let sizes = Sizes { dim, heads, ffn_dim, layers, text_dim, text_len, ..Sizes::default() };
     let paths = init::init_experts(&dir, kind(of_kind), &sizes, seed)?;
     println!("model.model_paths     {}", paths.display());

@@ -13,10 +13,18 @@ const SHOWN: usize = 100;
 pub fn print(args: Inspect) -> Result<()> {
     let about = inspect(&args.file)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&about);
+        let text = match about.as_slice() {
+            [one] => serde_json::to_string_pretty(one),
+            several => serde_json::to_string_pretty(several),
+        };
         println!("{}", text.map_err(Error::failed("the summary cannot be written as JSON"))?);
     } else {
-        show(&about);
+        for one in &about {
+            if about.len() > 1 {
+                println!("{}", one.path.display());
+            }
+            show(one);
+        }
     }
     if args.keys {
         let checkpoint = Checkpoint::open_any(&args.file)?;

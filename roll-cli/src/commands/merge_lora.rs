@@ -1,5 +1,7 @@
 //! `roll merge-lora`: a base with a LoRA in it.
 
+use std::path::{Path, PathBuf};
+
 use roll_core::{Error, Result};
 use roll_models::lora::{self, LoraFile, MergeOptions};
 use roll_models::weights::Checkpoint;
@@ -37,5 +39,36 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         println!("not in the base, left out: {}", merged.missing.join(", "));
     }
     merged.files.iter().for_each(|file| println!("{}", file.display()));
+    if args.out.is_dir() {
+        let from = base.path().parent().unwrap_or(Path::new(""));
+        companions(from, &args.out)?.iter().for_each(|file| println!("{}", file.display()));
+    }
     Ok(())
+}
+
+/// What a language model is read with, beside its weights and its `config.json`.
+const COMPANIONS: [&str; 10] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Copies those in `from` into the new directory `to`.
+fn companions(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
+    let mut copied = Vec::new();
+    for name in COMPANIONS {
+        let (source, target) = (from.join(name), to.join(name));
+        if source.is_file() {
+            std::fs::copy(&source, &target).map_err(Error::file("copy", &source))?;
+            copied.push(target);
+        }
+    }
+    Ok(copied)
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod adapters;
 mod ask;
 mod bench;
 mod config;

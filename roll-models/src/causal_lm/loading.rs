@@ -1,23 +1,27 @@
 //! From options to a model: where it comes from, what is trained, on which device.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::Memory;
+use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Model, Noise, Options, Registration, Result, ResultExt};
+use roll_core::{
+    BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Registration, Result, ResultExt, Said,
+};
 use serde::{Deserialize, Serialize};
 
+use super::config::LmConfig;
 use super::model::CausalLm;
 use super::network::Network;
 use super::parts::Parts;
 use super::source;
 use crate::comma_list::{self, split};
 use crate::hub::Hub;
+use crate::lora::{AdapterSources, Asked, Start};
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
-use crate::weights::{Checkpoint, stored_dtype};
+use crate::weights::stored_dtype;
 
 /// Options of the model `causal_lm`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,15 +32,17 @@ pub struct CausalLmOptions {
     /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
     /// `null`: the small model that is built in.
     pub model_path: Option<PathBuf>,
-    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas.
-    #[serde(deserialize_with = "comma_list::required")]
-    pub lora_target_modules: String,
-    /// Rank of the LoRA; 0 trains every weight instead.
-    pub lora_rank: usize,
-    /// LoRA scale numerator; the rank unless given.
+    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. As in
+    /// `lora_checkpoint` unless given; without it all linear layers of the blocks.
+    #[serde(deserialize_with = "comma_list::optional")]
+    pub lora_target_modules: Option<String>,
+    /// Rank of the LoRA; 0 trains every weight instead. As in `lora_checkpoint` unless given; without it 32.
+    pub lora_rank: Option<usize>,
+    /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
     pub lora_alpha: Option<f64>,
-    /// LoRA file to start from.
-    pub lora_checkpoint: Option<PathBuf>,
+    /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
+    /// of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
+    pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
@@ -54,8 +60,8 @@ impl Default for CausalLmOptions {
     fn default() -> Self {
         Self {
             model_path: None,
-            lora_target_modules: "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj".into(),
-            lora_rank: 32,
+            lora_target_modules: None,
+            lora_rank: None,
             lora_alpha: None,
             lora_checkpoint: None,
             use_gradient_checkpointing: true,
@@ -70,12 +76,12 @@ impl Default for CausalLmOptions {
 impl CausalLmOptions {
     /// What is trained.
     fn trainable(&self) -> Trainable {
-        match self.lora_rank {
+        match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
             rank => Trainable::Lora {
                 rank,
                 alpha: self.lora_alpha.unwrap_or(rank as f64),
-                targets: split(&self.lora_target_modules),
+                targets: split(self.lora_target_modules.as_deref().unwrap_or(TARGETS)),
             },
         }
     }
@@ -87,6 +93,28 @@ impl CausalLmOptions {
             (false, false) => Memory::Hold,
         }
     }
+}
+
+/// Rank of a LoRA that is not started from a file.
+const RANK: usize = 32;
+/// Its layers.
+const TARGETS: &str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj";
+
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Model, name: "causal_lm", notes }
+}
+
+fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    if said.value("model.lora_rank").and_then(|rank| rank.as_u64()) == Some(0) {
+        let keys = ["model.lora_alpha", "model.lora_target_modules"];
+        notes.extend(said.idle(&keys, "with `model.lora_rank: 0` every weight is trained"));
+    }
+    if said.is_on("model.use_gradient_checkpointing_offload") {
+        let because = "`model.use_gradient_checkpointing_offload: true` recomputes all the same";
+        notes.extend(said.idle(&["model.use_gradient_checkpointing"], because));
+    }
+    Ok(notes)
 }
 
 roll_core::inventory::submit! {
@@ -126,14 +154,30 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         .while_doing(reading)?
         .with_memory(options.memory())
         .with_products(options.compute_dtype.of(dtype, &device)?);
-    network.train(&options.trainable(), &Noise::new(context.seed), &state).in_section("model")?;
-    let mut model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
-    if let Some(path) = &options.lora_checkpoint {
-        let path = context.resolve(path);
-        let files = BTreeMap::from([(model.adapter_file().to_string(), Checkpoint::open(&path)?.all()?)]);
-        model.import_adapter(&files).while_doing(|| format!("reading {}", path.display()))?;
+    let start = start(options, context, network.config())?;
+    let trainable = start.as_ref().map_or_else(|| options.trainable(), Start::trainable);
+    network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
+    if let (Some(start), Some(parameters)) = (&start, network.parameters()) {
+        let values = flat::from_state(parameters.specs(), start.parameters());
+        parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
-    Ok(model)
+    CausalLm::new(network, tokenizer, template).while_doing(reading)
+}
+
+/// What `lora_checkpoint` holds.
+fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
+    let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
+    let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
+    if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.by_name_alone) {
+        let problem = "is an adapter for one of two experts: a language model has none";
+        return Err(Error::bad_file(&adapter.path, problem));
+    }
+    let weights = config.weights();
+    let layers = weights.iter().filter(|(name, shape)| name.starts_with("model.layers.") && shape.len() == 2);
+    let layers: Vec<String> = layers.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.into())).collect();
+    let targets = options.lora_target_modules.as_deref().map(split);
+    let asked = Asked { rank: options.lora_rank, alpha: options.lora_alpha, targets: targets.as_deref() };
+    Start::new(adapters, asked, &layers).in_section("model").map(Some)
 }
 
 #[cfg(test)]

@@ -110,7 +110,10 @@ impl Model for CausalLm {
         let mut values = vec![0.0; self.parameter_count()];
         parameters.read(&mut values)?;
         let state = flat::to_state(&self.specs, &values)?;
-        let state = if self.is_lora() { adapter::to_file(state) } else { state };
+        let state = match self.is_lora() {
+            true => adapter::to_file(state, &self.specs, self.network.lora_scale())?,
+            false => state,
+        };
         Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
     }
 

@@ -59,16 +59,15 @@ impl Network {
                 self.parameters = None;
                 return Ok(());
             }
-            Trainable::Lora { rank, alpha, targets } => {
+            Trainable::Lora { .. } | Trainable::Layers { .. } => {
                 let (specs, values) = lora_parameters(
                     // The output layer and the embedding are no layers of a block: adapters there would not be read.
                     self.config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
-                    *rank,
-                    targets,
+                    trainable,
                     noise,
                     "layers of a block: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
                 )?;
-                self.lora_scale = alpha / *rank as f64;
+                self.lora_scale = trainable.lora_scale();
                 (specs, values)
             }
             Trainable::Full => {

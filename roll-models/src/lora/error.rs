@@ -24,7 +24,7 @@ pub enum LoraError {
     /// A key that no convention has.
     #[error(
         "{}: `{key}` is no tensor of a LoRA: expected a name that ends in .lora_A.weight, .lora_B.weight, \
-         .lora_down.weight, .lora_up.weight, .alpha, .diff or .diff_b", path.display()
+         .lora_down.weight, .lora_up.weight, .alpha, .diff, .diff_b or .diff_m", path.display()
     )]
     UnknownKey {
         /// The file.
@@ -159,13 +159,19 @@ pub enum LoraError {
         path: PathBuf,
     },
     /// The adapter of this expert is not there.
-    #[error("{}: holds no adapter for the expert {expert}", path.display())]
+    #[error("{}: holds no adapter for the expert {expert}{}", path.display(), of_other(.found))]
     NoExpert {
         /// The file.
         path: PathBuf,
         /// Which.
         expert: super::Expert,
+        /// The expert that it is for.
+        found: Option<super::Expert>,
     },
+}
+
+fn of_other(found: &Option<super::Expert>) -> String {
+    found.map(|expert| format!("; it is for {expert}")).unwrap_or_default()
 }
 
 impl From<LoraError> for Error {

@@ -18,6 +18,7 @@ pub(super) enum Part {
     Alpha,
     Difference,
     DifferenceOfBias,
+    DifferenceOfModulation,
     /// `B` before its scale was multiplied into it; see the module's documentation.
     UnscaledUp,
 }
@@ -31,6 +32,7 @@ impl Part {
             Self::Alpha => "alpha",
             Self::Difference => "difference",
             Self::DifferenceOfBias => "difference of the bias",
+            Self::DifferenceOfModulation => "difference of the modulation",
             Self::UnscaledUp => "unscaled matrix B",
         }
     }
@@ -133,6 +135,7 @@ fn split(rest: &str) -> Option<(&str, Part, Option<&str>)> {
         (".alpha", Part::Alpha),
         (".diff", Part::Difference),
         (".diff_b", Part::DifferenceOfBias),
+        (".diff_m", Part::DifferenceOfModulation),
     ];
     suffixes.iter().find_map(|(suffix, part)| Some((rest.strip_suffix(suffix)?, *part, None)))
 }

@@ -17,6 +17,11 @@ pub(super) fn official(layer: &str) -> String {
     renamed(layer, Direction::ToOfficial)
 }
 
+/// The official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`), likewise.
+pub(super) fn parameter(key: &str) -> String {
+    names::dit(key, Direction::ToOfficial).unwrap_or_else(|| key.to_string())
+}
+
 /// The name of a layer in diffusers; an unknown layer keeps its name.
 pub(super) fn diffusers(layer: &str) -> String {
     renamed(layer, Direction::FromOfficial)
@@ -34,7 +39,9 @@ pub(super) fn flat(layer: &str) -> String {
 
 /// The official name of a layer of Wan from its name with underscores. `None` when Wan has no such layer.
 pub(super) fn unflatten(flat_name: &str) -> Option<String> {
-    names::dit_layers().find_map(|(official, other)| {
+    // What has a modulation, which files change as a whole.
+    let modulated = [("blocks.#", "blocks.#"), ("head", "head")];
+    names::dit_layers().chain(modulated).find_map(|(official, other)| {
         [official, other].into_iter().find_map(|pattern| {
             let number = match_flat(pattern, flat_name)?;
             Some(official.replacen('#', number, 1))

@@ -9,7 +9,7 @@ use roll_core::{DType, Tensor};
 use crate::weights::{Change, Checkpoint, Outputs, rewrite};
 
 use super::error::{LoraError, some};
-use super::layer_names::{flat, official};
+use super::layer_names::{flat, official, parameter};
 use super::{Layer, Lora};
 
 /// How a LoRA is merged.
@@ -59,8 +59,22 @@ pub fn merge_lora(
         true => Outputs::one_file(base, out),
         false => Outputs::like(base, out),
     };
-    let files = rewrite(base, &outputs, options.dtype, &mut deltas, &base.metadata(), progress)?;
+    let mut metadata = base.metadata();
+    if is_file {
+        metadata.extend(said_beside(base));
+    }
+    let files = rewrite(base, &outputs, options.dtype, &mut deltas, &metadata, progress)?;
     Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
+}
+
+/// What the `config.json` beside the base says and its weights do not: a file alone says it in its header.
+fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
+    let config = base.config_json().unwrap_or_default();
+    let named = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
+    named
+        .iter()
+        .filter_map(|(ours, theirs)| Some((ours.to_string(), config.get(*theirs)?.as_u64()?.to_string())))
+        .collect()
 }
 
 /// What is added to each tensor of the base.
@@ -106,7 +120,7 @@ impl Deltas {
             let bare = WRAPPERS.iter().find_map(|w| key.strip_prefix(w)).unwrap_or(key);
             let (layer, end) = match bare.rsplit_once('.') {
                 Some((layer, end @ ("weight" | "bias"))) => (official(layer), Some(end)),
-                _ => (bare.to_string(), None),
+                _ => (parameter(bare), None),
             };
             let name = end.map_or_else(|| flat(&layer), |end| format!("{}_{end}", flat(&layer)));
             by_name.insert(name, key);
@@ -134,7 +148,9 @@ impl Deltas {
         }
         for (name, difference) in &lora.differences {
             let whole = by_name.get(&flat(name)).copied();
-            for (end, tensor) in [("weight", &difference.weight), ("bias", &difference.bias)] {
+            let parts =
+                [("weight", &difference.weight), ("bias", &difference.bias), ("modulation", &difference.modulation)];
+            for (end, tensor) in parts {
                 let Some(tensor) = tensor else { continue };
                 total += 1;
                 match find(name, end).or(whole.filter(|_| end == "weight")) {

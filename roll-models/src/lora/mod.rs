@@ -15,12 +15,15 @@
 //! gets it multiplied into `B`; where that cannot be undone exactly the file keeps the unscaled `B` too, under a name
 //! that other readers skip.
 
+pub mod about;
 mod error;
 mod keys;
 mod layer_names;
 mod merge;
 mod peft;
 mod read;
+mod sources;
+mod start;
 mod write;
 
 #[cfg(test)]
@@ -30,6 +33,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use roll_core::model::header;
 use roll_core::{StateDict, Tensor};
 
 use crate::weights::Checkpoint;
@@ -38,7 +42,10 @@ pub use error::LoraError;
 pub use keys::is_lora_key;
 pub use layer_names::Names;
 pub use merge::{MergeOptions, Merged, merge_lora};
+pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
+pub use sources::{AdapterSources, Opened, OpenedAdapter};
+pub use start::{Asked, Start};
 pub use write::{WriteOptions, Written, write_lora};
 
 /// How a program names the tensors of a LoRA.
@@ -93,6 +100,20 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     }
 }
 
+/// The text of the `adapter_config.json` that PEFT needs beside a file of these tensors; `None` when their names are not
+/// PEFT's.
+pub fn peft_config(tensors: &StateDict) -> roll_core::Result<Option<String>> {
+    if !tensors.keys().any(|key| key.starts_with("base_model.model.") && is_lora_key(key)) {
+        return Ok(None);
+    }
+    let mut tensors = tensors.clone();
+    let words = header::take(&mut tensors)?;
+    let lora = LoraFile::read(Path::new("the adapter"), &tensors, words, None)?.one(None)?;
+    let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
+    let config = Written::new(&lora, options, &BTreeMap::new())?.adapter_config;
+    Ok(config.map(|config| format!("{config:#}\n")))
+}
+
 /// Which of Wan2.2's two transformers an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Expert {
@@ -144,13 +165,17 @@ pub struct Difference {
     pub weight: Option<Tensor>,
     /// Of the bias (`.diff_b`).
     pub bias: Option<Tensor>,
+    /// Of the parameter `modulation` of a block or of the head (`.diff_m`).
+    pub modulation: Option<Tensor>,
 }
 
 /// The adapter of one transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Lora {
-    /// The transformer, when the file says which.
+    /// The transformer, when the names of the tensors say which.
     pub expert: Option<Expert>,
+    /// The transformer that the header says it was trained for ([`about`]).
+    pub trained_for: Option<Expert>,
     /// Low-rank layers by the name of the layer.
     pub layers: BTreeMap<String, Layer>,
     /// Whole differences by the name of the layer.
@@ -178,6 +203,29 @@ impl Lora {
             }
             false
         });
+    }
+
+    /// The transformer it is for, where the file says so.
+    pub fn is_for(&self) -> Option<Expert> {
+        self.expert.or(self.trained_for)
+    }
+
+    /// Fails on a value that is not finite, naming its layer. `path` is for the message.
+    pub fn check_finite(&self, path: &Path) -> Result<(), LoraError> {
+        let layers = self.layers.iter().flat_map(|(name, layer)| {
+            let parts = [("matrix A", Some(&layer.down)), ("matrix B", Some(&layer.up)), ("bias", layer.bias.as_ref())];
+            parts.map(|(what, tensor)| (what, name, tensor))
+        });
+        let differences = self.differences.iter().flat_map(|(name, of)| {
+            let parts = [&of.weight, &of.bias, &of.modulation];
+            parts.map(|tensor| ("difference", name, tensor.as_ref()))
+        });
+        for (what, name, tensor) in layers.chain(differences) {
+            if tensor.is_some_and(|tensor| tensor.to_f32_vec().iter().any(|value| !value.is_finite())) {
+                return Err(LoraError::NotFinite { path: path.into(), what, name: name.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// The ranks that occur, ascending.

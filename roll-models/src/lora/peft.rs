@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::error::LoraError;
 
 /// File name of the configuration beside a PEFT adapter.
-pub(super) const CONFIG_FILE: &str = "adapter_config.json";
+pub const CONFIG_FILE: &str = "adapter_config.json";
 /// File name of the weights that PEFT looks for in a directory.
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// Key of the header under which diffusers keeps the configuration.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::weights::{Checkpoint, WeightsError};
 
+use super::about;
 use super::error::{LoraError, some};
 use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
@@ -83,7 +84,13 @@ impl LoraFile {
             adapters.insert(Some(Expert::High), first);
         }
         let adapters = adapters.into_iter().map(|(expert, raw)| raw.finish(path, expert, &header, beside.as_ref()));
-        let adapters = adapters.collect::<Result<_, _>>()?;
+        let mut adapters = adapters.collect::<Result<Vec<Lora>, LoraError>>()?;
+        if let [only] = adapters.as_mut_slice() {
+            only.trained_for = about::expert(path, &metadata)?;
+        }
+        for adapter in &adapters {
+            adapter.check_finite(path)?;
+        }
         Ok(Self { path: path.into(), convention, names, adapters, metadata })
     }
 
@@ -93,11 +100,15 @@ impl LoraFile {
             (2.., None) => Err(LoraError::TwoExperts { path: self.path }),
             (2.., Some(expert)) => {
                 let at = self.adapters.iter().position(|a| a.expert == Some(expert));
-                at.map(|at| self.adapters.swap_remove(at)).ok_or(LoraError::NoExpert { path: self.path, expert })
+                at.map(|at| self.adapters.swap_remove(at)).ok_or(LoraError::NoExpert {
+                    path: self.path,
+                    expert,
+                    found: None,
+                })
             }
             _ => match (self.adapters.pop(), expert) {
-                (Some(lora), Some(expert)) if lora.expert.is_some_and(|own| own != expert) => {
-                    Err(LoraError::NoExpert { path: self.path, expert })
+                (Some(lora), Some(expert)) if lora.is_for().is_some_and(|own| own != expert) => {
+                    Err(LoraError::NoExpert { path: self.path, expert, found: lora.is_for() })
                 }
                 (Some(lora), _) => Ok(lora),
                 (None, _) => Err(LoraError::NoLora { path: self.path, found: "no tensors".into() }),
@@ -236,8 +247,9 @@ impl Raw {
         for (name, mut raw) in self.layers {
             let weight = raw.take(Part::Difference);
             let bias = raw.take(Part::DifferenceOfBias);
-            if weight.is_some() || bias.is_some() {
-                lora.differences.insert(name.clone(), Difference { weight, bias });
+            let modulation = raw.take(Part::DifferenceOfModulation);
+            if weight.is_some() || bias.is_some() || modulation.is_some() {
+                lora.differences.insert(name.clone(), Difference { weight, bias, modulation });
             }
             if raw.parts.is_empty() {
                 continue;

@@ -307,7 +307,10 @@ fn whole_differences_and_biases_are_merged_too() {
     let weight = matrix(6, 8, 4);
     lora.layers.retain(|name, _| name == "blocks.0.self_attn.q");
     lora.layers.values_mut().for_each(|layer| layer.bias = Some(bias.clone()));
-    lora.differences.insert("head.head".into(), Difference { weight: Some(weight.clone()), bias: Some(bias.clone()) });
+    lora.differences.insert(
+        "head.head".into(),
+        Difference { weight: Some(weight.clone()), bias: Some(bias.clone()), modulation: None },
+    );
     let state = merged(&base, &lora, &MergeOptions::default());
     let before = base.all().unwrap();
     let check = |key: &str, added: &Tensor, scale: f32| {

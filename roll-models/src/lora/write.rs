@@ -59,7 +59,8 @@ impl Written {
         }
         for (name, difference) in &lora.differences {
             let stem = stem(name, convention, names, lora.expert);
-            let parts = [(".diff", &difference.weight), (".diff_b", &difference.bias)];
+            let parts =
+                [(".diff", &difference.weight), (".diff_b", &difference.bias), (".diff_m", &difference.modulation)];
             for (suffix, tensor) in parts {
                 if let Some(tensor) = tensor {
                     written.state.insert(format!("{stem}{suffix}"), tensor.clone());
@@ -198,7 +199,7 @@ fn check_places(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
         |what, layer: &str, instead| Err(LoraError::NoPlace { convention, what, layer: layer.into(), instead });
     match (lora.differences.keys().next(), lora.layers.iter().find(|(_, layer)| layer.bias.is_some())) {
         (Some(layer), _) if !has_differences => {
-            no_place("differences of whole parameters (.diff, .diff_b)", layer, "ComfyUI or kohya")
+            no_place("differences of whole parameters (.diff, .diff_b, .diff_m)", layer, "ComfyUI or kohya")
         }
         (_, Some((layer, _))) if has_differences => no_place("a scaled bias (lora_B.bias)", layer, "PEFT or diffusers"),
         (_, Some((layer, of))) if convention == Convention::DiffSynth && of.scale() != 1.0 => {

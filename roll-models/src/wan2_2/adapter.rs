@@ -1,8 +1,8 @@
 //! Adapter files: the names under which other programs read a LoRA.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
+use roll_core::model::header;
 use roll_core::{Error, Result, StateDict, Tensor};
 
 use crate::lora::{Expert, LoraFile};
@@ -27,9 +27,10 @@ pub fn to_file(parameters: StateDict, scale: f64) -> Result<StateDict> {
 /// The reverse, from any convention; of a file with adapters for both transformers, `expert`'s. `name` is the file's,
 /// for messages. Fails when the file asks for another scale than `scale`, or has more than low-rank layers.
 pub fn from_file(name: &str, file: &StateDict, expert: Expert, scale: f64) -> Result<StateDict> {
-    let file = LoraFile::read(Path::new(name), file, BTreeMap::new(), None)?;
-    let wanted = (file.adapters.len() > 1).then_some(expert);
-    let lora = file.one(wanted)?;
+    let mut tensors = file.clone();
+    let words = header::take(&mut tensors)?;
+    let file = LoraFile::read(Path::new(name), &tensors, words, None)?;
+    let lora = file.one(Some(expert))?;
     if let Some(layer) = lora.differences.keys().next() {
         return Err(Error::Unsupported(format!(
             "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \

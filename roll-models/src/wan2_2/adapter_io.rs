@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::model::flat;
+use roll_core::model::{flat, header};
 use roll_core::{Error, ParameterSpec, Result, StateDict};
 
-use crate::lora;
+use crate::lora::{self, about};
 
 use super::adapter;
 use super::expert::Expert;
+use super::starts::Base;
 
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
@@ -45,9 +46,28 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
             true => adapter::to_file(state, expert.dit.lora_scale())?,
             false => state,
         };
+        let mut state = state;
+        header::put(&mut state, about_expert(expert, experts.len() > 1))?;
         files.insert(file_name(experts, expert), state);
     }
     Ok(files)
+}
+
+/// What the header of the expert's file says.
+fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
+    let mut words = match expert.lora {
+        true => {
+            let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
+            let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
+            about::layers(ranks, expert.dit.lora_scale())
+        }
+        false => BTreeMap::from([(about::FORMAT.0.to_string(), about::FORMAT.1.to_string())]),
+    };
+    if of_two {
+        words.insert(about::EXPERT.into(), which(expert).to_string());
+    }
+    words.extend(expert.base.iter().flat_map(Base::words));
+    words
 }
 
 /// Loads what [`export`] gave, all of it or nothing.

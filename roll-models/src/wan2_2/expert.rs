@@ -3,6 +3,7 @@
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 
 use super::dit::Dit;
+use super::starts::Base;
 
 /// A transformer and what is trained of it.
 pub(super) struct Expert {
@@ -11,13 +12,15 @@ pub(super) struct Expert {
     pub(super) dit: Dit,
     /// Whether the trained parameters are those of adapters.
     pub(super) lora: bool,
+    /// What it is, where that is known.
+    pub(super) base: Option<Base>,
 }
 
 impl Expert {
     /// The expert `name`; what is trained of `dit` is chosen already.
     pub(super) fn new(name: &'static str, dit: Dit) -> Self {
         let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
-        Self { name, dit, lora }
+        Self { name, dit, lora, base: None }
     }
 
     /// Its trainable parameters, named after it.

@@ -25,16 +25,53 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     let said = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
     let count = said.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));
-    DitConfig::from_shapes(&checkpoint.shapes(), count)
+    let config = DitConfig::from_shapes(&checkpoint.shapes(), count)
         .map_err(|e| Error::bad_file(&source, format!("expected every weight of a transformer: {e}")))?;
+    fits(&said, &config).map_err(|problem| {
+        let base = config_file.display();
+        Error::bad_file(&source, format!("is not of the base that {base} describes: {problem}"))
+    })?;
     let stored: Result<StateDict> =
         checkpoint.all()?.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(dtype)?))).collect();
     make_directory(out)?;
+    let shards = old_shards(out)?;
     let file = out.join(format!("{EXPERT_FILE}.safetensors"));
     save(&file, &stored?)?;
+    // Beside the whole file they would be a second transformer.
+    for shard in shards {
+        std::fs::remove_file(&shard).map_err(Error::file("remove", &shard))?;
+    }
     let copy = out.join("config.json");
     std::fs::write(&copy, config_json).map_err(Error::file("write", &copy))?;
     Ok(file)
+}
+
+/// Fails, in words, when weights have other sizes than a `config.json` says.
+fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
+    let sizes = [
+        (["dim", ""], config.dim),
+        (["ffn_dim", "ffn_dim"], config.ffn_dim),
+        (["num_layers", "num_layers"], config.layers),
+        (["in_dim", "in_channels"], config.in_channels),
+        (["out_dim", "out_channels"], config.out_channels),
+    ];
+    for (names, found) in sizes {
+        let named = names.iter().find_map(|name| Some((name, said.get(name)?.as_u64()?)));
+        if let Some((name, expected)) = named.filter(|(_, expected)| *expected != found as u64) {
+            return Err(format!("expected `{name}` {expected}, found {found}"));
+        }
+    }
+    Ok(())
+}
+
+/// Shards of a transformer in `directory`, and their index, which one whole file takes the place of.
+fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
+    let place = glob::Pattern::escape(&directory.to_string_lossy());
+    let mut shards = Vec::new();
+    for pattern in ["-*-of-*.safetensors", ".safetensors.index.json"] {
+        shards.extend(expand_glob(&format!("{place}/{EXPERT_FILE}{pattern}")).unwrap_or_default());
+    }
+    Ok(shards)
 }
 
 /// The transformer of a checkpoint directory.

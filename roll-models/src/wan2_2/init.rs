@@ -150,8 +150,30 @@ pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -
     format!("{value:#}\n")
 }
 
+/// Makes the directory, and those above it.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).map_err(Error::file("create the directory", path))
+    // Without a `.` at the end, which has no directory above it that could be made.
+    let path: PathBuf = path.components().collect();
+    std::fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))
+}
+
+/// Fails when `directory` holds something, so that nothing of a user's is replaced.
+pub fn refuse_full(directory: &Path) -> Result<()> {
+    let entry = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        listing => listing.map_err(Error::file("list", directory))?.next(),
+    };
+    match entry {
+        None => Ok(()),
+        Some(entry) => {
+            let entry = entry.map_err(Error::file("list", directory))?;
+            let problem = format!(
+                "expected a new or empty directory, found `{}` in it; --force replaces files of the same names",
+                entry.file_name().to_string_lossy()
+            );
+            Err(Error::bad_file(directory, problem))
+        }
+    }
 }
 
 pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {

@@ -1,11 +1,11 @@
 //! From options to a model: which files, what is trained, on which device.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::{Memory, Sharded};
+use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt, StateDict,
@@ -13,7 +13,7 @@ use roll_core::{
 };
 
 use crate::hub::Hub;
-use crate::lora;
+use crate::lora::{OpenedAdapter, Start};
 use crate::weights::{Checkpoint, Streamed};
 
 use super::clip::Clip;
@@ -22,6 +22,7 @@ use super::dit::{Dit, DitConfig, Trainable};
 use super::model::{Parts, Settings, Sources, TextEncoder, Wan};
 use super::options::{Placement, WanOptions};
 use super::paths::ComponentFiles;
+use super::starts::{self, Base};
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, Tiling, Vae};
@@ -56,15 +57,27 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
              `roll init-tiny DIR` writes a small checkpoint to try things with",
         ));
     }
+    options.check()?;
     let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env()).in_section("model")?;
     let present: Vec<&str> = if files.dit2.is_some() { vec!["dit", "dit2"] } else { vec!["dit"] };
-    let trained = options.trained_experts(&present)?;
-    let dit = open_dit("dit", &files.dit, options, &trained, context.seed, &device)?;
-    let dit2 = match &files.dit2 {
-        Some(file) => Some(open_dit("dit2", file, options, &trained, context.seed, &device)?),
-        None => None,
+    let adapters = match &options.lora_checkpoint {
+        Some(sources) => sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?,
+        None => Vec::new(),
     };
-    let reading = |file: &Checkpoint| format!("reading {}", file.path().display());
+    let mut starts = starts::assign(adapters, options, &present)?;
+    let trained = options.trained_experts(&present, &starts.keys().copied().collect::<Vec<_>>())?;
+    let mut bases = Vec::new();
+    let mut open_expert = |name: &'static str, file: &Checkpoint| -> Result<Dit> {
+        let mut dit = open_dit(file, options, &device)?;
+        let base = Base::of(file, dit.config()).while_doing(|| reading(file))?;
+        let own = starts.remove(name).unwrap_or_default();
+        own.iter().for_each(|adapter| base.compare(adapter));
+        bases.push(base);
+        train(&mut dit, name, file, options, &trained, own, context.seed)?;
+        Ok(dit)
+    };
+    let dit = open_expert("dit", &files.dit)?;
+    let dit2 = files.dit2.as_ref().map(|file| open_expert("dit2", file)).transpose()?;
     let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?;
     let text = match &files.text_encoder {
         Some(file) => Some(open_text(file, &files, options, context, &device)?),
@@ -104,26 +117,19 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
             settings.chunking.tiling,
         ),
     };
-    let mut model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings)
+    let model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings)
         .with_sources(sources)
+        .with_bases(bases)
         .placed(options.weight_store.chosen());
-    if let Some(path) = &options.lora_checkpoint {
-        let path = context.resolve(path);
-        let name = model.adapter_files().into_iter().next().unwrap_or_default();
-        let file = lora::open_adapter(&path)?;
-        model.import_adapter(&BTreeMap::from([(name, file)])).while_doing(|| format!("reading {}", path.display()))?;
-    }
     Ok(model)
 }
 
-fn open_dit(
-    name: &'static str,
-    file: &Checkpoint,
-    options: &WanOptions,
-    trained: &[String],
-    seed: u64,
-    device: &Device,
-) -> Result<Dit> {
+fn reading(file: &Checkpoint) -> String {
+    format!("reading {}", file.path().display())
+}
+
+/// A transformer of which nothing is trained yet.
+fn open_dit(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<Dit> {
     let stored = match file.info("head.head.weight").and_then(|info| info.dtype) {
         Some(roll_core::DType::Bf16) => DType::BF16,
         _ => DType::F32,
@@ -136,7 +142,7 @@ fn open_dit(
         (false, false) => Memory::Hold,
     };
     let opened = || -> Result<Dit> {
-        let mut dit = match options.weight_store {
+        let dit = match options.weight_store {
             Placement::Auto | Placement::Resident => Dit::new(&file.all()?, heads, dtype, device)?,
             Placement::Streamed => {
                 let store = Streamed::new(file.clone(), device).with_dtype(dtype).reading_ahead();
@@ -153,14 +159,42 @@ fn open_dit(
         }
         .with_memory(memory)
         .with_products(options.compute_dtype.of(dtype, device)?);
-        // The two experts start from different adapters: their names are part of the draws' key.
-        let noise = Noise::new(seed ^ u64::from(name == "dit2"));
-        let trainable = options.trainable(trained, name);
-        let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
-        dit.train(&trainable, &noise, &base)?;
         Ok(dit)
     };
-    opened().in_section("model").while_doing(|| format!("reading {}", file.path().display()))
+    opened().in_section("model").while_doing(|| reading(file))
+}
+
+/// Chooses what is trained of `dit`: what `adapters` hold, from their values on, or what the options say.
+fn train(
+    dit: &mut Dit,
+    name: &str,
+    file: &Checkpoint,
+    options: &WanOptions,
+    trained: &[String],
+    adapters: Vec<OpenedAdapter>,
+    seed: u64,
+) -> Result<()> {
+    let weights = dit.config().weights();
+    let layers =
+        weights.iter().filter(|(_, shape)| shape.len() == 2).filter_map(|(key, _)| key.strip_suffix(".weight"));
+    let layers: Vec<String> = layers.map(Into::into).collect();
+    let targets = options.lora_target_modules.as_ref().map(|_| options.lora_targets());
+    let start = match adapters.is_empty() {
+        true => None,
+        false => Some(Start::new(adapters, options.asked(targets.as_deref()), &layers).in_section("model")?),
+    };
+    let trainable = start.as_ref().map_or_else(|| options.trainable(trained, name), Start::trainable);
+    // The two experts start from different adapters: their names are part of the draws' key.
+    let noise = Noise::new(seed ^ u64::from(name == "dit2"));
+    let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
+    dit.train(&trainable, &noise, &base).in_section("model")?;
+    match (start, dit.parameters()) {
+        (Some(start), Some(parameters)) => {
+            let values = flat::from_state(parameters.specs(), start.parameters());
+            parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)
+        }
+        _ => Ok(()),
+    }
 }
 
 fn open_text(
@@ -224,7 +258,7 @@ mod tests {
         let mut options = WanOptions {
             model_paths: Some(files.model_paths),
             tokenizer_path: Some(files.tokenizer),
-            lora_rank: 2,
+            lora_rank: Some(2),
             ..WanOptions::default()
         };
         spoil(&mut options);
@@ -234,7 +268,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_key_with_its_section() {
-        let targets = refused(|o| o.lora_target_modules = "nosuch".into());
+        let targets = refused(|o| o.lora_target_modules = Some("nosuch".into()));
         assert!(targets.contains("`model.lora_target_modules`"), "{targets}");
         let heads = refused(|o| o.num_heads = Some(7));
         assert!(heads.contains("`model.num_heads`"), "{heads}");

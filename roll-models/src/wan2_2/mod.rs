@@ -19,6 +19,7 @@ mod parameters;
 pub mod paths;
 pub mod plan;
 mod resize;
+mod starts;
 mod text;
 pub mod tokenizer;
 pub mod umt5;
@@ -26,3 +27,4 @@ pub mod vae;
 
 pub use model::{Parts, Settings, TextEncoder, Wan};
 pub use options::{Placement, WanOptions};
+pub use starts::Base;

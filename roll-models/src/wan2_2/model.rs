@@ -15,6 +15,7 @@ use super::clip::Clip;
 use super::conditioning;
 use super::dit::Dit;
 use super::expert::{Expert, trained_levels};
+use super::starts::Base;
 use super::tokenizer::Tokenizer;
 use super::umt5::Umt5;
 use super::vae::{Chunking, Vae};
@@ -126,6 +127,12 @@ impl Wan {
     /// Says where the frozen weights of the experts are.
     pub fn placed(self, placement: WeightPlacement) -> Self {
         Self { placement: Some(placement), ..self }
+    }
+
+    /// Says what the experts are, for the headers of adapters; in the order of the experts.
+    pub fn with_bases(mut self, bases: Vec<Base>) -> Self {
+        self.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
+        self
     }
 
     /// Adds the files and settings that encodings depend on, so that they can be cached.

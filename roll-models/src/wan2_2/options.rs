@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use roll_core::{Error, Result, WeightPlacement};
+use roll_core::registry::parse_options;
+use roll_core::{Error, Kind, OptionNotes, Result, Said, WeightPlacement};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::comma_list::{self, split};
+use crate::lora::{AdapterSources, Asked};
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
 
@@ -22,21 +25,25 @@ pub struct WanOptions {
     /// Directory of the UMT5 `tokenizer.json`.
     pub tokenizer_path: Option<PathBuf>,
     /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
-    /// one of YAML, or a text with commas.
-    #[serde(deserialize_with = "comma_list::required")]
-    pub trainable_models: String,
+    /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
+    #[serde(deserialize_with = "comma_list::optional")]
+    pub trainable_models: Option<String>,
     /// List of the experts that carry the LoRA; those of `trainable_models` unless given.
     #[serde(deserialize_with = "comma_list::optional")]
     pub lora_base_model: Option<String>,
-    /// List of the layers that carry the LoRA, by the end of their name.
-    #[serde(deserialize_with = "comma_list::required")]
-    pub lora_target_modules: String,
-    /// Rank of the LoRA; 0 trains every weight of the experts instead.
-    pub lora_rank: usize,
-    /// LoRA scale numerator; the rank unless given.
+    /// List of the layers that carry the LoRA, by the end of their name. As in `lora_checkpoint` unless given; without it
+    /// `q,k,v,o,ffn.0,ffn.2`.
+    #[serde(deserialize_with = "comma_list::optional")]
+    pub lora_target_modules: Option<String>,
+    /// Rank of the LoRA; 0 trains every weight of the experts instead. As in `lora_checkpoint` unless given; without it
+    /// 32.
+    pub lora_rank: Option<usize>,
+    /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
     pub lora_alpha: Option<f64>,
-    /// LoRA file to start from.
-    pub lora_checkpoint: Option<PathBuf>,
+    /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
+    /// of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. A list of these is added up, and
+    /// `FILE=0.8` is its strength.
+    pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
@@ -65,6 +72,53 @@ pub struct WanOptions {
     pub vae_tile_stride: Option<[usize; 2]>,
     /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation.
     pub vae_checkpoints: usize,
+}
+
+/// Rank of a LoRA that is not started from a file.
+const RANK: usize = 32;
+/// Its layers.
+const TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
+/// Of a weight that is trained itself: parameter, gradient and two moments, all f32.
+const TRAINED_BYTES: u64 = 16;
+/// What a model may be given beside the prompt.
+const INPUTS: [&str; 2] = ["input_image", "end_image"];
+
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Model, name: "wan2_2", notes }
+}
+
+fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+    let options: WanOptions = match said.value("model") {
+        Some(Json::Object(options)) => {
+            let own = options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
+            parse_options("model", &own)?
+        }
+        _ => return Ok(Vec::new()),
+    };
+    options.check()?;
+    let mut notes = Vec::new();
+    if let (Some(base), Some(models)) = (&options.lora_base_model, &options.trainable_models)
+        && options.lora_rank != Some(0)
+        && split(base) != split(models)
+    {
+        notes.extend(said.idle(&["model.trainable_models"], "`model.lora_base_model` says what carries the LoRA"));
+    }
+    if options.lora_rank == Some(0) {
+        let experts = options.lora_base_model.as_ref().or(options.trainable_models.as_ref());
+        notes.push(format!(
+            "`model.lora_rank: 0`: every weight of `{}` is trained, with {TRAINED_BYTES} bytes of parameters, gradient \
+             and optimizer each (an expert of 14B: {} GB); `model.lora_rank: {RANK}` trains a LoRA instead",
+            experts.map_or("dit2", String::as_str),
+            14_288_491_584 * TRAINED_BYTES / 1_000_000_000,
+        ));
+        let keys = ["model.lora_alpha", "model.lora_target_modules"];
+        notes.extend(said.idle(&keys, "with `model.lora_rank: 0` every weight is trained"));
+    }
+    if options.use_gradient_checkpointing_offload {
+        let because = "`model.use_gradient_checkpointing_offload: true` recomputes all the same";
+        notes.extend(said.idle(&["model.use_gradient_checkpointing"], because));
+    }
+    Ok(notes)
 }
 
 /// Where frozen weights live.
@@ -109,10 +163,10 @@ impl Default for WanOptions {
             model_paths: None,
             model_id_with_origin_paths: None,
             tokenizer_path: None,
-            trainable_models: "dit2".into(),
+            trainable_models: None,
             lora_base_model: None,
-            lora_target_modules: "q,k,v,o,ffn.0,ffn.2".into(),
-            lora_rank: 32,
+            lora_target_modules: None,
+            lora_rank: None,
             lora_alpha: None,
             lora_checkpoint: None,
             use_gradient_checkpointing: true,
@@ -132,16 +186,42 @@ impl Default for WanOptions {
 }
 
 impl WanOptions {
-    /// The experts to train, by name, given those that the checkpoint holds.
-    pub fn trained_experts(&self, present: &[&str]) -> Result<Vec<String>> {
-        let (key, list) = match &self.lora_base_model {
-            Some(list) => ("model.lora_base_model", list),
-            None => ("model.trainable_models", &self.trainable_models),
+    /// Fails on values that can only be mistakes.
+    pub fn check(&self) -> Result<()> {
+        match split(&self.extra_inputs).iter().find(|input| !INPUTS.contains(&input.as_str())) {
+            Some(unknown) => {
+                let problem =
+                    format!("`{unknown}` is no input; there are {}", INPUTS.map(|i| format!("`{i}`")).join(", "));
+                Err(Error::config("model.extra_inputs", problem))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The experts that the configuration names for training, and the key that does; `None` where it names none.
+    pub fn named_experts(&self) -> Result<Option<(&'static str, Vec<String>)>> {
+        let (key, list) = match (&self.lora_base_model, &self.trainable_models) {
+            (Some(list), _) => ("model.lora_base_model", list),
+            (None, Some(list)) => ("model.trainable_models", list),
+            (None, None) => return Ok(None),
         };
         let names = split(list);
-        if let Some(unknown) = names.iter().find(|n| !["dit", "dit2"].contains(&n.as_str())) {
-            return Err(Error::config(key, format!("`{unknown}` is no expert; there are `dit` and `dit2`")));
+        match names.iter().find(|name| !["dit", "dit2"].contains(&name.as_str())) {
+            Some(unknown) => Err(Error::config(key, format!("`{unknown}` is no expert; there are `dit` and `dit2`"))),
+            None => Ok(Some((key, names))),
         }
+    }
+
+    /// The experts to train, by name, given those that the checkpoint holds. `started` are those that `lora_checkpoint`
+    /// is for.
+    pub fn trained_experts(&self, present: &[&str], started: &[&str]) -> Result<Vec<String>> {
+        let Some((key, names)) = self.named_experts()? else {
+            return Ok(match (started, present.contains(&"dit2")) {
+                ([], true) => vec!["dit2".into()],
+                ([], false) => vec!["dit".into()],
+                (started, _) => started.iter().map(|name| name.to_string()).collect(),
+            });
+        };
         if names.iter().any(|n| n == "dit2") && !present.contains(&"dit2") {
             if names.len() > 1 {
                 return Err(Error::config(key, "this checkpoint has one expert, `dit`; `dit2` is not there"));
@@ -152,9 +232,10 @@ impl WanOptions {
         Ok(names)
     }
 
-    /// What is trained of `expert`, when the experts `trained` are.
+    /// What is trained of `expert`, when the experts `trained` are and nothing is started from.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
-        match (trained.iter().any(|name| name == expert), self.lora_rank) {
+        let rank = self.lora_rank.unwrap_or(RANK);
+        match (trained.iter().any(|name| name == expert), rank) {
             (false, _) => Trainable::Frozen,
             (true, 0) => Trainable::Full,
             (true, rank) => {
@@ -163,9 +244,14 @@ impl WanOptions {
         }
     }
 
-    /// The layers that carry the LoRA.
+    /// The layers that carry a LoRA that is not started from a file.
     pub fn lora_targets(&self) -> Vec<String> {
-        split(&self.lora_target_modules)
+        split(self.lora_target_modules.as_deref().unwrap_or(TARGETS))
+    }
+
+    /// What is said of a LoRA beside its file; `targets` are those of `lora_target_modules`, where it is given.
+    pub(super) fn asked<'a>(&self, targets: Option<&'a [String]>) -> Asked<'a> {
+        Asked { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
     /// Whether the configuration asks for this input beside the prompt.
@@ -177,7 +263,7 @@ impl WanOptions {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::registry::parse_options;
+    use roll_core::Options;
     use serde_json::json;
 
     use super::*;
@@ -198,10 +284,10 @@ mod tests {
         }));
         let (text, list) = (text.unwrap(), list.unwrap());
         assert_eq!(text, list);
-        assert_eq!(list.trained_experts(&["dit", "dit2"]).unwrap(), ["dit", "dit2"]);
+        assert_eq!(list.trained_experts(&["dit", "dit2"], &[]).unwrap(), ["dit", "dit2"]);
         assert_eq!((list.lora_targets(), list.wants("end_image")), (vec!["q".into(), "k".into()], true));
         let base = parsed(json!({"lora_base_model": ["dit"]})).unwrap();
-        assert_eq!(base.trained_experts(&["dit", "dit2"]).unwrap(), ["dit"]);
+        assert_eq!(base.trained_experts(&["dit", "dit2"], &[]).unwrap(), ["dit"]);
     }
 
     #[test]
@@ -219,11 +305,55 @@ mod tests {
 
     #[test]
     fn an_expert_is_trained_as_the_options_say() {
-        let options = WanOptions { lora_rank: 4, ..WanOptions::default() };
+        let options = WanOptions { lora_rank: Some(4), ..WanOptions::default() };
         let trained = ["dit2".to_string()];
         assert_eq!(options.trainable(&trained, "dit"), Trainable::Frozen);
         let expected = Trainable::Lora { rank: 4, alpha: 4.0, targets: options.lora_targets() };
         assert_eq!(options.trainable(&trained, "dit2"), expected);
-        assert_eq!(WanOptions { lora_rank: 0, ..options }.trainable(&trained, "dit2"), Trainable::Full);
+        assert_eq!(WanOptions { lora_rank: Some(0), ..options }.trainable(&trained, "dit2"), Trainable::Full);
+    }
+
+    #[test]
+    fn experts_are_those_that_are_named_or_those_of_the_file_or_the_second() {
+        let both = ["dit", "dit2"];
+        let options = WanOptions::default();
+        assert_eq!(options.trained_experts(&both, &[]).unwrap(), ["dit2"]);
+        assert_eq!(options.trained_experts(&["dit"], &[]).unwrap(), ["dit"]);
+        assert_eq!(options.trained_experts(&both, &["dit"]).unwrap(), ["dit"]);
+        let named = WanOptions { trainable_models: Some("dit,dit2".into()), ..options };
+        assert_eq!(named.trained_experts(&both, &["dit"]).unwrap(), both);
+        assert!(named.trained_experts(&["dit"], &[]).is_err());
+    }
+
+    #[test]
+    fn options_without_effect_are_told_and_unknown_inputs_refused() {
+        let told = |changes: serde_json::Value| {
+            let defaults: Options = json!({"model": WanOptions::default()}).as_object().unwrap().clone();
+            let mut config = defaults.clone();
+            for (key, value) in changes.as_object().unwrap() {
+                config["model"][key] = value.clone();
+            }
+            notes(&Said::new(&config, &defaults)).map_err(|e| e.to_string())
+        };
+        assert_eq!(told(json!({})).unwrap(), Vec::<String>::new());
+        assert_eq!(told(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);
+        for (changes, word) in [
+            (json!({"lora_base_model": "dit", "trainable_models": "dit2"}), "`model.lora_base_model` says"),
+            (json!({"lora_rank": 0, "lora_alpha": 3.0}), "`model.lora_alpha: 3.0` has no effect"),
+            (
+                json!({"use_gradient_checkpointing": false, "use_gradient_checkpointing_offload": true}),
+                "`model.use_gradient_checkpointing: false` has no effect",
+            ),
+        ] {
+            let notes = told(changes).unwrap();
+            assert!(notes.iter().any(|note| note.contains(word)), "{notes:?}");
+        }
+        let whole = told(json!({"lora_rank": 0, "trainable_models": "dit"})).unwrap();
+        assert!(
+            whole.len() == 1 && whole[0].contains("every weight of `dit`") && whole[0].contains("228 GB"),
+            "{whole:?}"
+        );
+        let refused = told(json!({"extra_inputs": "input_image,foo"})).unwrap_err();
+        assert!(refused.contains("`foo`") && refused.contains("`end_image`"), "{refused}");
     }
 }

@@ -195,6 +195,21 @@ const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_cl
 /// Where tokenizers lie in the official and the diffusers layout.
 const TOKENIZERS: &[&str] = &["google/umt5-xxl/tokenizer.json", "tokenizer/tokenizer.json"];
 
+/// The weights in a directory of a whole model, of one of its networks, or with the files of two experts.
+pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
+    let escaped = glob::Pattern::escape(&directory.to_string_lossy());
+    let pairs = ["adapter", "diffusion_pytorch_model"]
+        .map(|stem| ["high_noise", "low_noise"].map(|expert| format!("{escaped}/{stem}_{expert}.safetensors")));
+    for pair in pairs {
+        let found: Vec<PathBuf> = pair.iter().flat_map(|pattern| expand_glob(pattern).unwrap_or_default()).collect();
+        if found.len() == 2 {
+            return found.into_iter().map(|file| Ok(Checkpoint::open(file)?)).collect();
+        }
+    }
+    let found = from_directory(directory)?.into_iter();
+    Ok(found.filter_map(|found| if let Found::Weights(weights) = found { Some(weights) } else { None }).collect())
+}
+
 /// Everything of a directory in the official or the diffusers layout, or of one component of the latter.
 fn from_directory(directory: &Path) -> Result<Vec<Found>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());

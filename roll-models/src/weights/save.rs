@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use roll_core::model::header;
 use roll_core::{StateDict, Tensor};
 
 use super::error::WeightsError;
@@ -12,14 +13,20 @@ use super::writer::{SafetensorsWriter, TensorEntry};
 /// Writes `state` to `path`, whole or not at all: to a temporary file in the same directory, synced, then renamed
 /// over `path`. Readers that have the old file mapped keep the old contents. The same input gives the same bytes.
 ///
-/// Missing parent directories are an error. Metadata are what `__metadata__` of the format holds: strings.
+/// Missing parent directories are an error. Metadata are what `__metadata__` of the format holds: strings; those that
+/// `state` carries ([`roll_core::model::header`]) come to them.
 pub fn save_safetensors(
     path: impl AsRef<Path>,
     state: &StateDict,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
-    let entries = state.iter().map(|(name, tensor)| entry(name, tensor)).collect();
-    let mut writer = SafetensorsWriter::create(path, entries, metadata)?;
+    let mut metadata = metadata.clone();
+    if let Some(words) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
+        metadata.extend(words);
+    }
+    let tensors = state.iter().filter(|(name, _)| *name != header::KEY);
+    let entries = tensors.map(|(name, tensor)| entry(name, tensor)).collect();
+    let mut writer = SafetensorsWriter::create(path, entries, &metadata)?;
     for TensorEntry { name, .. } in writer.order().to_vec() {
         writer.write(&name, state[&name].as_bytes())?;
     }

@@ -12,6 +12,7 @@ mod interpolate;
 mod layers;
 mod loaded;
 mod merged;
+mod notes;
 mod reference;
 mod run;
 mod schema;

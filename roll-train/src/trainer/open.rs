@@ -17,6 +17,10 @@ use crate::results::record::Record;
 impl Trainer {
     /// Opens data and networks.
     pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let notes = loaded.without_effect(registry)?;
+        if communicator::current().rank().0 == 0 {
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+        }
         let config = &loaded.config;
         let data_config = config.data.resolved(|path| context.resolve(path));
         let store = data_config.cache_dir.as_deref().map(CacheStore::open).transpose()?;
@@ -27,6 +31,9 @@ impl Trainer {
             DataSource::Clips => Some(Arc::new(Dataset::open(&data_config)?)),
             DataSource::Own { .. } => None,
         };
+        if communicator::current().rank().0 == 0 {
+            unused_end_images(&loaded, dataset.as_deref()).iter().for_each(|note| tracing::warn!("{note}"));
+        }
         if let Some(env) = &config.env {
             algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
         }
@@ -93,6 +100,19 @@ impl Trainer {
             saved_step: None,
         })
     }
+}
+
+/// A note when the metadata name last frames that the model is not asked to take.
+fn unused_end_images(loaded: &Loaded, dataset: Option<&Dataset>) -> Option<String> {
+    // The option of models that take pictures beside the prompt.
+    let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
+    let given = dataset?.metadata().rows.iter().filter(|row| row.end_image.is_some()).count();
+    (given > 0 && !inputs.split(',').any(|input| input.trim() == "end_image")).then(|| {
+        format!(
+            "{given} rows of `data.metadata` have an `end_image`, which has no effect: `model.extra_inputs: \
+             input_image,end_image` lets the model take it"
+        )
+    })
 }
 
 fn schedule_type(name: &str) -> Result<LrSchedulerType> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use roll_core::{Error, Result, ResultExt, StateDict};
 use roll_data::Batches;
+use roll_models::lora::{self, about};
 use roll_models::weights::{self, save_safetensors};
 
 use super::Trainer;
@@ -95,9 +96,17 @@ impl Trainer {
         optimizer: &StateDict,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
+        // The same for every run that is the same: what is saved is compared bit for bit.
+        let header = BTreeMap::from([
+            (about::STEPS.to_string(), self.done.to_string()),
+            (about::RUN.to_string(), self.loaded.config.experiment().to_string()),
+        ]);
         for (name, tensors) in adapters {
             let file = format!("{name}.safetensors");
-            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &BTreeMap::new())?))?;
+            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &header)?))?;
+            if let Some(config) = lora::peft_config(tensors)? {
+                writer.bytes(lora::PEFT_CONFIG, config.as_bytes())?;
+            }
         }
         writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
         let record = serde_json::to_vec_pretty(&self.record)

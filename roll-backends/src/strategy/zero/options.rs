@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use roll_core::plan::Division;
-use roll_core::{Error, Result, WeightPlacement};
+use roll_core::{Error, Kind, OptionNotes, Result, Said, WeightPlacement};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::optimizer::AdamRule;
@@ -64,6 +64,26 @@ impl Default for ZeroOptions {
     }
 }
 
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Strategy, name: "zero", notes }
+}
+
+fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+    let optimizer = said.idle(
+        &["strategy.offload_optimizer.pin_memory"],
+        "the optimizer's state is in ordinary host memory, where it is updated",
+    );
+    let frozen = said.idle(
+        &["strategy.offload_param.pin_memory"],
+        match said.is("strategy.offload_param.device", "none") {
+            true => "`strategy.offload_param.device` is `none`",
+            false => "frozen weights are read from their memory-mapped files",
+        },
+    );
+    let contiguous = said.idle(&["strategy.contiguous_gradients"], "buckets are always contiguous");
+    Ok([optimizer, frozen, contiguous].into_iter().flatten().collect())
+}
+
 /// Where something lives when it is not in use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -88,7 +108,7 @@ pub enum OffloadDevice {
 }
 
 impl ZeroOptions {
-    /// Fails on values that can only be mistakes, and warns of those without effect.
+    /// Fails on values that can only be mistakes.
     pub(super) fn check(&self) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("strategy.{name}"), problem));
         if self.stage > 3 {
@@ -109,9 +129,6 @@ impl ZeroOptions {
         if self.offload_optimizer.device == OffloadDevice::Nvme {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());
-        }
-        if !self.contiguous_gradients {
-            tracing::warn!("strategy.contiguous_gradients: false has no effect: buckets are always contiguous");
         }
         Ok(())
     }

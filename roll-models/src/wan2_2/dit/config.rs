@@ -33,6 +33,17 @@ pub struct DitConfig {
 }
 
 impl DitConfig {
+    /// Which of the published models has these channels; `unknown` for none.
+    pub fn kind(&self) -> &'static str {
+        match (self.in_channels, self.out_channels, self.image_dim) {
+            (36, 16, None) => "image to video, Wan2.2-A14B",
+            (36, 16, Some(_)) => "image to video, Wan2.1",
+            (16, 16, _) => "text to video",
+            (48, 48, _) => "text and image to video, Wan2.2-TI2V-5B",
+            _ => "unknown",
+        }
+    }
+
     /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
     ///
     /// `heads` is what the checkpoint's `config.json` or the user says; without it the heads are 128 wide, as in

@@ -101,9 +101,9 @@ impl Dit {
         self.full = *trainable == Trainable::Full;
         match trainable {
             Trainable::Frozen => self.parameters = None,
-            Trainable::Lora { rank, alpha, targets } => {
-                let (specs, values) = lora_parameters(&self.config, *rank, targets, noise)?;
-                self.lora_scale = alpha / *rank as f64;
+            Trainable::Lora { .. } | Trainable::Layers { .. } => {
+                let (specs, values) = lora_parameters(&self.config, trainable, noise)?;
+                self.lora_scale = trainable.lora_scale();
                 self.parameters = Some(Parameters::new(specs, values, self.store.device()));
             }
             Trainable::Full => {
@@ -270,10 +270,9 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
 /// The adapters of a transformer of this shape: see [`crate::trainable::lora_parameters`].
 pub fn lora_parameters(
     config: &DitConfig,
-    rank: usize,
-    targets: &[String],
+    trainable: &Trainable,
     noise: &Noise,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
     let examples = "layers of a block: self_attn.q, ..., ffn.0, ffn.2";
-    crate::trainable::lora_parameters(config.weights(), rank, targets, noise, examples)
+    crate::trainable::lora_parameters(config.weights(), trainable, noise, examples)
 }

@@ -92,9 +92,9 @@ impl Plan {
         let one = match &self.division.trainable {
             Trainable::Frozen => 0,
             Trainable::Full => self.networks.dit_elements(),
-            Trainable::Lora { rank, targets, .. } => {
+            trainable @ (Trainable::Lora { .. } | Trainable::Layers { .. }) => {
                 // Names and shapes do not depend on the draws.
-                let (specs, _) = lora_parameters(&self.networks.dit, *rank, targets, &Noise::new(0))?;
+                let (specs, _) = lora_parameters(&self.networks.dit, trainable, &Noise::new(0))?;
                 specs.iter().map(|s| s.len()).sum()
             }
         };

@@ -77,7 +77,7 @@ fn work(options: &WanOptions, input: &PlanInput) -> Work {
 
 fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Result<Division> {
     let present: &[&str] = if networks.experts > 1 { &["dit", "dit2"] } else { &["dit"] };
-    let trained = options.trained_experts(present)?;
+    let trained = options.trained_experts(present, &[])?;
     Ok(Division {
         stage: input.division.stage,
         placement: options.weight_store.or(input.division.placement),

@@ -17,7 +17,7 @@ use config::{Value, ValueKind};
 use super::yaml::Map;
 use roll_core::{Error, Result, communicator};
 use table::{
-    ALGORITHM, CONFIG_KWARGS, DEFAULTS, Fallback, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS,
+    ALGORITHM, CONFIG_KWARGS, DEFAULTS, Fallback, LORA, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS,
     STRATEGY, ZERO, ZERO_BLOCK,
 };
 use tree::{Source, Target};
@@ -45,10 +45,17 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
             to.put(ours, value);
         }
     }
+    let carries_lora = carries_lora(&mut from);
     for (theirs, ours) in NETWORK {
+        if !carries_lora && LORA.contains(theirs) {
+            continue;
+        }
         if let Some(value) = from.take(&format!("{CONFIG_KWARGS}.{theirs}")) {
             to.put(ours, value);
         }
+    }
+    if !carries_lora {
+        to.put("model.lora_rank", Value::new(Some(&"as in ROLL without `lora_base_model`".to_string()), 0));
     }
     limits(path, &mut from, &mut to)?;
     optimizer(&mut from, &mut to);
@@ -71,6 +78,22 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
         ));
     }
     Ok((to.into_map(), notes))
+}
+
+/// Whether a LoRA is trained: without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads none of
+/// the keys about LoRA.
+fn carries_lora(from: &mut Source) -> bool {
+    let key = format!("{CONFIG_KWARGS}.lora_base_model");
+    let empty = |value: &Value| {
+        matches!(&value.kind, ValueKind::Nil) || matches!(&value.kind, ValueKind::String(s) if s.is_empty())
+    };
+    match from.get(&key).map(|value| empty(value)) {
+        Some(true) => {
+            from.take(&key);
+            false
+        }
+        found => found.is_some(),
+    }
 }
 
 /// How long a run is and what it leaves.
@@ -277,7 +300,7 @@ mod tests {
              actor_train:\n  model_args:\n    model_type: diffusion_module\n    dtype: bf16\n    model_config_kwargs:\n      \
              model_name: wan2_2\n      model_paths: paths.json\n      reward_model_path: faces/\n      \
              model_id_with_origin_paths: null\n      trainable_models: dit2\n      min_timestep_boundary: 0.9\n      \
-             mid_timestep: 4\n      lora_rank: 16\n  training_args:\n    learning_rate: 2.5e-6\n    \
+             mid_timestep: 4\n      lora_base_model: dit2\n      lora_rank: 16\n  training_args:\n    learning_rate: 2.5e-6\n    \
              per_device_train_batch_size: 1\n    num_train_epochs: 2.0\n  data_args:\n    file_name: data/m.csv\n    \
              preprocessing_num_workers: 2\n  strategy_args:\n    strategy_name: diffusion_deepspeed_train\n    \
              strategy_config: ${zero2}\n  device_mapping: list(range(0,8))\nsystem_envs:\n  A: '0'\n";
@@ -339,6 +362,18 @@ mod tests {
             assert_eq!(listed.split(", ").filter(|k| *k == key).count(), 1, "{key}: {note}");
         }
         assert!(!listed.contains("zero3") && !listed.contains("learning_rate"), "{note}");
+    }
+
+    #[test]
+    fn without_a_base_of_the_lora_every_weight_is_trained_as_roll_does() {
+        for instead in ["", "lora_base_model: null\n      ", "lora_base_model: ''\n      "] {
+            let loaded = load(|text| text.replace("lora_base_model: dit2\n      ", instead)).unwrap();
+            assert_eq!(loaded.config.model.options["lora_rank"], 0);
+            assert!(loaded.provenance.of("model.lora_rank").contains("as in ROLL"));
+            let listed = loaded.notes[0].split("without effect here: ").nth(1).unwrap();
+            assert!(listed.contains("model_config_kwargs.lora_rank"), "{listed}");
+            assert!(!listed.contains("lora_base_model"), "{listed}");
+        }
     }
 
     #[test]

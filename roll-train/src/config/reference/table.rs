@@ -54,6 +54,9 @@ pub const NETWORK: &[(&str, &str)] = &[
     ("final_timestep", "algo.final_timestep"),
 ];
 
+/// Those of them that ROLL reads only when `lora_base_model` says what carries the LoRA.
+pub const LORA: &[&str] = &["lora_base_model", "lora_target_modules", "lora_rank", "lora_checkpoint"];
+
 /// Names that DeepSpeed's `zero_optimization` and the strategy `zero` share.
 pub const ZERO: &[&str] = &[
     "stage",

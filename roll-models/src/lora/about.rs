@@ -1,0 +1,115 @@
+//! What an adapter file says of itself in its header: for which transformer it is, its rank and layers, what it was
+//! trained on and how long. Other programs pass these words over; ours follow them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::Expert;
+use super::error::LoraError;
+use super::keys::ALPHAS_KEY;
+
+/// Version of these words.
+pub const FORMAT: (&str, &str) = ("roll.format", "1");
+/// `high_noise` or `low_noise`, of a model that has both.
+pub const EXPERT: &str = "roll.expert";
+/// Rank, or the ranks that occur.
+pub const RANK: &str = "roll.rank";
+/// `alpha`, likewise.
+pub const ALPHA: &str = "roll.alpha";
+/// The layers that carry the adapter, by the end of their names.
+pub const TARGETS: &str = "roll.targets";
+/// Kind and file of the network that it was trained on.
+pub const BASE: &str = "roll.base";
+/// Of that network's last layer: two bases of one name are told apart.
+pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
+/// Optimizer steps.
+pub const STEPS: &str = "roll.steps";
+/// Name of the experiment.
+pub const RUN: &str = "roll.run";
+
+/// The transformer that a header names. Fails on a name that is none.
+pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<Expert>, LoraError> {
+    match header.get(EXPERT).map(String::as_str) {
+        None => Ok(None),
+        Some("high_noise") => Ok(Some(Expert::High)),
+        Some("low_noise") => Ok(Some(Expert::Low)),
+        Some(other) => Err(LoraError::Config {
+            path: path.into(),
+            problem: format!("`{EXPERT}` of the header: expected high_noise or low_noise, found `{other}`"),
+        }),
+    }
+}
+
+/// The transformer that the name of a file speaks of, as the files of Lightning and of this project are called.
+pub fn expert_of_name(path: &Path) -> Option<Expert> {
+    let name = path.file_stem()?.to_string_lossy().to_lowercase().replace('-', "_");
+    match (name.contains("high_noise"), name.contains("low_noise")) {
+        (true, false) => Some(Expert::High),
+        (false, true) => Some(Expert::Low),
+        _ => None,
+    }
+}
+
+/// The words about adapters of these shapes: of each layer its rank, and `alpha / rank` of all.
+pub fn layers<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
+    let (mut ranks, mut targets) = (Vec::new(), Vec::new());
+    for (layer, rank) in layers {
+        ranks.push(rank);
+        targets.push(target(layer));
+    }
+    ranks.sort_unstable();
+    ranks.dedup();
+    targets.sort();
+    targets.dedup();
+    let listed = |value: &dyn Fn(usize) -> String| ranks.iter().map(|rank| value(*rank)).collect::<Vec<_>>().join(",");
+    [
+        (FORMAT.0, FORMAT.1.to_string()),
+        (RANK, listed(&|rank| rank.to_string())),
+        (ALPHA, listed(&|rank| (scale * rank as f64).to_string())),
+        (TARGETS, targets.join(",")),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .into()
+}
+
+/// The alpha of each layer, as the header of a convention holds it whose files have no place for it.
+pub fn alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> Option<(String, String)> {
+    let alphas: BTreeMap<&str, f64> = layers.into_iter().map(|(layer, rank)| (layer, scale * rank as f64)).collect();
+    Some((ALPHAS_KEY.into(), serde_json::to_string(&alphas).ok()?))
+}
+
+/// The name of a layer behind the number of its block: `self_attn.q` of `blocks.0.self_attn.q`.
+fn target(layer: &str) -> String {
+    let mut parts = layer.split('.');
+    match parts.by_ref().any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())) {
+        true => parts.collect::<Vec<_>>().join("."),
+        false => layer.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_words_name_ranks_alphas_and_layers_once() {
+        let words = layers([("blocks.0.self_attn.q", 4), ("blocks.1.self_attn.q", 4), ("blocks.0.ffn.0", 8)], 0.5);
+        let of = |name: &str| words[name].as_str();
+        assert_eq!((of(RANK), of(ALPHA), of(TARGETS)), ("4,8", "2,4", "ffn.0,self_attn.q"));
+        assert_eq!(target("head.head"), "head.head");
+    }
+
+    #[test]
+    fn an_expert_is_read_from_the_header_or_from_the_name_of_the_file() {
+        let header = |value: &str| BTreeMap::from([(EXPERT.to_string(), value.to_string())]);
+        let path = Path::new("a.safetensors");
+        assert_eq!(expert(path, &header("low_noise")).unwrap(), Some(Expert::Low));
+        assert_eq!(expert(path, &BTreeMap::new()).unwrap(), None);
+        assert!(expert(path, &header("dit3")).unwrap_err().to_string().contains("`dit3`"));
+        let named = |name: &str| expert_of_name(Path::new(name));
+        assert_eq!(named("x/adapter_high_noise.safetensors"), Some(Expert::High));
+        assert_eq!(named("Wan22-Lightning-Low-Noise.safetensors"), Some(Expert::Low));
+        assert_eq!((named("adapter.safetensors"), named("high_noise/adapter.safetensors")), (None, None));
+    }
+}

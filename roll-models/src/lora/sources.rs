@@ -1,0 +1,258 @@
+//! What `lora_checkpoint` and `--adapter` name: files, directories, pairs of files, with strengths.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Result, StateDict};
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use crate::weights::Checkpoint;
+
+use super::about;
+use super::keys::is_lora_key;
+use super::{Expert, Lora, LoraFile};
+
+/// One or several adapters as a configuration names them: a path; `HIGH,LOW`, one for each expert; a map from experts to
+/// paths; or a list of these, which are added up. A path may end in its strength, `=0.8`. It is a file, the directory of
+/// a checkpoint, of a run (its newest checkpoint), or of a PEFT adapter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct AdapterSources(Json);
+
+impl<'de> Deserialize<'de> for AdapterSources {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Json::deserialize(deserializer)?;
+        let one = |value: &Json| match value {
+            Json::String(text) => !text.is_empty(),
+            Json::Object(map) => {
+                !map.is_empty() && map.iter().all(|(expert, path)| named_expert(expert).is_some() && path.is_string())
+            }
+            _ => false,
+        };
+        let known = match &value {
+            Json::Array(items) => !items.is_empty() && items.iter().all(one),
+            value => one(value),
+        };
+        match known {
+            true => Ok(Self(value)),
+            false => Err(D::Error::custom(format!(
+                "expected a path, `HIGH,LOW`, a map from `dit` and `dit2` to paths, or a list of these; found {value}"
+            ))),
+        }
+    }
+}
+
+impl From<&Path> for AdapterSources {
+    fn from(path: &Path) -> Self {
+        Self(path.to_string_lossy().into())
+    }
+}
+
+impl fmt::Display for AdapterSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Json::String(text) => f.write_str(text),
+            other => write!(f, "{other}"),
+        }
+    }
+}
+
+/// An adapter that was read.
+#[derive(Clone, Debug)]
+pub struct OpenedAdapter {
+    /// Its file.
+    pub path: PathBuf,
+    /// The transformer it is for, as far as configuration, names of tensors, header or name of the file tell.
+    pub expert: Option<Expert>,
+    /// Whether nothing but the name of the file tells it.
+    pub by_name_alone: bool,
+    /// Factor of what it adds.
+    pub strength: f64,
+    /// What it is.
+    pub holds: Opened,
+    /// The words of its header.
+    pub header: BTreeMap<String, String>,
+}
+
+/// What an adapter file holds.
+#[derive(Clone, Debug)]
+pub enum Opened {
+    /// Adapters of layers.
+    Lora(Lora),
+    /// All weights of a network, of a full training.
+    Full(StateDict),
+}
+
+impl AdapterSources {
+    /// Reads all of them; `resolve` gives a path from where relative ones start. Fails when a file is for another expert
+    /// than the one it is given for.
+    pub fn open(&self, resolve: impl Fn(&Path) -> PathBuf) -> Result<Vec<OpenedAdapter>> {
+        let items = match &self.0 {
+            Json::Array(items) => items.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let mut opened = Vec::new();
+        for item in items {
+            for (expert, text) in named(item, &resolve)? {
+                let (path, strength) = with_strength(text, &resolve)?;
+                for file in files(&resolve(&path))? {
+                    opened.extend(open(&file, expert, strength)?);
+                }
+            }
+        }
+        Ok(opened)
+    }
+}
+
+/// The paths of one entry, and the experts that the entry gives them to.
+fn named<'a>(item: &'a Json, resolve: &impl Fn(&Path) -> PathBuf) -> Result<Vec<(Option<Expert>, &'a str)>> {
+    match item {
+        Json::Object(map) => {
+            Ok(map.iter().filter_map(|(expert, path)| Some((Some(named_expert(expert)?), path.as_str()?))).collect())
+        }
+        item => {
+            let text = item.as_str().unwrap_or_default();
+            // A path may have commas.
+            if resolve(Path::new(text)).exists() {
+                return Ok(vec![(None, text)]);
+            }
+            match text.split(',').map(str::trim).collect::<Vec<_>>().as_slice() {
+                [one] => Ok(vec![(None, one)]),
+                [high, low] => Ok(vec![(Some(Expert::High), high), (Some(Expert::Low), low)]),
+                several => Err(Error::Unsupported(format!(
+                    "`{text}`: expected one adapter, or two for the two experts, `HIGH,LOW`; found {}; several for one \
+                     network are a list (--adapter A --adapter B)",
+                    several.len()
+                ))),
+            }
+        }
+    }
+}
+
+fn named_expert(name: &str) -> Option<Expert> {
+    match name {
+        "dit" | "high" | "high_noise" => Some(Expert::High),
+        "dit2" | "low" | "low_noise" => Some(Expert::Low),
+        _ => None,
+    }
+}
+
+/// `FILE=0.8` taken apart.
+fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
+    let whole = PathBuf::from(text);
+    if resolve(&whole).exists() {
+        return Ok((whole, 1.0));
+    }
+    match text.rsplit_once('=') {
+        Some((path, strength)) => match strength.trim().parse::<f64>() {
+            Ok(strength) if strength.is_finite() => Ok((path.into(), strength)),
+            _ => {
+                Err(Error::Unsupported(format!("`{text}`: expected a finite strength behind `=`, found `{strength}`")))
+            }
+        },
+        None => Ok((whole, 1.0)),
+    }
+}
+
+/// The adapter files that a path means: itself, or those of a directory.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.into()]);
+    }
+    let entries = |place: &Path| -> Result<Vec<PathBuf>> {
+        let listing = std::fs::read_dir(place).map_err(Error::file("list", place))?;
+        let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        paths.sort();
+        Ok(paths)
+    };
+    let weights: Vec<PathBuf> =
+        entries(path)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect();
+    if !weights.is_empty() {
+        return of_one_adapter(path, weights);
+    }
+    // A run, or the directory of its checkpoints: the newest one that was written to its end.
+    let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|place| place.is_dir());
+    let mut steps = entries(&checkpoints.unwrap_or_default())?;
+    steps.retain(|step| {
+        let name = step.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("step-") && step.join("manifest.json").is_file()
+    });
+    // The names are padded up to a million steps.
+    steps.sort_by_key(|step| (step.as_os_str().len(), step.clone()));
+    match steps.pop() {
+        Some(newest) => files(&newest),
+        None => Err(Error::bad_file(
+            path,
+            "expected an adapter (adapter.safetensors, or adapter_model.safetensors of PEFT), a checkpoint of a run, or \
+             a run with checkpoints",
+        )),
+    }
+}
+
+/// Those of the weight files in `place` that make up one adapter.
+fn of_one_adapter(place: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    const STEMS: [&str; 4] = ["adapter", "adapter_model", "model", "diffusion_pytorch_model"];
+    let stem = |file: &Path| {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        stem.trim_end_matches("_high_noise").trim_end_matches("_low_noise").to_string()
+    };
+    let of_both = |files: &[&PathBuf]| {
+        let experts: Vec<_> = files.iter().map(|file| about::expert_of_name(file)).collect();
+        matches!(experts[..], [Some(a), Some(b)] if a != b)
+    };
+    let known: Vec<&PathBuf> = weights.iter().filter(|file| STEMS.contains(&stem(file).as_str())).collect();
+    let all: Vec<&PathBuf> = weights.iter().collect();
+    for files in [known, all] {
+        if files.len() == 1 || of_both(&files) {
+            return Ok(files.into_iter().cloned().collect());
+        }
+    }
+    let names: Vec<_> = weights.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy())).collect();
+    Err(Error::bad_file(place, format!("holds several weight files; name one of them: {}", names.join(", "))))
+}
+
+fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
+    let checkpoint = Checkpoint::open(path)?;
+    let read: Vec<(Option<Expert>, Opened, BTreeMap<String, String>)> = match checkpoint.keys().any(is_lora_key) {
+        true => {
+            let file = LoraFile::open(path)?;
+            let header = file.metadata;
+            file.adapters.into_iter().map(|lora| (lora.is_for(), Opened::Lora(lora), header.clone())).collect()
+        }
+        false => {
+            let header = checkpoint.metadata();
+            vec![(about::expert(path, &header)?, Opened::Full(checkpoint.all()?), header)]
+        }
+    };
+    let (mut opened, for_both) = (Vec::new(), read.len() > 1);
+    for (said, holds, header) in read {
+        if let (Some(given), Some(said)) = (given_for, said)
+            && given != said
+        {
+            // Of a file for both, the part that is asked for.
+            if for_both {
+                continue;
+            }
+            return Err(other_expert(path, said, given));
+        }
+        let by_name = about::expert_of_name(path);
+        opened.push(OpenedAdapter {
+            path: path.into(),
+            expert: given_for.or(said).or(by_name),
+            by_name_alone: given_for.or(said).is_none() && by_name.is_some(),
+            strength,
+            holds,
+            header,
+        });
+    }
+    Ok(opened)
+}
+
+/// A file that is for `said`, and was to be used for `given`.
+pub(crate) fn other_expert(path: &Path, said: Expert, given: Expert) -> Error {
+    let name = |expert| if expert == Expert::High { "`dit`, high_noise" } else { "`dit2`, low_noise" };
+    Error::bad_file(path, format!("is an adapter for {}; it was to be used for {}", name(said), name(given)))
+}

@@ -1,0 +1,304 @@
+//! The adapters that a network starts from: ranks, layers and scale as their files have them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Result, StateDict, Tensor};
+
+use crate::trainable::{Trainable, is_target};
+
+use super::sources::{Opened, OpenedAdapter};
+use super::write::rounded;
+use super::{Layer, Lora};
+
+/// What a configuration says of adapters beside their file; `None` leaves it to the file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked<'a> {
+    /// `lora_rank`; 0 trains every weight.
+    pub rank: Option<usize>,
+    /// `lora_alpha`.
+    pub alpha: Option<f64>,
+    /// `lora_target_modules`.
+    pub targets: Option<&'a [String]>,
+}
+
+/// What one network starts from.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// Adapters.
+    Lora {
+        /// Rank of each layer.
+        ranks: BTreeMap<String, usize>,
+        /// `alpha / rank` of all.
+        scale: f64,
+        /// The matrices, by the names of parameters.
+        parameters: StateDict,
+    },
+    /// All weights.
+    Full(StateDict),
+}
+
+impl Start {
+    /// One or several adapters of one network, added up. `linear` are the names of the network's layers. Fails when the
+    /// configuration asks for another rank, alpha or set of layers than the files have, and names both.
+    pub fn new(adapters: Vec<OpenedAdapter>, asked: Asked<'_>, linear: &[String]) -> Result<Self> {
+        let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
+        let files = files.join(", ");
+        let several = adapters.len() > 1;
+        let weights: Vec<String> = linear.iter().map(|layer| format!("{layer}.weight")).collect();
+        let mut loras = Vec::new();
+        for OpenedAdapter { path, strength, holds, .. } in adapters {
+            match holds {
+                Opened::Lora(mut lora) => {
+                    lora.resolve(weights.iter().map(String::as_str));
+                    loras.push((checked(lora, &path)?, strength, path));
+                }
+                Opened::Full(_) if several || strength != 1.0 => {
+                    let problem = "holds all weights of a network: it can be used alone, and whole";
+                    return Err(Error::bad_file(path, problem));
+                }
+                Opened::Full(state) => {
+                    return match asked.rank {
+                        Some(rank) if rank > 0 => Err(Error::config(
+                            "lora_rank",
+                            format!(
+                                "{rank} is asked for, and {files} holds all weights of a network: leave the key out"
+                            ),
+                        )),
+                        _ => Ok(Self::Full(state)),
+                    };
+                }
+            }
+        }
+        let start = match loras.as_slice() {
+            [(lora, 1.0, _)] => alone(lora),
+            _ => sum(&loras)?,
+        };
+        if let Self::Lora { ranks, scale, .. } = &start {
+            agree(ranks, *scale, asked, linear, &files)?;
+        }
+        Ok(start)
+    }
+
+    /// What is trained of the network.
+    pub fn trainable(&self) -> Trainable {
+        match self {
+            Self::Lora { ranks, scale, .. } => Trainable::Layers { ranks: ranks.clone(), scale: *scale },
+            Self::Full(_) => Trainable::Full,
+        }
+    }
+
+    /// Values of the parameters, by name.
+    pub fn parameters(&self) -> &StateDict {
+        match self {
+            Self::Lora { parameters, .. } => parameters,
+            Self::Full(state) => state,
+        }
+    }
+}
+
+/// Fails on what cannot be trained on or added up.
+fn checked(lora: Lora, path: &Path) -> Result<Lora> {
+    let refuse = |what: &str, layer: &str| {
+        Err(Error::bad_file(
+            path,
+            format!("has {what} (layer `{layer}`): put it into the base with `roll merge-lora`, and use that base"),
+        ))
+    };
+    if let Some(layer) = lora.differences.keys().next() {
+        return refuse("whole differences of parameters beside its low-rank layers", layer);
+    }
+    if let Some((layer, _)) = lora.layers.iter().find(|(_, layer)| layer.bias.is_some()) {
+        return refuse("biases", layer);
+    }
+    if let Some((layer, _)) = lora.layers.iter().find(|(_, layer)| layer.down.shape().len() != 2) {
+        return refuse("adapters of convolutions", layer);
+    }
+    match lora.layers.is_empty() {
+        true => Err(Error::bad_file(path, "has no low-rank layer")),
+        false => Ok(lora),
+    }
+}
+
+/// One adapter as it is. Where its layers have scales of their own, what differs from 1 is multiplied into B.
+fn alone(lora: &Lora) -> Start {
+    let mut scales = lora.layers.values().map(Layer::scale);
+    let first = scales.next().unwrap_or(1.0);
+    let scale = if scales.all(|scale| scale == first) { first } else { 1.0 };
+    let mut ranks = BTreeMap::new();
+    let mut parameters = StateDict::new();
+    for (name, layer) in &lora.layers {
+        let own = layer.scale() / scale;
+        let up = if own == 1.0 { layer.up.clone() } else { rounded(&layer.up, own) };
+        ranks.insert(name.clone(), layer.rank());
+        parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
+        parameters.insert(format!("{name}.lora_B.weight"), up);
+    }
+    Start::Lora { ranks, scale, parameters }
+}
+
+/// Several adapters, each times its strength, as one of the sum of their ranks: their matrices side by side.
+fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<Start> {
+    let mut parts: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
+    for (lora, strength, path) in loras {
+        for (name, layer) in &lora.layers {
+            parts.entry(name).or_default().push((layer, strength * layer.scale(), path));
+        }
+    }
+    let mut ranks = BTreeMap::new();
+    let mut parameters = StateDict::new();
+    for (name, layers) in parts {
+        let [(first, ..), ..] = layers.as_slice() else { continue };
+        let (out, input) = (first.up.shape()[0], first.down.shape()[1]);
+        if let Some((layer, _, path)) =
+            layers.iter().find(|(layer, ..)| (layer.up.shape()[0], layer.down.shape()[1]) != (out, input))
+        {
+            let found = [layer.up.shape()[0], layer.down.shape()[1]];
+            return Err(Error::bad_file(
+                *path,
+                format!("layer `{name}`: expected one of [{out}, {input}], as in the other file; found {found:?}"),
+            ));
+        }
+        let rank: usize = layers.iter().map(|(layer, ..)| layer.rank()).sum();
+        let mut down = Vec::with_capacity(rank * input);
+        let mut up = vec![0.0; out * rank];
+        let mut column = 0;
+        for (layer, factor, _) in layers {
+            down.extend(layer.down.to_f32_vec());
+            let own = rounded(&layer.up, factor).to_f32_vec();
+            for (row, values) in up.chunks_exact_mut(rank).zip(own.chunks_exact(layer.rank())) {
+                row[column..column + layer.rank()].copy_from_slice(values);
+            }
+            column += layer.rank();
+        }
+        ranks.insert(name.to_string(), rank);
+        parameters.insert(format!("{name}.lora_A.weight"), Tensor::new(down, [rank, input])?);
+        parameters.insert(format!("{name}.lora_B.weight"), Tensor::new(up, [out, rank])?);
+    }
+    Ok(Start::Lora { ranks, scale: 1.0, parameters })
+}
+
+fn agree(ranks: &BTreeMap<String, usize>, scale: f64, asked: Asked<'_>, linear: &[String], files: &str) -> Result<()> {
+    let differs = |key: &str, asked: String, found: String| {
+        Err(Error::config(
+            key,
+            format!("{asked} is asked for, and {files} has {found}: leave the key out to follow the file"),
+        ))
+    };
+    let mut found: Vec<usize> = ranks.values().copied().collect();
+    found.sort_unstable();
+    found.dedup();
+    let listed = |values: &[String]| values.join(", ");
+    match asked.rank {
+        Some(0) => {
+            let problem = format!(
+                "0 trains every weight, and {files} is a LoRA: put it into the base with `roll merge-lora`, or leave \
+                 the key out to train the LoRA on"
+            );
+            return Err(Error::config("lora_rank", problem));
+        }
+        Some(rank) if found != [rank] => {
+            let found: Vec<String> = found.iter().map(usize::to_string).collect();
+            return differs("lora_rank", format!("rank {rank}"), format!("rank {}", listed(&found)));
+        }
+        _ => {}
+    }
+    if let Some(alpha) = asked.alpha {
+        let alphas: Vec<f64> = found.iter().map(|rank| scale * *rank as f64).collect();
+        if alphas.iter().any(|own| (own - alpha).abs() > 1e-6 * alpha.abs()) {
+            let alphas: Vec<String> = alphas.iter().map(f64::to_string).collect();
+            return differs("lora_alpha", format!("alpha {alpha}"), format!("alpha {}", listed(&alphas)));
+        }
+    }
+    if let Some(targets) = asked.targets {
+        let wanted = |layer: &str| targets.iter().any(|target| is_target(layer, target));
+        let too_many: Vec<&String> = ranks.keys().filter(|layer| !wanted(layer)).collect();
+        let missing: Vec<&String> =
+            linear.iter().filter(|layer| wanted(layer) && !ranks.contains_key(*layer)).collect();
+        let example = match (too_many.first(), missing.first()) {
+            (Some(layer), _) => format!("`{layer}` too"),
+            (_, Some(layer)) => format!("no `{layer}`"),
+            _ => return Ok(()),
+        };
+        return differs("lora_target_modules", format!("`{}`", targets.join(",")), example);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn layer(rank: usize, value: f32, alpha: Option<f64>) -> Layer {
+        Layer { down: Tensor::full([rank, 3], value), up: Tensor::full([2, rank], 1.0), alpha, bias: None }
+    }
+
+    fn opened(layers: &[(&str, Layer)], strength: f64) -> OpenedAdapter {
+        let layers = layers.iter().map(|(name, layer)| (name.to_string(), layer.clone())).collect();
+        OpenedAdapter {
+            path: "a.safetensors".into(),
+            expert: None,
+            by_name_alone: false,
+            strength,
+            holds: Opened::Lora(Lora { layers, ..Lora::default() }),
+            header: BTreeMap::new(),
+        }
+    }
+
+    /// `scale * B A` of a layer.
+    fn product(start: &Start, layer: &str) -> Vec<f32> {
+        let Start::Lora { scale, parameters, .. } = start else { panic!("{start:?}") };
+        let (a, b) = (&parameters[&format!("{layer}.lora_A.weight")], &parameters[&format!("{layer}.lora_B.weight")]);
+        let (rank, input) = (a.shape()[0], a.shape()[1]);
+        let (a, b) = (a.to_f32_vec(), b.to_f32_vec());
+        let sum = |i: usize, j: usize| (0..rank).map(|r| b[i * rank + r] * a[r * input + j]).sum::<f32>();
+        (0..b.len() / rank)
+            .flat_map(|i| (0..input).map(move |j| (i, j)))
+            .map(|(i, j)| *scale as f32 * sum(i, j))
+            .collect()
+    }
+
+    #[test]
+    fn adapters_of_one_network_are_added_up_with_their_strengths() {
+        let first = opened(&[("x.q", layer(2, 0.5, Some(4.0))), ("x.k", layer(1, 3.0, None))], 0.5);
+        let second = opened(&[("x.q", layer(3, 0.25, None))], -2.0);
+        let start = Start::new(vec![first, second], Asked::default(), &[]).unwrap();
+        // 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25), and 0.5 * 3.
+        assert_eq!(product(&start, "x.q"), [-0.5; 6]);
+        assert_eq!(product(&start, "x.k"), [1.5; 6]);
+        let Start::Lora { ranks, .. } = start else { panic!() };
+        assert_eq!(ranks, [("x.k".to_string(), 1), ("x.q".into(), 5)].into());
+    }
+
+    #[test]
+    fn one_adapter_keeps_its_scale_and_ranks() {
+        let start = |layers: &[(&str, Layer)]| Start::new(vec![opened(layers, 1.0)], Asked::default(), &[]).unwrap();
+        let same = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(8.0)))]);
+        assert!(matches!(&same, Start::Lora { scale, .. } if *scale == 2.0));
+        // Two scales: they go into B.
+        let mixed = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(2.0)))]);
+        assert!(matches!(&mixed, Start::Lora { scale, .. } if *scale == 1.0));
+        assert_eq!((product(&mixed, "x.q"), product(&mixed, "x.k")), (vec![4.0; 6], vec![2.0; 6]));
+    }
+
+    #[test]
+    fn a_configuration_that_says_something_else_names_both() {
+        let linear = ["x.q".to_string(), "x.k".into()];
+        let targets = |list: &str| list.split(',').map(String::from).collect::<Vec<_>>();
+        let told = |asked: Asked<'_>| {
+            let adapter = opened(&[("x.q", layer(2, 1.0, Some(4.0)))], 1.0);
+            Start::new(vec![adapter], asked, &linear).map_err(|e| e.to_string()).err().unwrap_or_default()
+        };
+        let asked = Asked::default();
+        let (q, both, k) = (targets("q"), targets("q,k"), targets("k"));
+        assert_eq!(told(Asked { rank: Some(2), alpha: Some(4.0), targets: Some(&q) }), "");
+        let rank = told(Asked { rank: Some(8), ..asked });
+        assert!(rank.contains("`lora_rank`") && rank.contains("rank 8") && rank.contains("rank 2"), "{rank}");
+        let alpha = told(Asked { alpha: Some(2.0), ..asked });
+        assert!(alpha.contains("alpha 2") && alpha.contains("alpha 4"), "{alpha}");
+        assert!(told(Asked { targets: Some(&both), ..asked }).contains("has no `x.k`"));
+        assert!(told(Asked { targets: Some(&k), ..asked }).contains("has `x.q` too"));
+        assert!(told(Asked { rank: Some(0), ..asked }).contains("merge-lora"));
+    }
+}

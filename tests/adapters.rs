@@ -1,0 +1,379 @@
+//! Adapters from one run to the next and to `roll generate`: rank, layers, alpha and expert come from their files.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use roll_core::{BuildContext, Model, Noise, Purpose, Result, StateDict};
+use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, write_lora};
+use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::{Wan, WanOptions, loading};
+use roll_models::weights::{Checkpoint, save_safetensors};
+use serde_json::{Value, json};
+use world::{World, fails};
+
+/// A tiny checkpoint, and the options that open it.
+struct Tiny {
+    dir: tempfile::TempDir,
+    options: WanOptions,
+}
+
+impl Tiny {
+    fn new(kind: TinyKind) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let files = init_tiny(dir.path().join("tiny"), kind, 3).unwrap();
+        let options = WanOptions {
+            model_paths: Some(files.model_paths),
+            tokenizer_path: Some(files.tokenizer),
+            ..WanOptions::default()
+        };
+        Self { dir, options }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The model with these options changed.
+    fn open(&self, changes: Value) -> Result<Wan> {
+        let mut options = serde_json::to_value(&self.options).unwrap();
+        for (key, value) in changes.as_object().unwrap() {
+            options[key] = value.clone();
+        }
+        let options: WanOptions = serde_json::from_value(options).unwrap();
+        let base_dir = self.dir.path().into();
+        loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir, placement: None })
+    }
+
+    fn refused(&self, changes: Value) -> String {
+        self.open(changes).err().unwrap().chain()
+    }
+
+    /// A model that was trained, and its files in `directory`.
+    fn trained(&self, directory: &str, options: Value) -> Wan {
+        let mut model = self.open(options).unwrap();
+        let values = Noise::new(5).normal(Purpose::Synthetic, 0, 0, &[model.parameter_count()]).unwrap();
+        model.write_parameters(&values.f32s().unwrap().iter().map(|v| 0.1 * v).collect::<Vec<_>>()).unwrap();
+        std::fs::create_dir_all(self.path(directory)).unwrap();
+        for (name, state) in model.export_adapter().unwrap() {
+            let file = self.path(directory).join(format!("{name}.safetensors"));
+            save_safetensors(file, &state, &BTreeMap::new()).unwrap();
+        }
+        model
+    }
+}
+
+fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
+    let mut values = vec![0.0; model.parameter_count()];
+    model.read_parameters(&mut values).unwrap();
+    let state = roll_core::model::flat::to_state(model.parameters(), &values).unwrap();
+    state.into_iter().map(|(name, tensor)| (name, tensor.to_f32_vec())).collect()
+}
+
+#[test]
+fn rank_layers_and_scale_are_those_of_the_file() {
+    let tiny = Tiny::new(TinyKind::I2v);
+    let said = json!({"lora_rank": 3, "lora_alpha": 6.0, "lora_target_modules": "q,ffn.0", "trainable_models": "dit2"});
+    let trained = tiny.trained("a", said.clone());
+    for place in ["a/adapter.safetensors", "a"] {
+        let started = tiny.open(json!({"lora_checkpoint": place})).unwrap();
+        assert_eq!(parameters(&started), parameters(&trained), "{place}");
+        let bytes = |model: &Wan| {
+            let files = model.export_adapter().unwrap().into_values().flatten();
+            files.map(|(name, tensor)| (name, tensor.as_bytes().to_vec())).collect::<Vec<_>>()
+        };
+        assert_eq!(bytes(&started), bytes(&trained), "also alpha and header");
+    }
+    let mut same = said;
+    same["lora_checkpoint"] = "a".into();
+    assert_eq!(parameters(&tiny.open(same).unwrap()), parameters(&trained), "what says the same may be said");
+    for (changes, words) in [
+        (json!({"lora_rank": 4}), ["model.lora_rank", "rank 4", "rank 3"]),
+        (json!({"lora_alpha": 3.0}), ["model.lora_alpha", "alpha 3", "alpha 6"]),
+        (json!({"lora_target_modules": "q,k"}), ["model.lora_target_modules", "q,k", "ffn.0"]),
+        (json!({"trainable_models": "dit"}), ["adapter.safetensors", "low_noise", "`dit`"]),
+        (json!({"lora_rank": 0}), ["model.lora_rank", "merge-lora", "a/adapter"]),
+    ] {
+        let mut options = changes;
+        options["lora_checkpoint"] = "a".into();
+        let told = tiny.refused(options);
+        words.iter().for_each(|word| assert!(told.contains(word), "no {word}: {told}"));
+    }
+}
+
+#[test]
+fn adapters_of_both_experts_are_read_from_a_directory_a_pair_a_map_or_one_file() {
+    let tiny = Tiny::new(TinyKind::I2v);
+    let trained = tiny.trained("both", json!({"lora_rank": 2, "trainable_models": "dit,dit2"}));
+    let (high, low) = ("both/adapter_high_noise.safetensors", "both/adapter_low_noise.safetensors");
+    let mut combined = StateDict::new();
+    for (file, prefix) in [(high, "transformer."), (low, "transformer_2.")] {
+        for (key, tensor) in Checkpoint::open(tiny.path(file)).unwrap().all().unwrap() {
+            combined.insert(key.replace("diffusion_model.", prefix), tensor);
+        }
+    }
+    save_safetensors(tiny.path("combined.safetensors"), &combined, &BTreeMap::new()).unwrap();
+    for source in [
+        json!("both"),
+        json!(format!("{high},{low}")),
+        json!({"dit": high, "dit2": low}),
+        json!([low, high]),
+        json!("combined.safetensors"),
+    ] {
+        let started = tiny.open(json!({"lora_checkpoint": source})).unwrap();
+        assert_eq!(parameters(&started), parameters(&trained), "{source}");
+    }
+    // Either alone: its expert is trained, and the other one is not.
+    for (file, expert) in [(high, "dit."), (low, "dit2.")] {
+        let started = parameters(&tiny.open(json!({"lora_checkpoint": file})).unwrap());
+        assert!(started.keys().all(|name| name.starts_with(expert)), "{file}");
+        assert!(started.iter().all(|(name, values)| values == &parameters(&trained)[name]), "{file}");
+        // Where both are trained, the other one starts anew.
+        let both = tiny.open(json!({"lora_checkpoint": file, "trainable_models": "dit,dit2", "lora_rank": 2})).unwrap();
+        let both = parameters(&both);
+        assert_eq!(both.len(), parameters(&trained).len());
+        assert!(both.iter().all(|(name, values)| name.starts_with(expert) == (values == &parameters(&trained)[name])));
+    }
+    let swapped = tiny.refused(json!({"lora_checkpoint": format!("{low},{high}")}));
+    assert!(swapped.contains("low_noise") && swapped.contains("`dit`, high_noise"), "{swapped}");
+    let one = tiny.refused(json!({"lora_checkpoint": "both", "trainable_models": "dit2"}));
+    assert!(one.contains("`dit`, high_noise") && one.contains("model.trainable_models"), "{one}");
+}
+
+#[test]
+fn a_file_that_names_no_expert_is_for_the_one_that_is_trained() {
+    let tiny = Tiny::new(TinyKind::I2v);
+    let trained = tiny.trained("a", json!({"lora_rank": 2, "trainable_models": "dit2"}));
+    // As another program would have written it.
+    let tensors = Checkpoint::open(tiny.path("a/adapter.safetensors")).unwrap().all().unwrap();
+    save_safetensors(tiny.path("foreign.safetensors"), &tensors, &BTreeMap::new()).unwrap();
+    let foreign = || json!({"lora_checkpoint": "foreign.safetensors"});
+    assert_eq!(parameters(&tiny.open(foreign()).unwrap()), parameters(&trained));
+    let mut for_high = foreign();
+    for_high["trainable_models"] = "dit".into();
+    assert!(parameters(&tiny.open(for_high).unwrap()).keys().all(|name| name.starts_with("dit.")));
+    let mut for_both = foreign();
+    for_both["trainable_models"] = "dit,dit2".into();
+    assert!(tiny.refused(for_both).contains("HIGH,LOW"));
+}
+
+#[test]
+fn layers_may_have_ranks_and_scales_of_their_own_and_any_convention() {
+    let tiny = Tiny::new(TinyKind::Ti2v);
+    let noise = |which: u64, shape: [usize; 2]| Noise::new(2).normal(Purpose::Synthetic, which, 0, &shape).unwrap();
+    let mut lora = roll_models::lora::Lora::default();
+    for (i, (name, rank, alpha)) in
+        [("blocks.0.self_attn.q", 2, Some(4.0)), ("blocks.1.cross_attn.o", 5, None)].into_iter().enumerate()
+    {
+        let (down, up) = (noise(2 * i as u64, [rank, 64]), noise(2 * i as u64 + 1, [64, rank]));
+        lora.layers.insert(name.into(), roll_models::lora::Layer { down, up, alpha, bias: None });
+    }
+    let mut all = Vec::new();
+    for convention in Convention::ALL {
+        let directory = tiny.path(&convention.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        let options = WriteOptions { convention, names: Names::Official };
+        write_lora(&lora, options, &BTreeMap::new(), &directory.join("adapter_model.safetensors")).unwrap();
+        let started = tiny.open(json!({"lora_checkpoint": convention.to_string()})).unwrap();
+        assert_eq!(started.parameters().len(), 4, "only the layers of the file are trained");
+        all.push(parameters(&started));
+    }
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "one adapter under five conventions");
+    let up = &all[0]["dit.blocks.0.self_attn.q.lora_B.weight"];
+    let doubled: Vec<f32> = lora.layers["blocks.0.self_attn.q"].up.to_f32_vec().iter().map(|v| 2.0 * v).collect();
+    assert_eq!(up, &doubled, "a scale that is not everyone's stands in B");
+}
+
+#[test]
+fn adapters_that_cannot_be_followed_are_refused_by_their_file() {
+    let tiny = Tiny::new(TinyKind::I2v);
+    tiny.trained("a", json!({"lora_rank": 2}));
+    let tensors = || Checkpoint::open(tiny.path("a/adapter.safetensors")).unwrap().all().unwrap();
+    let told = |change: &dyn Fn(&mut StateDict)| {
+        let mut state = tensors();
+        change(&mut state);
+        save_safetensors(tiny.path("bad.safetensors"), &state, &BTreeMap::new()).unwrap();
+        tiny.refused(json!({"lora_checkpoint": "bad.safetensors"}))
+    };
+    let q = "diffusion_model.blocks.0.self_attn.q";
+    let nan = told(&|state| {
+        let mut values = state[&format!("{q}.lora_B.weight")].to_f32_vec();
+        values[3] = f32::NAN;
+        state.insert(format!("{q}.lora_B.weight"), roll_core::Tensor::new(values, [64, 2]).unwrap());
+    });
+    assert!(nan.contains("bad.safetensors") && nan.contains("not finite") && nan.contains("self_attn.q"), "{nan}");
+    let other = told(&|state| {
+        for part in ["lora_A", "lora_B"] {
+            let tensor = state.remove(&format!("{q}.{part}.weight")).unwrap();
+            state.insert(format!("diffusion_model.blocks.9.self_attn.q.{part}.weight"), tensor);
+        }
+    });
+    assert!(other.contains("blocks.9.self_attn.q") && other.contains("lora_checkpoint"), "{other}");
+    let whole = told(&|state| {
+        state.insert("diffusion_model.blocks.0.diff_m".into(), roll_core::Tensor::zeros([1, 6, 64]));
+    });
+    assert!(whole.contains("merge-lora") && whole.contains("bad.safetensors"), "{whole}");
+    std::fs::create_dir(tiny.path("empty")).unwrap();
+    assert!(tiny.refused(json!({"lora_checkpoint": "empty"})).contains("expected an adapter"));
+    assert!(tiny.refused(json!({"lora_checkpoint": "a,a,a"})).contains("HIGH,LOW"));
+}
+
+/// Arguments of `roll generate` for a small video.
+fn generate<'a>(output: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = vec!["generate", "--output", output, "--steps", "1", "--frames", "5"];
+    arguments.extend(["--height", "64", "--width", "64", "--set", "model.model_paths=tiny/wan22_paths.json"]);
+    arguments.extend(["--set", "model.tokenizer_path=tiny/google/umt5-xxl"]);
+    arguments.extend(more);
+    arguments
+}
+
+const PROMPT: [&str; 4] = ["--prompt", "a face", "--image", "0.png"];
+
+fn picture(world: &World, name: &str, value: f32) {
+    let frame = roll_core::Video::new(roll_core::Tensor::full([1, 3, 64, 64], value), 8.0).unwrap();
+    let frames = roll_data::write_pngs(world.path("picture"), &frame).unwrap();
+    std::fs::rename(&frames[0], world.path(name)).unwrap();
+}
+
+#[test]
+fn what_a_run_leaves_makes_videos_and_starts_another_run() {
+    let world = World::new(2);
+    picture(&world, "0.png", 0.1);
+    let run =
+        ["algo.name=flow_matching", "model.trainable_models=dit,dit2", "sample_steps=0", "algo.draws_per_sample=8"];
+    let run = [&run[..], &["training.learning_rate=0.1"]].concat();
+    world.train("run", 2, &run);
+    let step = "run/checkpoints/step-000002";
+    let (high, low) =
+        (format!("{step}/adapter_high_noise.safetensors"), format!("{step}/adapter_low_noise.safetensors"));
+    let video = |name: &str, more: &[&str]| {
+        world.done(&generate(name, &[&PROMPT[..], more].concat()));
+        let frames = std::fs::read_dir(world.path(name)).unwrap();
+        let mut frames: Vec<_> = frames.map(|frame| std::fs::read(frame.unwrap().path()).unwrap()).collect();
+        frames.sort();
+        frames
+    };
+    let base = video("base", &[]);
+    let both = video("both", &["--adapter", "run"]);
+    assert_ne!(both, base);
+    assert_eq!(video("step", &["--adapter", step]), both);
+    assert_eq!(video("pair", &["--adapter", &format!("{high},{low}")]), both);
+    assert_eq!(video("list", &["--adapter", &low, "--adapter", &high]), both);
+    assert_eq!(video("none", &["--adapter", "run=0"]), base, "no strength, no change");
+    // One step is at noise level 1, where the first expert works.
+    assert_eq!(video("high", &["--adapter", &high]), both);
+    assert_eq!(video("low", &["--adapter", &low]), base);
+    assert_eq!(video("halves", &["--adapter", &format!("{high}=0.5"), "--adapter", &format!("{high}=0.5")]), both);
+    fails(
+        &world.roll(&generate("x", &[&PROMPT[..], &["--adapter", &format!("{low},{high}")]].concat())),
+        2,
+        &["low_noise"],
+    );
+
+    let header = Checkpoint::open(world.path(&high)).unwrap().metadata();
+    let word = |name: &str| header[name].as_str();
+    assert_eq!((word("roll.expert"), word("roll.rank"), word("roll.steps")), ("high_noise", "2", "2"));
+    assert_eq!((word("roll.run"), word("roll.alpha")), ("flow_matching", "2"));
+    assert!(word("roll.base").contains("image to video") && word("roll.base").contains("high_noise_model"));
+    let inspected = world.done(&["inspect", &high]);
+    assert!(inspected.contains("high_noise") && inspected.contains("roll.steps: 2"), "{inspected}");
+    let inspected = world.done(&["inspect", step]);
+    assert!(inspected.contains("adapter_high_noise") && inspected.contains("adapter_low_noise"), "{inspected}");
+    let whole = world.done(&["inspect", "tiny"]);
+    assert!(whole.contains("UMT5") && whole.matches("transformer").count() >= 2 && whole.contains("VAE"), "{whole}");
+
+    let started = |out: &str, settings: &[&str]| {
+        let settings = [&["sample_steps=0", "algo.name=flow_matching"][..], settings].concat();
+        let run = world.training(out, 1, &settings).output().unwrap();
+        assert!(run.status.success(), "{}", world::said(&run));
+        world.path(out).join("checkpoints/step-000001")
+    };
+    let next = started("next", &["model.lora_checkpoint=run"]);
+    assert!(
+        next.join("adapter_high_noise.safetensors").exists() && next.join("adapter_low_noise.safetensors").exists()
+    );
+    let next = started("low", &[&format!("model.lora_checkpoint={low}")]);
+    assert_eq!(
+        LoraFile::open(next.join("adapter.safetensors")).unwrap().adapters[0].is_for().unwrap().to_string(),
+        "low_noise"
+    );
+}
+
+#[test]
+fn a_video_is_made_for_each_prompt_of_a_file_and_mistakes_are_found_before_the_work() {
+    let world = World::new(0);
+    picture(&world, "0.png", 0.1);
+    std::fs::write(world.path("prompts.txt"), "one\n\n  two \n").unwrap();
+    let made = world.done(&generate("out.gif", &["--prompts", "prompts.txt", "--image", "0.png", "--seed", "3"]));
+    assert_eq!(made.lines().collect::<Vec<_>>(), ["out-001.gif", "out-002.gif"]);
+    let alone = |seed: &str| {
+        world.done(&generate("two.gif", &["--prompt", "two", "--image", "0.png", seed, "3"]));
+        std::fs::read(world.path("two.gif")).unwrap()
+    };
+    let second = std::fs::read(world.path("out-002.gif")).unwrap();
+    assert!(second == alone("--seed") && second == alone("--noise"), "as if it were made alone");
+    let end = |more: &[&str]| world.roll(&generate("end.gif", &[&PROMPT[..], more].concat()));
+    picture(&world, "1.png", -0.7);
+    assert!(end(&["--end-image", "1.png"]).status.success());
+    assert_ne!(std::fs::read(world.path("end.gif")).unwrap(), {
+        assert!(end(&[]).status.success());
+        std::fs::read(world.path("end.gif")).unwrap()
+    });
+    for (output, more, word) in [
+        ("x.avi", &[][..], ".avi"),
+        ("none/x.mp4", &[], "none is no directory"),
+        ("x.mp4", &["--fps", "0"], "--fps"),
+        ("tiny.mp4", &["--adapter", "0.png=loud"], "loud"),
+    ] {
+        let mut arguments = generate(output, &[&PROMPT[..], more].concat());
+        if word != "loud" {
+            // Nothing of the model is looked at.
+            arguments.extend(["--set", "model.model_paths=nosuch.json"]);
+        }
+        fails(&world.roll(&arguments), 2, &[word]);
+    }
+    let t2v = Tiny::new(TinyKind::T2v);
+    let paths = format!("model.model_paths={}", t2v.path("tiny/wan22_paths.json").display());
+    let arguments = generate("t2v.gif", &[&PROMPT[..], &["--set", &paths]].concat());
+    fails(&world.roll(&arguments), 2, &["--image", "text alone"]);
+}
+
+#[test]
+fn directories_that_hold_something_are_left_alone_and_new_ones_are_made() {
+    let world = World::new(0);
+    let before = std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap();
+    for command in [&["init-tiny", "tiny"][..], &["init-experts", "tiny"]] {
+        fails(&world.roll(&[command, &["--seed", "9"]].concat()), 2, &["tiny", "--force"]);
+    }
+    assert!(std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap() == before);
+    world.done(&["init-tiny", "tiny", "--seed", "9", "--force"]);
+    assert!(std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap() != before);
+    world.done(&["init-tiny", "a/b/new", "--kind", "ti2v"]);
+    assert!(world.path("a/b/new/wan22_paths.json").exists());
+}
+
+#[test]
+fn an_exported_expert_is_of_the_base_that_is_named_and_takes_the_place_of_its_shards() {
+    let tiny = Tiny::new(TinyKind::I2v);
+    let trained = tiny.trained("whole", json!({"lora_rank": 0}));
+    drop(trained);
+    let file = "whole/diffusion_pytorch_model.safetensors";
+    let world = World::new(0);
+    let (source, base) = (tiny.path(file), tiny.path("tiny/low_noise_model"));
+    let export = |base: &Path, out: &str, more: &[&str]| {
+        let arguments = ["export-expert", source.to_str().unwrap(), "--base", base.to_str().unwrap(), "--out", out];
+        world.roll(&[&arguments[..], more].concat())
+    };
+    world.done(&["split-shards", source.to_str().unwrap(), "shards", "--max-size", "200KB"]);
+    fails(&export(&base, "shards", &[]), 2, &["--force"]);
+    assert!(export(&base, "shards", &["--force"]).status.success());
+    let left = std::fs::read_dir(world.path("shards")).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("-of-")), "{left:?}");
+    let config = std::fs::read_to_string(base.join("config.json")).unwrap();
+    std::fs::create_dir(world.path("other")).unwrap();
+    std::fs::write(world.path("other/config.json"), config.replace("\"dim\": 64", "\"dim\": 128")).unwrap();
+    fails(&export(&world.path("other"), "new", &[]), 2, &["`dim` 128", "64"]);
+}
