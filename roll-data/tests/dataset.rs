@@ -163,3 +163,54 @@ fn a_probe_says_what_reading_finds() {
     std::fs::write(dir.path().join("b.mp4"), "no video").unwrap();
     assert!(roll_data::probe(dir.path().join("b.mp4"), Decoder::Own).is_err());
 }
+
+#[test]
+fn reading_ahead_changes_neither_samples_nor_errors_nor_when_they_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = DataConfig { cache_bytes: 0, on_bad_sample: OnBadSample::Skip, ..write(dir.path()) };
+    std::fs::write(dir.path().join("clip3/frame_00001.png"), "no picture").unwrap();
+    let steps = |config: &DataConfig, from: u64| {
+        let dataset = Arc::new(open(config).unwrap());
+        let mut batches = Batches::new(dataset, Noise::new(7), 4, Rank(0), 1).up_to(8);
+        let told = |step| match batches.batch(step) {
+            Ok(batch) => {
+                let samples =
+                    batch.samples.iter().map(|s| (s.index, s.video.frame(4)[7].to_bits())).collect::<Vec<_>>();
+                format!("{samples:?} {:?}", batch.skipped)
+            }
+            Err(error) => error.chain(),
+        };
+        (from..8).map(told).collect::<Vec<_>>()
+    };
+    for on_bad_sample in [OnBadSample::Skip, OnBadSample::Error] {
+        config.on_bad_sample = on_bad_sample;
+        config.prefetch = 0;
+        let expected = steps(&config, 0);
+        assert!(expected.iter().any(|step| step.contains("frame_00001.png")));
+        assert!(expected.iter().any(|step| !step.contains("frame_00001.png")));
+        for prefetch in [1, 3] {
+            config.prefetch = prefetch;
+            assert_eq!(steps(&config, 0), expected);
+            // As after a resume, and for who asks for a step again or leaves some out.
+            assert_eq!(steps(&config, 5), expected[5..]);
+        }
+    }
+    config.on_bad_sample = OnBadSample::Skip;
+    let mut batches = Batches::new(Arc::new(open(&config).unwrap()), Noise::new(7), 4, Rank(0), 1);
+    let mut rows = |step| batches.batch(step).unwrap().samples.iter().map(|s| s.index).collect::<Vec<_>>();
+    let first = rows(0);
+    assert_eq!((rows(0), rows(6).len() > 2, rows(0)), (first.clone(), true, first));
+}
+
+#[test]
+fn clips_come_in_the_unit_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = DataConfig { max_pixels: 1 << 20, num_frames: 81, ..write(dir.path()) };
+    let dims = |unit| Dataset::open(&config, unit).unwrap().sample(0).unwrap().video.dims();
+    assert_eq!(dims(VideoUnit { height: 32, width: 32, frames: 4 }), [5, 32, 64]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 1 }), [7, 40, 70]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 8 }), [1, 40, 70]);
+    let fixed = DataConfig { height: Some(48), width: Some(64), ..config };
+    let told = Dataset::open(&fixed, VideoUnit { height: 32, width: 32, frames: 4 }).unwrap_err().to_string();
+    assert!(told.contains("data.height") && told.contains("found 48"), "{told}");
+}

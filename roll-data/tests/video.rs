@@ -39,6 +39,13 @@ fn real_clip() -> Option<PathBuf> {
     Some(path)
 }
 
+/// Four pixels with transparency, as PIL writes them.
+const RGBA: &[u8] = &[
+    137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 4, 0, 0, 0, 1, 8, 6, 0, 0, 0, 249, 60, 15,
+    205, 0, 0, 0, 26, 73, 68, 65, 84, 120, 156, 99, 248, 207, 192, 240, 159, 225, 63, 67, 3, 151, 200, 127, 134, 255,
+    255, 255, 51, 2, 0, 60, 55, 7, 153, 96, 63, 64, 48, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130,
+];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -256,6 +263,126 @@ fn no_truncated_or_damaged_file_panics() {
         std::fs::write(&path, &bytes).unwrap();
         if let Ok(video) = read_video(&path, &OWN) {
             assert!(video.dims()[0] <= 5);
+        }
+    }
+}
+
+/// A picture of 3 x 2 pixels, "abc" above "def", as PNG with EXIF data that says `orientation`.
+fn png_with_orientation(orientation: u8) -> Vec<u8> {
+    let rgb = b"abcdef".iter().flat_map(|b| [*b; 3]).collect();
+    let png = roll_data::encode_png(&Picture { width: 3, height: 2, rgb }).unwrap();
+    let exif =
+        [b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".as_slice(), &[orientation, 0, 0, 0, 0, 0, 0, 0]].concat();
+    let mut chunk = [b"eXIf".as_slice(), &exif].concat();
+    let crc = !chunk.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
+    });
+    chunk.extend(crc.to_be_bytes());
+    // After the signature and IHDR.
+    let (head, rest) = png.split_at(8 + 25);
+    [head, &(exif.len() as u32).to_be_bytes(), &chunk, rest].concat()
+}
+
+#[test]
+fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.png");
+    // By PIL's `ImageOps.exif_transpose`.
+    let shown = ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
+    for (orientation, expected) in (1..).zip(shown) {
+        std::fs::write(&path, png_with_orientation(orientation)).unwrap();
+        let size = if orientation < 5 { [2, 3] } else { [3, 2] };
+        let bytes = |planes: &[f32]| planes[..6].iter().map(|v| ((v + 1.0) * 127.5).round() as u8).collect::<Vec<_>>();
+        let picture = roll_data::read_image(&path, Sizing::Native).unwrap();
+        assert_eq!((picture.shape(), bytes(picture.f32s().unwrap())), (&[3, size[0], size[1]][..], expected.into()));
+        for video in [read_video(&path, &OWN).unwrap(), read_video(dir.path(), &OWN).unwrap()] {
+            assert_eq!((video.dims(), bytes(video.frame(0))), ([1, size[0], size[1]], expected.into()));
+        }
+        assert_eq!(roll_data::probe(&path, Decoder::Own).unwrap().size, size);
+    }
+}
+
+#[test]
+fn transparency_is_dropped_as_pil_drops_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.png");
+    // Red, green, blue and white, of which all but the first are transparent to some degree; written by PIL 13.
+    std::fs::write(&path, RGBA).unwrap();
+    let picture = roll_data::read_image(&path, Sizing::Native).unwrap();
+    let values: Vec<u8> = picture.f32s().unwrap().iter().map(|v| ((v + 1.0) * 127.5).round() as u8).collect();
+    // PIL's `convert("RGB")`, plane by plane.
+    assert_eq!(values, [255, 0, 10, 255, 0, 255, 20, 255, 0, 0, 255, 255]);
+}
+
+/// Every box on the way to the sample table grows by `by`, and chunks lie so much further back.
+fn grow(bytes: &mut [u8], by: u32) {
+    for kind in [b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd"] {
+        let at = find_last(bytes, kind) - 4;
+        let size = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+        bytes[at..at + 4].copy_from_slice(&(size + by).to_be_bytes());
+    }
+    let at = find_last(bytes, b"stco") + 8;
+    let chunks = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    for offset in bytes[at + 4..][..4 * chunks].chunks_exact_mut(4) {
+        let moved = u32::from_be_bytes((&*offset).try_into().unwrap()) + by;
+        offset.copy_from_slice(&moved.to_be_bytes());
+    }
+}
+
+#[test]
+fn frames_are_decoded_by_the_description_that_they_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("two.mp4");
+    roll_data::write_mp4(&path, &smooth(5, 48, 64)).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let expected = read_video(&path, &OWN).unwrap();
+    // A description of another codec before the one that the frames are coded by.
+    let entry = find_last(&good, b"avc1") - 4;
+    let length = u32::from_be_bytes(good[entry..entry + 4].try_into().unwrap());
+    let mut other = good[entry..entry + length as usize].to_vec();
+    other[4..8].copy_from_slice(b"hvc1");
+    let mut bytes = good.clone();
+    grow(&mut bytes, length);
+    bytes.splice(entry..entry, other);
+    let bytes = patch(&bytes, b"stsd", 4, 2);
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(told(&path).contains("HEVC"), "{}", told(&path));
+    // Flags and count, then first chunk, frames in a chunk, and description of each run.
+    let mut bytes = bytes;
+    let runs = find_last(&bytes, b"stsc") + 8;
+    let count = u32::from_be_bytes(bytes[runs..runs + 4].try_into().unwrap()) as usize;
+    (0..count).for_each(|run| bytes[runs + 4 + 12 * run + 8..][..4].copy_from_slice(&2u32.to_be_bytes()));
+    std::fs::write(&path, &bytes).unwrap();
+    let read = read_video(&path, &OWN).unwrap();
+    assert!((0..5).all(|t| read.frame(t) == expected.frame(t)));
+    (0..count).for_each(|run| bytes[runs + 4 + 12 * run + 8..][..4].copy_from_slice(&3u32.to_be_bytes()));
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(told(&path).contains("description 3, the track has 2"), "{}", told(&path));
+}
+
+#[test]
+fn errors_are_in_words_of_this_crate() {
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = dir.path().join("a.mp4");
+    roll_data::write_mp4(&damaged, &smooth(9, 64, 64)).unwrap();
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let data = find_last(&bytes, b"mdat") + 40;
+    bytes[data..data + 200].fill(0x55);
+    std::fs::write(&damaged, bytes).unwrap();
+    let picture = dir.path().join("a.md");
+    std::fs::write(&picture, "# words").unwrap();
+    let cut = dir.path().join("cut.png");
+    std::fs::write(&cut, &png_with_orientation(1)[..50]).unwrap();
+    let image = |path: &Path| {
+        let options = ReadOptions { sizing: Sizing::Exact([16, 16]), ..OWN };
+        read_video(path, &options).unwrap_err().to_string()
+    };
+    for (told, expected) in
+        [(told(&damaged), "a.mp4"), (image(&picture), "neither a video nor a picture"), (image(&cut), "cut.png")]
+    {
+        assert!(told.contains(expected), "{told}");
+        for word in ["Native", "Backtrace", "OpenH264", "was not recognized", "Format error"] {
+            assert!(!told.contains(word), "{told}");
         }
     }
 }
