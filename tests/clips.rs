@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use serde_json::Value;
 use world::{SHORT, World, said};
 
 /// Arguments that set `settings`.
@@ -63,6 +64,26 @@ fn without_ffmpeg_a_clip_that_needs_it_is_refused_with_what_to_do() {
     };
     world::fails(&score("a.webm"), 2, &["Matroska or WebM", "install ffmpeg", "not in the PATH", "ffmpeg -i a.webm"]);
     assert!(score("0.mp4").status.success());
+}
+
+#[test]
+fn prepared_clips_are_what_a_run_would_have_seen() {
+    let world = World::new(3);
+    std::fs::write(world.path("2.mp4"), "no video").unwrap();
+    let settings = ["data", "prepare", "metadata.csv", "prepared", "--unit", "32", "--set", "data.max_pixels=3000"];
+    let told = world.done(&[&settings[..], &["--set", "data.fps=4"]].concat());
+    assert!(told.contains("2 clips, 1 left out"), "{told}");
+    // Nothing that is there is written over.
+    world::fails(&world.roll(&settings), 2, &["prepared", "not empty"]);
+    let told: Value =
+        serde_json::from_str(&world.done(&["data", "inspect", "prepared/metadata.jsonl", "--json"])).unwrap();
+    let expected = serde_json::json!({
+        "clips": 2, "usable": 2, "left_out": [], "formats": {"MP4 or MOV": 2}, "sizes": {"32x32": 2},
+        "lengths": {"5": 2}, "rates": {"4": 2}, "taken": {"5 frames of 32x32": 2},
+    });
+    assert_eq!(told, expected);
+    let told = world.done(&["data", "inspect", "metadata.csv"]);
+    assert!(told.contains("3 clips, 2 can be used") && told.contains("left out: metadata.csv line 4"), "{told}");
 }
 
 /// Clips of 9 frames at 8 a second: file, options before the input, options of the output, and the matrix of its track.
@@ -211,6 +232,16 @@ fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_count
         let told = log.lines().filter(|line| line.contains("left out") && line.contains(name)).count();
         assert_eq!(told, 1, "{name}: {log}");
     }
+    let inspect = ["data", "inspect", "clips", "--json"].map(String::from).to_vec();
+    let faces = [settings[2].as_str(), own[2], own[3], "data.height=64", "data.width=64", "data.num_frames=9"];
+    let arguments = [inspect, set(&faces)].concat();
+    let told: Value =
+        serde_json::from_str(&world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+    assert_eq!((&told["clips"], &told["usable"]), (&40.into(), &35.into()), "{told}");
+    assert_eq!(told["left_out"].as_array().unwrap().len(), 5);
+    assert!(
+        told["formats"]["Matroska or WebM"].as_u64().unwrap() >= 6 && told["taken"]["9 frames of 64x64"] != Value::Null
+    );
     let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));
 }

@@ -20,6 +20,21 @@ pub(crate) enum Container {
     Unknown,
 }
 
+/// What a clip is, in words: by its first bytes, or a directory.
+pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
+    let path = path.as_ref();
+    if path.is_dir() {
+        return Ok("directory of pictures");
+    }
+    Ok(match Head::read(path)?.container() {
+        Container::Mp4 => "MP4 or MOV",
+        Container::Gif => "GIF",
+        Container::Picture => "PNG, JPEG or WebP",
+        Container::OtherPicture(name, _) | Container::OtherVideo(name) => name,
+        Container::Unknown => "unknown",
+    })
+}
+
 /// The first bytes of a file.
 pub(crate) struct Head(Vec<u8>);
 
@@ -72,7 +87,7 @@ impl Head {
         }
         let others: [&[u8]; 5] = [b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"\x00\x00\x00\x01", b"DKIF"];
         if others.iter().any(|tag| at(0, tag)) {
-            return Container::OtherVideo("a video in a container of another kind");
+            return Container::OtherVideo("video of another kind");
         }
         Container::Unknown
     }

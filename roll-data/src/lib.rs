@@ -29,6 +29,7 @@ mod write;
 pub use batches::{Batch, Batches};
 pub use buckets::Bucket;
 pub use config::{DataConfig, Decoder, OnBadSample};
+pub use container::format;
 pub use dataset::Dataset;
 pub use metadata::{Metadata, Row};
 pub use picture::Picture;
