@@ -48,6 +48,14 @@ data! {
         pub trained_high: f64,
     }
 
+    /// Heights and widths are multiples of these, numbers of frames multiples plus one; none is 0. Since 2.2.
+    #[derive(Clone, Copy, Default)]
+    pub struct RollVideoUnit {
+        pub height: usize,
+        pub width: usize,
+        pub frames: usize,
+    }
+
     /// Arguments of `encode`. A tensor that is not there has the dtype [`NO_TENSOR`](crate::NO_TENSOR).
     #[derive(Clone, Copy)]
     pub struct RollConditionInput {
@@ -171,6 +179,10 @@ table! {
         fn encode_video(frames: *const RollTensor, out: *mut RollTensor);
         /// Of what `encode` and `encode_video` give; empty when the model cannot tell, null when it never can.
         fn encoding_key(out: *mut RollOwned<u8>);
+    }
+    since 2.2 {
+        /// Sizes and lengths of videos. Without it: multiples of 16 pixels, and of 4 frames plus one.
+        fn video_unit(out: *mut RollVideoUnit);
     }
 }
 

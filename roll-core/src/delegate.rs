@@ -138,6 +138,7 @@ macro_rules! delegate_diffusion {
     ($self:ident => $inner:expr) => { $crate::delegate_diffusion!($self => $inner; except); };
     ($self:ident => $inner:expr; except $($own:ident),* $(,)?) => {
         $crate::delegate_diffusion!(@schedule [$($own)*] $self, $inner);
+        $crate::delegate_diffusion!(@video_unit [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@encode [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@velocity [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@velocities [$($own)*] $self, $inner);
@@ -147,6 +148,7 @@ macro_rules! delegate_diffusion {
     };
 
     (@schedule [schedule $($rest:ident)*] $($context:tt)*) => {};
+    (@video_unit [video_unit $($rest:ident)*] $($context:tt)*) => {};
     (@encode [encode $($rest:ident)*] $($context:tt)*) => {};
     (@velocity [velocity $($rest:ident)*] $($context:tt)*) => {};
     (@velocities [velocities $($rest:ident)*] $($context:tt)*) => {};
@@ -160,6 +162,11 @@ macro_rules! delegate_diffusion {
     (@schedule [] $self:ident, $inner:expr) => {
         fn schedule(&$self) -> $crate::ScheduleFacts {
             $inner.schedule()
+        }
+    };
+    (@video_unit [] $self:ident, $inner:expr) => {
+        fn video_unit(&$self) -> $crate::VideoUnit {
+            $inner.video_unit()
         }
     };
     (@encode [] $self:ident, $inner:expr) => {
@@ -220,7 +227,7 @@ mod tests {
     use crate::{
         Adapter, ConditionInput, Conditioning, DiffusionModel, Generation, Grad, GradientSink, LanguageModel, Model,
         ParameterParts, ParameterSpec, Pullback, Result, Sampling, ScheduleFacts, SigmaRange, StateDict, Tensor,
-        Timestep, TokenStats, VelocityInput, WeightPlacement,
+        Timestep, TokenStats, VelocityInput, VideoUnit, WeightPlacement,
     };
 
     /// Counts its calls, and has every capability that defaults deny.
@@ -318,6 +325,9 @@ mod tests {
         fn schedule(&self) -> ScheduleFacts {
             self.called(ScheduleFacts { shift: 3.0, boundary: None, trained: SigmaRange::ALL })
         }
+        fn video_unit(&self) -> VideoUnit {
+            self.called(VideoUnit { height: 32, width: 32, frames: 8 })
+        }
         fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
             self.called(Ok(conditioning()))
         }
@@ -395,13 +405,14 @@ mod tests {
 
         let (x, conditioning) = (Tensor::scalar(1.0), conditioning());
         assert_eq!(wrapper.schedule().shift, 3.0);
+        assert_eq!(wrapper.video_unit().frames, 8);
         wrapper.encode(&ConditionInput::default()).unwrap();
         wrapper.velocity(&x, Timestep(1.0), &conditioning, Adapter::On, Grad::Skip).unwrap();
         wrapper.velocities(&[], Adapter::On, Grad::Skip).unwrap();
         wrapper.decode(&x, Grad::Skip).unwrap();
         assert_eq!(wrapper.encoding_key().unwrap().as_deref(), Some("key"));
         wrapper.encode_video(&x).unwrap();
-        assert_eq!(wrapper.0.calls.take(), 7);
+        assert_eq!(wrapper.0.calls.take(), 8);
     }
 
     #[test]

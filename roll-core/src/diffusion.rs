@@ -1,6 +1,6 @@
 //! Flow-matching video diffusion models.
 
-use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
+use crate::{Adapter, Error, Grad, Pullback, Result, Tensor, VideoUnit};
 
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -120,6 +120,11 @@ pub struct VelocityInput<'a> {
 pub trait DiffusionModel {
     /// Facts of the checkpoint.
     fn schedule(&self) -> ScheduleFacts;
+
+    /// Sizes and lengths that [`DiffusionModel::encode`] takes: data sets bring their clips to them.
+    fn video_unit(&self) -> VideoUnit {
+        VideoUnit::default()
+    }
 
     /// Encodes prompt and pictures. Not differentiated.
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;

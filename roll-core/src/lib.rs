@@ -58,6 +58,6 @@ pub use schedule::FlowSchedule;
 pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
-pub use video::{Sample, Video};
+pub use video::{Sample, Video, VideoUnit};
 
 pub use {inventory, serde, serde_json, tracing};

@@ -46,6 +46,44 @@ impl Video {
     }
 }
 
+/// Steps in which the heights, widths and lengths of a model's videos go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoUnit {
+    /// Heights are multiples of this; at least 1, as the others.
+    pub height: usize,
+    /// Widths are multiples of this.
+    pub width: usize,
+    /// Numbers of frames are one more than a multiple of this: a causal video encoder takes the first frame alone.
+    pub frames: usize,
+}
+
+impl Default for VideoUnit {
+    /// That of most Wan models: a VAE of stride 4 x 8 x 8, and patches of 2 x 2.
+    fn default() -> Self {
+        Self { height: 16, width: 16, frames: 4 }
+    }
+}
+
+impl VideoUnit {
+    /// The largest number of frames within `available`; 0 of 0.
+    pub fn frames_within(&self, available: usize) -> usize {
+        match available {
+            0 => 0,
+            n => (n - 1) / self.frames * self.frames + 1,
+        }
+    }
+
+    /// The largest height and width within these; 0 where a side is smaller than the unit.
+    pub fn size_within(&self, [height, width]: [usize; 2]) -> [usize; 2] {
+        [height / self.height * self.height, width / self.width * self.width]
+    }
+
+    /// Whether a video may have this height and width.
+    pub fn has_size(&self, size: [usize; 2]) -> bool {
+        size.iter().all(|side| *side > 0) && self.size_within(size) == size
+    }
+}
+
 /// One row of the training data.
 #[derive(Clone, Debug)]
 pub struct Sample {

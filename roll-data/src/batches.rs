@@ -6,6 +6,7 @@ use std::sync::Arc;
 use roll_core::{Noise, Rank, Result, Sample};
 
 use crate::Dataset;
+use crate::prefetch::Prefetch;
 
 /// The samples of a rank for one step.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +27,9 @@ pub struct Batch {
 /// Of a data set with buckets, passes are sequences of micro-batches instead: each holds clips of one shape, in the
 /// order of the permutation, and the last one of a shape is filled up from the first clips of that shape; the
 /// micro-batches of a pass are then put into an order drawn as well. All else is the same with micro-batches for rows.
-#[derive(Clone, Debug)]
+///
+/// While a step runs, the samples of the next `data.prefetch` steps are read. What a step gets is the same without.
+#[derive(Debug)]
 pub struct Batches {
     dataset: Arc<Dataset>,
     noise: Noise,
@@ -37,13 +40,26 @@ pub struct Batches {
     micro: usize,
     /// A pass and its rows, in micro-batches.
     order: Option<(u64, Vec<usize>)>,
+    prefetch: Prefetch,
+    /// One past the last step; none beyond is read ahead.
+    end: u64,
 }
 
 impl Batches {
     /// `per_rank` samples a step for this `rank` of `world_size`.
     pub fn new(dataset: Arc<Dataset>, noise: Noise, per_rank: usize, rank: Rank, world_size: usize) -> Self {
         let (per_rank, world_size) = (per_rank.max(1), world_size.max(1));
-        Self { dataset, noise, per_rank, rank, world_size, micro: 1, order: None }
+        Self {
+            dataset,
+            noise,
+            per_rank,
+            rank,
+            world_size,
+            micro: 1,
+            order: None,
+            prefetch: Prefetch::default(),
+            end: u64::MAX,
+        }
     }
 
     /// Of a data set with buckets, each `micro` samples of a rank in a row have one shape. `per_rank` must be a multiple
@@ -51,6 +67,12 @@ impl Batches {
     pub fn in_micro_batches(mut self, micro: usize) -> Self {
         let fits = micro > 0 && self.per_rank.is_multiple_of(micro);
         self.micro = if self.dataset.has_buckets() && fits { micro } else { 1 };
+        self
+    }
+
+    /// The run has so many steps: what comes after them is not read ahead.
+    pub fn up_to(mut self, steps: u64) -> Self {
+        self.end = steps;
         self
     }
 
@@ -79,9 +101,18 @@ impl Batches {
 
     /// The samples of step `step`. A bad row is an error, or left out, as `data.on_bad_sample` says.
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
+        let rows = self.indices(step);
+        let read = self.prefetch.take(&self.dataset, &rows)?;
+        for ahead in self.prefetch.len() as u64..self.dataset.config().prefetch as u64 {
+            let next = step + 1 + ahead;
+            if next < self.end {
+                let rows = self.indices(next);
+                self.prefetch.begin(&self.dataset, rows);
+            }
+        }
         let mut batch = Batch::default();
-        for index in self.indices(step) {
-            match self.dataset.sample_or_skip(index)? {
+        for sample in read {
+            match sample {
                 Ok(sample) => batch.samples.push(sample),
                 Err(skipped) => batch.skipped.push(skipped),
             }

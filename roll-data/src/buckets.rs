@@ -1,20 +1,20 @@
 //! A few shapes that all clips are brought to, so that several can be computed together.
 
 use rayon::prelude::*;
-use roll_core::{Result, ResultExt};
+use roll_core::{Result, ResultExt, VideoUnit};
 
 use crate::config::{DataConfig, OnBadSample};
+use crate::frames::times_before;
 use crate::metadata::Metadata;
 use crate::probe::{Probed, probe};
-use crate::read::usable_frames;
-use crate::resize::{DIVISOR, target_size};
+use crate::resize::target_size;
 
 /// A shape of clips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bucket {
-    /// Frames, one more than a multiple of 4.
+    /// Frames, one more than a multiple of the model's unit.
     pub frames: usize,
-    /// Height and width, multiples of 16.
+    /// Height and width, multiples of the model's unit.
     pub size: [usize; 2],
 }
 
@@ -24,11 +24,11 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
 }
 
 /// The shape of each row; `None` of one that cannot be read, where such rows are left out.
-pub(crate) fn assign(metadata: &Metadata, config: &DataConfig) -> Result<Vec<Option<Bucket>>> {
+pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Bucket>>> {
     let of = |row| -> Result<Option<Bucket>> {
         let row: &crate::metadata::Row = row;
-        let found = probe(&row.video).and_then(|probed| {
-            bucket(&probed, config).map_err(|problem| roll_core::Error::bad_file(&row.video, problem))
+        let found = probe(&row.video, config.decoder).and_then(|probed| {
+            bucket(&probed, config, unit).map_err(|problem| roll_core::Error::bad_file(&row.video, problem))
         });
         match found {
             Ok(bucket) => Ok(Some(bucket)),
@@ -40,35 +40,38 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig) -> Result<Vec<Opt
 }
 
 /// The nearest ratio, and the longest length that the clip has.
-fn bucket(clip: &Probed, config: &DataConfig) -> Result<Bucket, String> {
+pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
     let ratio = clip.size[1] as f64 / clip.size[0] as f64;
     let distance = |r: &f64| (r / ratio).ln().abs();
     let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
     let size = match (nearest, config.height, config.width) {
-        (Some(ratio), ..) => ratio_size(ratio, clip.size, config.max_pixels),
+        (Some(ratio), ..) => ratio_size(ratio, clip.size, config.max_pixels, unit),
         (None, Some(height), Some(width)) => [height, width],
-        _ => target_size(clip.size, config.max_pixels)?,
+        _ => target_size(clip.size, config.max_pixels, [unit.height, unit.width])?,
     };
     let available = match config.fps {
-        Some(fps) => (clip.frames as f64 * fps / clip.fps).ceil() as usize,
+        Some(fps) => times_before(clip.frames as f64 / clip.fps, fps),
         None => clip.frames,
     };
-    let available = usable_frames(available, config.num_frames);
+    let available = unit.frames_within(available.min(config.num_frames));
     let longest = config.bucket_frames.iter().copied().filter(|n| *n <= available).max();
     Ok(Bucket { frames: longest.unwrap_or(available), size })
 }
 
 /// Height and width of at most about so many pixels, and of no more than the clip has: a small one is not blown up.
-fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize) -> [usize; 2] {
+fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);
     // Of a ratio such as 16/9 the width may come out a hair below the clip's.
-    [height, height * ratio].map(|side| ((side + 1e-6) as usize / DIVISOR * DIVISOR).max(DIVISOR))
+    let [height, width] = unit.size_within([height, height * ratio].map(|side| (side + 1e-6) as usize));
+    [height.max(unit.height), width.max(unit.width)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const UNIT: VideoUnit = VideoUnit { height: 16, width: 16, frames: 4 };
 
     #[test]
     fn a_clip_takes_the_nearest_ratio_and_the_longest_length_it_has() {
@@ -78,7 +81,7 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config);
+        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config, UNIT);
         let wide = Bucket { frames: 81, size: [464, 832] };
         assert_eq!(of([1080, 1920], 200), Ok(wide));
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
@@ -86,7 +89,7 @@ mod tests {
         // Shorter than every length: it keeps its own.
         assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
-        assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow).map(|b| b.frames), Ok(49));
+        assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).map(|b| b.frames), Ok(49));
     }
 
     #[test]
@@ -96,7 +99,7 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config).map(|b| b.size);
+        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|b| b.size);
         assert_eq!(of([500, 510]), Ok([496, 496]));
         assert_eq!(of([144, 256]), Ok([144, 256]));
         assert_eq!(of([256, 144]), Ok([256, 144]));
@@ -110,8 +113,12 @@ mod tests {
     #[test]
     fn without_ratios_clips_keep_theirs() {
         let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
-        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config);
+        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
         assert!(of([4, 4]).is_err());
+        let unit = VideoUnit { height: 32, width: 32, frames: 8 };
+        let probed = Probed { size: [72, 144], frames: 16, fps: 8.0 };
+        let roomy = DataConfig { bucket_ratios: vec![2.0], num_frames: 81, ..DataConfig::default() };
+        assert_eq!(bucket(&probed, &roomy, unit), Ok(Bucket { frames: 9, size: [64, 128] }));
     }
 }

@@ -71,6 +71,16 @@ impl Yuv420<'_> {
     }
 }
 
+/// Planes of a frame whose chroma is as large as its luma; `width * height` bytes each.
+#[derive(Clone, Copy)]
+pub(crate) struct Yuv444<'a> {
+    pub width: usize,
+    pub height: usize,
+    pub y: &'a [u8],
+    pub u: &'a [u8],
+    pub v: &'a [u8],
+}
+
 /// Fractional bits of the factors.
 const BITS: u32 = 16;
 /// Interpolated chroma is scaled by 2^3: quarters vertically, halves horizontally.
@@ -79,17 +89,7 @@ const CHROMA_BITS: u32 = 3;
 /// To RGB. The planes must be consistent.
 pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     let (w, h) = (yuv.width, yuv.height);
-    let (luma, chroma, black) = matrix.range();
-    let fixed = |x: f64, bits: u32| (x * f64::from(1u32 << bits)).round() as i32;
-    let c = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
-    let factors = Factors {
-        y: fixed(255.0 / luma, BITS),
-        black,
-        rv: c(2.0 * (1.0 - matrix.kr)),
-        gu: c(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
-        gv: c(2.0 * matrix.kr * (1.0 - matrix.kr) / matrix.kg()),
-        bu: c(2.0 * (1.0 - matrix.kb)),
-    };
+    let factors = Factors::of(matrix);
     let mut rgb = vec![0; w * h * 3];
     let (mut u, mut v) = (vec![0; w], vec![0; w]);
     let mut column = vec![0; w / 2];
@@ -105,6 +105,24 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     Picture { width: w, height: h, rgb }
 }
 
+/// To RGB. The planes must have the size that is said.
+pub(crate) fn to_rgb_444(yuv: Yuv444<'_>, matrix: Matrix) -> Picture {
+    let Yuv444 { width, height, y, u, v } = yuv;
+    let factors = Factors::of(matrix);
+    let mut rgb = vec![0; width * height * 3];
+    let scaled = |row: &[u8], out: &mut [i32]| {
+        out.iter_mut().zip(row).for_each(|(out, &value)| *out = (i32::from(value) - 128) << CHROMA_BITS);
+    };
+    let (mut u_row, mut v_row) = (vec![0; width], vec![0; width]);
+    for (row, out) in rgb.chunks_exact_mut(width * 3).enumerate() {
+        let here = row * width..(row + 1) * width;
+        scaled(&u[here.clone()], &mut u_row);
+        scaled(&v[here.clone()], &mut v_row);
+        convert_row(&y[here], &u_row, &v_row, &factors, out);
+    }
+    Picture { width, height, rgb }
+}
+
 struct Factors {
     y: i32,
     black: i32,
@@ -112,6 +130,22 @@ struct Factors {
     gu: i32,
     gv: i32,
     bu: i32,
+}
+
+impl Factors {
+    fn of(matrix: Matrix) -> Self {
+        let (luma, chroma, black) = matrix.range();
+        let fixed = |x: f64, bits: u32| (x * f64::from(1u32 << bits)).round() as i32;
+        let c = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
+        Self {
+            y: fixed(255.0 / luma, BITS),
+            black,
+            rv: c(2.0 * (1.0 - matrix.kr)),
+            gu: c(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
+            gv: c(2.0 * matrix.kr * (1.0 - matrix.kr) / matrix.kg()),
+            bu: c(2.0 * (1.0 - matrix.kb)),
+        }
+    }
 }
 
 /// One row of chroma at every luma column, times 8, with its zero at 0.
@@ -193,7 +227,10 @@ mod tests {
         let [y, u, v] = planes(y, u, v);
         let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v, y_stride: 4, uv_stride: 2 };
         assert!(yuv.is_consistent());
-        to_rgb(yuv, matrix).rgb[..3].try_into().unwrap()
+        let rgb = to_rgb(yuv, matrix).rgb;
+        let full = Yuv444 { width: 2, height: 2, y: &y[..4], u: &u, v: &v };
+        assert_eq!(to_rgb_444(full, matrix).rgb, rgb[..12]);
+        rgb[..3].try_into().unwrap()
     }
 
     #[test]

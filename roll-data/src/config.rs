@@ -2,44 +2,52 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, VideoUnit};
 use serde::{Deserialize, Serialize};
 
-use crate::resize::DIVISOR;
-
-/// Training data: a `metadata.csv` or `metadata.jsonl` with columns `video` and `prompt` (optionally `image` or
-/// `input_image`, and `end_image`), and the files it names.
+/// Training data: a table of clips with columns `video` and `prompt` (optionally `image` or `input_image`, and
+/// `end_image`), and the files it names; or a directory of videos with a caption each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Path of the CSV or JSONL file. Default: `null`, which algorithms that train on clips refuse.
+    /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or of a directory
+    /// of videos, each with its prompt in a `.txt` of the same name. Default: `null`, which algorithms that train on
+    /// clips refuse.
     pub metadata: Option<PathBuf>,
     /// Directory that the file names in `metadata` are relative to. Default: `null`, the directory of that file.
     pub base_path: Option<PathBuf>,
     /// Upper limit on the pixels of a frame; larger frames are scaled down to about this many. At least 1. Default:
     /// 230400 (480 * 480), as in ROLL.
     pub max_pixels: usize,
-    /// Height of every frame in pixels, a multiple of 16. Needs `width`; the two replace `max_pixels`. Default: `null`.
+    /// Height of every frame in pixels, a multiple of the model's unit (16, or 32 of TI2V-5B). Needs `width`; the two
+    /// replace `max_pixels`. Default: `null`.
     pub height: Option<usize>,
-    /// Width of every frame in pixels, a multiple of 16. Needs `height`. Default: `null`.
+    /// Width of every frame in pixels, likewise. Needs `height`. Default: `null`.
     pub width: Option<usize>,
-    /// Upper limit on the frames taken from a clip. The number taken is always one more than a multiple of 4. At least
-    /// 1. Default: 81.
+    /// Upper limit on the frames taken from a clip. The number taken is always one more than a multiple of the model's
+    /// unit (4). At least 1. Default: 81.
     pub num_frames: usize,
-    /// Frames per second at which clips are sampled. Above 0. Default: `null`, every frame of the file is taken.
+    /// Frames per second at which clips are sampled: the frames that are shown at those times, also of clips of variable
+    /// rate. Above 0. Default: `null`, every frame of the file is taken.
     pub fps: Option<f64>,
     /// Ratios of width to height, from 0.05 to 20, for instance 1.78 for 16:9. Each clip is cropped to the nearest one
     /// and scaled to about `max_pixels` (a smaller clip is not scaled up), and the samples of a micro-batch have one
     /// shape. Excludes `height` and `width`. Default: an empty list, each clip keeps its own ratio.
     pub bucket_ratios: Vec<f64>,
-    /// Numbers of frames, each one more than a multiple of 4 and at most `num_frames`. Each clip is cut to the largest
-    /// number that it has frames for, and the samples of a micro-batch have one shape. Default: an empty list, each
-    /// clip keeps its length, up to `num_frames`.
+    /// Numbers of frames, each one more than a multiple of the model's unit (4) and at most `num_frames`. Each clip is cut
+    /// to the largest number that it has frames for, and the samples of a micro-batch have one shape. Default: an empty
+    /// list, each clip keeps its length, up to `num_frames`.
     pub bucket_frames: Vec<usize>,
     /// Draw the rows in another order in each pass, keyed by `seed`. Default: true.
     pub shuffle: bool,
     /// What to do with a row whose files cannot be read: `error` or `skip`. Default: `error`.
     pub on_bad_sample: OnBadSample,
+    /// Who decodes videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
+    /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read. Default: `auto`.
+    pub decoder: Decoder,
+    /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`. From 0 to 16.
+    /// Default: 1.
+    pub prefetch: usize,
     /// Passes over the metadata in one epoch (`dataset_repeat` in DiffSynth-Studio). At least 1. Default: 1.
     pub repeat: u64,
     /// Upper limit, in bytes, on the decoded clips that are kept in memory. Default: 1073741824 (1 GiB).
@@ -76,6 +84,8 @@ impl Default for DataConfig {
             bucket_frames: Vec::new(),
             shuffle: true,
             on_bad_sample: OnBadSample::Error,
+            decoder: Decoder::Auto,
+            prefetch: 1,
             repeat: 1,
             cache_bytes: 1 << 30,
             cache_dir: None,
@@ -95,6 +105,10 @@ impl DataConfig {
                 return Err(Error::config(key, "expected at least 1, found 0"));
             }
         }
+        if self.prefetch > MAX_PREFETCH {
+            let problem = format!("expected at most {MAX_PREFETCH} batches, found {}", self.prefetch);
+            return Err(Error::config("data.prefetch", problem));
+        }
         self.check_size()?;
         self.check_buckets()?;
         match self.fps {
@@ -106,16 +120,29 @@ impl DataConfig {
     }
 
     fn check_size(&self) -> Result<()> {
-        let (height, width) = match (self.height, self.width) {
-            (None, None) => return Ok(()),
-            (Some(height), Some(width)) => (height, width),
+        match (self.height, self.width) {
             (Some(_), None) => return Err(Error::config("data.height", "needs data.width beside it")),
             (None, Some(_)) => return Err(Error::config("data.width", "needs data.height beside it")),
-        };
-        for (key, value) in [("data.height", height), ("data.width", width)] {
-            if value == 0 || value % DIVISOR != 0 {
-                return Err(Error::config(key, format!("expected a multiple of {DIVISOR}, found {value}")));
+            (Some(0), _) => return Err(Error::config("data.height", "expected at least 1, found 0")),
+            (_, Some(0)) => return Err(Error::config("data.width", "expected at least 1, found 0")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the sizes and lengths that a model takes in these units.
+    pub fn check_unit(&self, unit: VideoUnit) -> Result<()> {
+        for (key, value, unit) in [("data.height", self.height, unit.height), ("data.width", self.width, unit.width)] {
+            if let Some(value) = value
+                && value % unit != 0
+            {
+                let near = (value / unit * unit).max(unit);
+                let problem = format!("the model takes multiples of {unit}, such as {near}; found {value}");
+                return Err(Error::config(key, problem));
             }
+        }
+        if let Some(frames) = self.bucket_frames.iter().find(|n| unit.frames_within(**n) != **n) {
+            let problem = format!("the model takes one more than a multiple of {} frames, found {frames}", unit.frames);
+            return Err(Error::config("data.bucket_frames", problem));
         }
         Ok(())
     }
@@ -128,15 +155,28 @@ impl DataConfig {
         if !self.bucket_ratios.is_empty() && self.height.is_some() {
             return Err(Error::config("data.bucket_ratios", "`data.height` and `data.width` fix the ratio already"));
         }
-        if let Some(frames) = self.bucket_frames.iter().find(|n| **n % 4 != 1 || **n > self.num_frames) {
-            let problem = format!(
-                "expected numbers one more than a multiple of 4, of at most `data.num_frames` ({}), found {frames}",
-                self.num_frames
-            );
+        if let Some(frames) = self.bucket_frames.iter().find(|n| **n == 0 || **n > self.num_frames) {
+            let problem = format!("expected numbers from 1 to `data.num_frames` ({}), found {frames}", self.num_frames);
             return Err(Error::config("data.bucket_frames", problem));
         }
         Ok(())
     }
+}
+
+/// Batches decoded ahead; more only take memory.
+const MAX_PREFETCH: usize = 16;
+
+/// Who decodes videos.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decoder {
+    /// The reader of this crate, and ffmpeg for what it cannot read.
+    #[default]
+    Auto,
+    /// The reader of this crate: H.264 in MP4 and MOV.
+    Own,
+    /// ffmpeg, for everything but GIF and pictures that this crate reads.
+    Ffmpeg,
 }
 
 /// What to do with a row whose files cannot be read.
@@ -175,17 +215,33 @@ mod tests {
         assert_eq!(refused(|c| c.repeat = 0), key("repeat"));
         assert_eq!(refused(|c| c.height = Some(64)), key("height"));
         assert_eq!(refused(|c| c.width = Some(64)), key("width"));
-        assert_eq!(refused(|c| (c.height, c.width) = (Some(64), Some(100))), key("width"));
+        assert_eq!(refused(|c| (c.height, c.width) = (Some(64), Some(0))), key("width"));
+        assert_eq!(refused(|c| c.prefetch = 17), key("prefetch"));
         assert_eq!(refused(|c| c.bucket_ratios = vec![1.0, f64::NAN]), key("bucket_ratios"));
         let fixed = |c: &mut DataConfig| {
             (c.height, c.width) = (Some(64), Some(64));
             c.bucket_ratios = vec![1.0];
         };
         assert_eq!(refused(fixed), key("bucket_ratios"));
-        assert_eq!(refused(|c| c.bucket_frames = vec![81, 16]), key("bucket_frames"));
         assert_eq!(refused(|c| c.bucket_frames = vec![85]), key("bucket_frames"));
+        assert_eq!(refused(|c| c.bucket_frames = vec![0]), key("bucket_frames"));
         for fps in [0.0, -1.0, f64::INFINITY] {
             assert_eq!(refused(|c| c.fps = Some(fps)), key("fps"));
         }
+    }
+
+    #[test]
+    fn sizes_and_lengths_that_the_model_does_not_take_are_refused_by_their_key() {
+        let sized = DataConfig { height: Some(64), width: Some(112), ..DataConfig::default() };
+        let told = |config: &DataConfig, unit| config.check_unit(unit).err().map(|e| e.to_string());
+        let wide = VideoUnit { height: 32, width: 32, frames: 4 };
+        assert_eq!(told(&sized, VideoUnit::default()), None);
+        let problem = told(&sized, wide).unwrap_or_default();
+        assert!(problem.contains("data.width") && problem.contains("multiples of 32, such as 96"), "{problem}");
+        let lengths = DataConfig { bucket_frames: vec![81, 16], ..DataConfig::default() };
+        let problem = told(&lengths, wide).unwrap_or_default();
+        assert!(problem.contains("data.bucket_frames") && problem.contains("found 16"), "{problem}");
+        assert!(told(&lengths, VideoUnit { frames: 3, ..wide }).is_some());
+        assert_eq!(told(&lengths, VideoUnit { frames: 1, ..wide }), None);
     }
 }

@@ -1,15 +1,15 @@
 //! Clips with their prompts, decoded when they are needed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video};
+use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video, VideoUnit};
 
 use crate::buckets::{self, Bucket};
 use crate::config::{DataConfig, OnBadSample};
 use crate::metadata::{Metadata, Row};
-use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
+use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
 
 /// The rows of a metadata file. Reading a sample decodes its clip; the last used ones are kept, within
 /// `data.cache_bytes`.
@@ -17,35 +17,28 @@ use crate::read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
 pub struct Dataset {
     metadata: Metadata,
     config: DataConfig,
+    unit: VideoUnit,
     /// Of each row; nothing when clips keep their own shapes.
     buckets: Option<Vec<Option<Bucket>>>,
     cache: Mutex<Cache>,
-    reported: Mutex<HashSet<usize>>,
 }
 
 impl Dataset {
-    /// Reads the metadata. With `on_bad_sample: error` a row whose clip is not there is an error now rather than after
-    /// hours of training; what is in the files shows when they are read.
-    pub fn open(config: &DataConfig) -> Result<Self> {
-        let Some(path) = &config.metadata else {
-            return Err(Error::config("data.metadata", "not set; it is the path of a metadata.csv"));
-        };
-        let metadata = Metadata::read(path, config.base_path.as_deref())?;
-        if config.on_bad_sample == OnBadSample::Error {
-            for row in &metadata.rows {
-                for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
-                    std::fs::metadata(file)
-                        .map_err(Error::file("read", file))
-                        .while_doing(|| format!("reading {}", metadata.place(row)))?;
-                }
-            }
-        }
+    /// Opens the data that `config` names, for a model whose videos go in `unit`.
+    pub fn open(config: &DataConfig, unit: VideoUnit) -> Result<Self> {
+        Self::new(Metadata::open(config)?, config, unit)
+    }
+
+    /// With metadata that was opened before the model was. Clips that are brought to a few shapes are looked at now;
+    /// what else is in the files shows when they are read.
+    pub fn new(metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
+        config.check_unit(unit)?;
         let buckets = match buckets::are_wanted(config) {
-            true => Some(buckets::assign(&metadata, config)?),
+            true => Some(buckets::assign(&metadata, config, unit)?),
             false => None,
         };
-        let cache = Cache { limit: config.cache_bytes, ..Cache::default() };
-        Ok(Self { metadata, config: config.clone(), buckets, cache: Mutex::new(cache), reported: Mutex::default() })
+        let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
+        Ok(Self { metadata, config: config.clone(), unit, buckets, cache })
     }
 
     /// Number of rows.
@@ -88,7 +81,6 @@ impl Dataset {
     }
 
     /// As [`Dataset::sample`]; with `on_bad_sample: skip` a bad row is `Err` inside: what stands for it, and why.
-    /// It is logged the first time.
     pub fn sample_or_skip(&self, index: usize) -> Result<Result<Sample, (String, String)>> {
         let error = match self.sample(index) {
             Ok(sample) => return Ok(Ok(sample)),
@@ -97,21 +89,10 @@ impl Dataset {
         };
         let place = self.metadata.rows.get(index).map(|row| self.metadata.place(row)).unwrap_or_default();
         let reason = match &error {
-            Error::Context { source, .. } => match std::error::Error::source(source.as_ref()) {
-                Some(cause) => format!("{source}: {cause}"),
-                None => source.to_string(),
-            },
+            Error::Context { source, .. } => source.chain(),
             other => other.to_string(),
         };
-        if lock(&self.reported).insert(index) {
-            tracing::warn!("left out {place}: {reason}");
-        }
         Ok(Err((place, reason)))
-    }
-
-    /// Rows found bad so far.
-    pub fn skipped(&self) -> usize {
-        lock(&self.reported).len()
     }
 
     fn read(&self, index: usize, row: &Row) -> Result<Sample> {
@@ -137,18 +118,27 @@ impl Dataset {
 
     fn decode(&self, row: &Row, bucket: Option<Bucket>) -> Result<Clip> {
         let config = &self.config;
+        let unit = self.unit;
         let sizing = match (bucket, config.height, config.width) {
             (Some(bucket), ..) => Sizing::Exact(bucket.size),
             (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
-            _ => Sizing::MaxPixels(config.max_pixels),
+            _ => Sizing::MaxPixels { pixels: config.max_pixels, unit: [unit.height, unit.width] },
         };
-        let wanted = bucket.map_or(config.num_frames, |bucket| bucket.frames);
-        let wanted = usable_frames(wanted, wanted);
-        let options = ReadOptions { max_frames: Some(wanted), fps: config.fps, sizing };
-        let video = trim(read_video(&row.video, &options)?)?;
+        let wanted = bucket.map_or(unit.frames_within(config.num_frames), |bucket| bucket.frames);
+        let decoder = config.decoder;
+        let options = ReadOptions { max_frames: Some(wanted), fps: config.fps, sizing, decoder, every: 1 };
+        let video = read_video(&row.video, &options)?;
+        let found = video.dims()[0];
+        let video = cut(video, unit.frames_within(found))?;
         let [_, height, width] = video.dims();
+        if let Some(bucket) = bucket
+            && bucket.frames != found
+        {
+            let problem = format!("{found} frames can be read, its index tells of at least {}", bucket.frames);
+            return Err(Error::bad_file(&row.video, problem));
+        }
         let picture = |path: Option<&Path>| -> Result<Option<Tensor>> {
-            path.map(|p| read_image(p, Sizing::Exact([height, width]))).transpose()
+            path.map(|p| read_image_by(p, Sizing::Exact([height, width]), decoder)).transpose()
         };
         Ok(Clip {
             image: picture(row.image.as_deref())?,
@@ -158,10 +148,9 @@ impl Dataset {
     }
 }
 
-/// Cuts a video to [`usable_frames`].
-fn trim(video: Video) -> Result<Video> {
+/// The first `kept` frames.
+fn cut(video: Video, kept: usize) -> Result<Video> {
     let [frames, height, width] = video.dims();
-    let kept = usable_frames(frames, frames);
     if kept == frames {
         return Ok(video);
     }

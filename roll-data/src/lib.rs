@@ -1,8 +1,8 @@
 //! Videos, pictures and data sets.
 //!
-//! [`read_video`] reads H.264 MP4, GIF, directories of pictures and single pictures to [`roll_core::Video`];
-//! [`write_mp4`] and its siblings write them. [`Dataset`] joins a `metadata.csv` (or `.jsonl`) with the files it names, and
-//! [`Batches`] says which samples an optimizer step sees.
+//! [`read_video`] reads H.264 MP4, GIF, directories of pictures and single pictures to [`roll_core::Video`], and through
+//! the program ffmpeg, where it is installed, everything that it reads; [`write_mp4`] and its siblings write them.
+//! [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] says which samples an optimizer step sees.
 //!
 //! Files are not trusted: what is truncated, lies about sizes or is no video is an error that names the file and the
 //! reason, and memory is bounded by what was asked for.
@@ -11,10 +11,15 @@ mod batches;
 mod buckets;
 mod color;
 mod config;
+mod container;
 mod dataset;
+mod ffmpeg;
+mod frames;
 mod metadata;
 mod mp4;
+mod orientation;
 mod picture;
+mod prefetch;
 mod probe;
 mod read;
 mod resize;
@@ -23,11 +28,12 @@ mod write;
 
 pub use batches::{Batch, Batches};
 pub use buckets::Bucket;
-pub use config::{DataConfig, OnBadSample};
+pub use config::{DataConfig, Decoder, OnBadSample};
+pub use container::format;
 pub use dataset::Dataset;
 pub use metadata::{Metadata, Row};
 pub use picture::Picture;
 pub use probe::{Probed, probe};
-pub use read::{ReadOptions, Sizing, read_image, read_video, usable_frames};
+pub use read::{ReadOptions, Sizing, read_image, read_video};
 pub use resize::{crop_and_resize, resize, target_size};
 pub use write::{contact_sheet, encode_gif, encode_png, write_contact_sheet, write_gif, write_mp4, write_pngs};

@@ -2,6 +2,8 @@
 
 use roll_core::{Result, Tensor, Video};
 
+use crate::resize::resize;
+
 /// Frames larger than this in either direction are refused: they exceed H.264's levels, and a file that claims them
 /// wants memory.
 pub(crate) const MAX_SIDE: usize = 16_384;
@@ -48,27 +50,26 @@ impl Picture {
         self.append_planes(&mut values);
         Tensor::new(values, [3, self.height, self.width])
     }
+}
 
-    /// Turned clockwise by `quarters` times 90 degrees.
-    pub(crate) fn rotated(self, quarters: u8) -> Self {
-        let (w, h) = (self.width, self.height);
-        let (width, height) = if quarters % 2 == 1 { (h, w) } else { (w, h) };
-        if quarters % 4 == 0 {
-            return self;
-        }
-        let mut rgb = Vec::with_capacity(self.rgb.len());
-        for y in 0..height {
-            for x in 0..width {
-                let (sx, sy) = match quarters % 4 {
-                    1 => (y, h - 1 - x),
-                    2 => (w - 1 - x, h - 1 - y),
-                    _ => (w - 1 - y, x),
-                };
-                rgb.extend(&self.rgb[(sy * w + sx) * 3..][..3]);
-            }
-        }
-        Self { width, height, rgb }
+/// Height and width in square pixels: the side that is too short is stretched, so that nothing is lost. What is no
+/// ratio, or one beyond 10, counts as square.
+pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32; 2]>) -> [usize; 2] {
+    let Some([w, h]) = pixel_aspect else { return [height, width] };
+    let ratio = f64::from(w) / f64::from(h);
+    let stretched = |side: usize, by: f64| (side as f64 * by).round() as usize;
+    match ratio {
+        0.1..1.0 => [stretched(height, 1.0 / ratio), width],
+        1.0..=10.0 => [height, stretched(width, ratio)],
+        _ => [height, width],
     }
+}
+
+/// Resampled to [`square_size`].
+pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) -> Result<Picture, String> {
+    let size = square_size([picture.height, picture.width], pixel_aspect);
+    check_size(size[1], size[0])?;
+    Ok(resize(picture, size))
 }
 
 /// Whether a frame of this size is accepted.
@@ -95,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn four_quarter_turns_are_none() {
-        let picture = Picture { width: 3, height: 2, rgb: (0..18).collect() };
-        let turned = picture.clone().rotated(1);
-        // Clockwise: the lower left pixel comes to the upper left.
-        assert_eq!((turned.width, turned.height, &turned.rgb[..3]), (2, 3, &picture.rgb[9..12]));
-        assert_eq!(turned.clone().rotated(1), picture.clone().rotated(2));
-        assert_eq!(turned.rotated(3), picture);
+    fn pixels_that_are_not_square_are_stretched_to_squares() {
+        assert_eq!(square_size([144, 176], Some([128, 117])), [144, 193]);
+        assert_eq!(square_size([576, 720], Some([16, 15])), [576, 768]);
+        assert_eq!(square_size([480, 720], Some([8, 9])), [540, 720]);
+        for none in [None, Some([1, 1]), Some([0, 0]), Some([0, 1]), Some([1, 0]), Some([99, 1]), Some([1, 99])] {
+            assert_eq!(square_size([30, 40], none), [30, 40]);
+        }
     }
 }

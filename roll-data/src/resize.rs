@@ -4,7 +4,7 @@
 //!
 //! 1. Target size. With height and width given, those. Else the picture's own size, scaled down by
 //!    sqrt(width * height / max_pixels) and truncated when it has more than `max_pixels`; then both rounded down to
-//!    multiples of 16.
+//!    multiples of the model's unit (16 there).
 //! 2. Scale by max(target_width / width, target_height / height), sizes rounded half to even, with Pillow's
 //!    antialiased bilinear filter.
 //! 3. Cut out the centre, offsets rounded half to even.
@@ -16,11 +16,8 @@ use rayon::prelude::*;
 
 use crate::picture::Picture;
 
-/// Both sides of every frame are multiples of this.
-pub(crate) const DIVISOR: usize = 16;
-
-/// Height and width that a picture of `[height, width]` is brought to, or why it cannot be.
-pub fn target_size([height, width]: [usize; 2], max_pixels: usize) -> Result<[usize; 2], String> {
+/// Height and width, multiples of `unit`, that a picture of `[height, width]` is brought to, or why it cannot be.
+pub fn target_size([height, width]: [usize; 2], max_pixels: usize, unit: [usize; 2]) -> Result<[usize; 2], String> {
     let pixels = (width * height) as f64;
     let (mut h, mut w) = (height, width);
     if width * height > max_pixels {
@@ -28,11 +25,12 @@ pub fn target_size([height, width]: [usize; 2], max_pixels: usize) -> Result<[us
         h = (height as f64 / scale) as usize;
         w = (width as f64 / scale) as usize;
     }
-    let (h, w) = (h / DIVISOR * DIVISOR, w / DIVISOR * DIVISOR);
+    let [rows, columns] = unit.map(|unit| unit.max(1));
+    let (h, w) = (h / rows * rows, w / columns * columns);
     if h == 0 || w == 0 {
         return Err(format!(
-            "frames of {width} x {height} pixels come to {w} x {h} after rounding down to multiples of {DIVISOR} \
-             (max_pixels {max_pixels}): each side needs at least {DIVISOR}"
+            "frames of {width} x {height} pixels come to {w} x {h} after rounding down to multiples of {columns} x \
+             {rows} (max_pixels {max_pixels}): they need at least these"
         ));
     }
     Ok([h, w])
@@ -141,9 +139,11 @@ mod tests {
             ([500, 500], [464, 464]), // 479.99999999999994 in f64, there as here
             ([17, 31], [16, 16]),
         ] {
-            assert_eq!(target_size(size, max), Ok(expected));
+            assert_eq!(target_size(size, max, [16, 16]), Ok(expected));
         }
-        assert!(target_size([15, 400], max).unwrap_err().contains("at least 16"));
+        assert!(target_size([15, 400], max, [16, 16]).unwrap_err().contains("multiples of 16 x 16"));
+        assert_eq!(target_size([144, 176], max, [32, 32]), Ok([128, 160]));
+        assert_eq!(target_size([480, 832], max, [32, 32]), Ok([352, 608]));
     }
 
     /// Sums and polynomial hashes of what torchvision 0.24.0 on Pillow 13.0.0 gives for the same pictures.

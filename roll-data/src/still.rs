@@ -6,42 +6,98 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
-use image::{AnimationDecoder, ImageDecoder, ImageReader, Limits};
+use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
 
+use crate::config::Decoder;
+use crate::container::{Container, Head};
+use crate::ffmpeg::{self, Failure};
+use crate::frames::STILL_FPS;
+use crate::orientation::Orientation;
 use crate::picture::{MAX_SIDE, Picture, check_size};
+
+/// Of a picture as it is decoded.
+const MAX_BYTES: u64 = 512 << 20;
 
 fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE as u32);
     limits.max_image_height = Some(MAX_SIDE as u32);
-    limits.max_alloc = Some(512 << 20);
+    limits.max_alloc = Some(MAX_BYTES);
     limits
 }
 
-/// Reads PNG, JPEG, WebP or the first frame of a GIF; transparency is dropped, as by PIL's `convert("RGB")`.
-pub(crate) fn read_picture(path: &Path) -> Result<Picture, String> {
-    let mut reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(|e| e.to_string())?;
-    reader.limits(limits());
-    let image = reader.decode().map_err(|e| e.to_string())?.into_rgb8();
-    let (width, height) = (image.width() as usize, image.height() as usize);
-    check_size(width, height)?;
-    Ok(Picture { width, height, rgb: image.into_raw() })
+/// Reads a picture, turned as its EXIF data says; transparency is dropped, as by PIL's `convert("RGB")`. PNG, JPEG, WebP
+/// and the first frame of a GIF are read here, others through ffmpeg where `decoder` allows it.
+pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
+    let head = Head::read(path).map_err(|e| e.chain())?;
+    let picture = match head.container() {
+        Container::Picture | Container::Gif => decode_picture(path)?,
+        Container::Mp4 | Container::OtherVideo(_) => return Err("a video, expected a picture".into()),
+        _ if decoder == Decoder::Own || head.is_empty() => return Err(head.unread()),
+        other => {
+            let format = if let Container::OtherPicture(_, format) = other { format } else { None };
+            ffmpeg::picture(path, format).map_err(|failure| match failure {
+                Failure::Absent(program) => format!("{}; `{program}` is not in the PATH", head.unread()),
+                Failure::Failed(problem) => problem,
+            })?
+        }
+    };
+    check_size(picture.width, picture.height)?;
+    Ok(picture)
 }
 
-/// Decodes the frames of a GIF one by one; the delay of each is in seconds.
+fn decode_picture(path: &Path) -> Result<Picture, String> {
+    let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(|e| e.to_string())?;
+    let mut reader = reader;
+    reader.limits(limits());
+    let decode = || {
+        let mut decoder = reader.into_decoder()?;
+        let mut limits = limits();
+        limits.reserve(decoder.total_bytes())?;
+        decoder.set_limits(limits)?;
+        // Damaged EXIF data says nothing.
+        let orientation = decoder.orientation().map(Orientation::from).unwrap_or_default();
+        Ok((DynamicImage::from_decoder(decoder)?.into_rgb8(), orientation))
+    };
+    let (image, orientation) = decode().map_err(plain)?;
+    let (width, height) = (image.width() as usize, image.height() as usize);
+    Ok(orientation.apply(Picture { width, height, rgb: image.into_raw() }))
+}
+
+/// In words of this crate.
+fn plain(error: ImageError) -> String {
+    match error {
+        ImageError::Limits(_) => format!("larger than {MAX_SIDE} pixels a side, or than {MAX_BYTES} bytes in memory"),
+        ImageError::Unsupported(what) => format!("a picture of a kind that cannot be read: {what}"),
+        ImageError::IoError(error) => match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => "the picture is cut short".into(),
+            _ => error.to_string(),
+        },
+        ImageError::Decoding(error) => {
+            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| cause.to_string());
+            format!("the picture is damaged: {cause}")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Decodes the frames of a GIF one by one, each with the seconds for which it is shown.
 pub(crate) fn decode_gif(
     file: File,
     mut each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
-    let mut decoder = GifDecoder::new(BufReader::new(file)).map_err(|e| e.to_string())?;
-    decoder.set_limits(limits()).map_err(|e| e.to_string())?;
+    let mut decoder = GifDecoder::new(BufReader::new(file)).map_err(plain)?;
+    decoder.set_limits(limits()).map_err(plain)?;
     let (width, height) = decoder.dimensions();
     check_size(width as usize, height as usize)?;
     for frame in decoder.into_frames() {
-        let frame = frame.map_err(|e| e.to_string())?;
+        let frame = frame.map_err(plain)?;
         let (numerator, denominator) = frame.delay().numer_denom_ms();
-        let seconds = f64::from(numerator) / f64::from(denominator.max(1)) / 1000.0;
-        let image = image::DynamicImage::ImageRgba8(frame.into_buffer()).into_rgb8();
+        let seconds = match numerator {
+            0 => 1.0 / STILL_FPS, // it does not say
+            n => f64::from(n) / f64::from(denominator.max(1)) / 1000.0,
+        };
+        let image = DynamicImage::ImageRgba8(frame.into_buffer()).into_rgb8();
         let picture = Picture { width: image.width() as usize, height: image.height() as usize, rgb: image.into_raw() };
         if each(picture, seconds)?.is_break() {
             break;

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_core::{Error, Noise, Rank, Tensor, Video};
-use roll_data::{Batches, DataConfig, Dataset, OnBadSample, Picture};
+use roll_core::{Error, Noise, Rank, Tensor, Video, VideoUnit};
+use roll_data::{Batches, DataConfig, Dataset, Decoder, OnBadSample, Picture};
 
 fn video(frames: usize, shade: f32, [height, width]: [usize; 2]) -> Video {
     let values = (0..frames * 3 * height * width).map(|i| shade + (i % width) as f32 * 1e-3).collect();
@@ -25,10 +25,14 @@ fn write(dir: &Path) -> DataConfig {
     DataConfig { metadata: Some(dir.join("metadata.csv")), num_frames: 8, max_pixels: 32 * 48, ..DataConfig::default() }
 }
 
+fn open(config: &DataConfig) -> roll_core::Result<Dataset> {
+    Dataset::open(config, VideoUnit::default())
+}
+
 #[test]
 fn a_sample_is_trimmed_resized_and_cropped() {
     let dir = tempfile::tempdir().unwrap();
-    let dataset = Dataset::open(&write(dir.path())).unwrap();
+    let dataset = open(&write(dir.path())).unwrap();
     assert_eq!(dataset.len(), 6);
     let sample = dataset.sample(2).unwrap();
     // 40 x 70 with at most 1536 pixels: 29 x 51, rounded down to 16 x 48; 7 frames come to 5.
@@ -39,13 +43,13 @@ fn a_sample_is_trimmed_resized_and_cropped() {
     assert!(Arc::ptr_eq(&sample.video, &dataset.sample(2).unwrap().video));
     assert!(dataset.sample(0).unwrap().image.is_none());
     let exact = DataConfig { height: Some(32), width: Some(32), num_frames: 4, ..write(dir.path()) };
-    assert_eq!(Dataset::open(&exact).unwrap().sample(0).unwrap().video.dims(), [1, 32, 32]);
+    assert_eq!(open(&exact).unwrap().sample(0).unwrap().video.dims(), [1, 32, 32]);
 }
 
 #[test]
 fn what_a_step_sees_does_not_depend_on_the_number_of_ranks() {
     let dir = tempfile::tempdir().unwrap();
-    let dataset = Arc::new(Dataset::open(&write(dir.path())).unwrap());
+    let dataset = Arc::new(open(&write(dir.path())).unwrap());
     let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
         let ranks_of = |r| Batches::new(dataset.clone(), Noise::new(7), per_rank, Rank(r), ranks);
         (0..ranks).flat_map(|r| ranks_of(r).indices(step)).collect()
@@ -75,13 +79,13 @@ fn a_bad_row_is_named_or_skipped_and_counted() {
     std::fs::remove_dir_all(dir.path().join("clip5")).unwrap();
     let chain = |e: &Error| format!("{e}: {}", std::error::Error::source(e).unwrap());
 
-    let told = chain(&Dataset::open(&config).unwrap_err());
+    let told = chain(&open(&config).unwrap_err());
     assert!(told.contains("line 7") && told.contains("clip5"), "{told}");
-    assert_eq!(Dataset::open(&config).unwrap_err().fault(), roll_core::Fault::User);
+    assert_eq!(open(&config).unwrap_err().fault(), roll_core::Fault::User);
 
     config.on_bad_sample = OnBadSample::Skip;
     config.shuffle = false;
-    let dataset = Arc::new(Dataset::open(&config).unwrap());
+    let dataset = Arc::new(open(&config).unwrap());
     let told = chain(&dataset.sample(3).unwrap_err());
     assert!(told.contains("line 5") && told.contains("frame_00001.png"), "{told}");
     let mut batches = Batches::new(dataset.clone(), Noise::new(1), 6, Rank(0), 1);
@@ -90,12 +94,11 @@ fn a_bad_row_is_named_or_skipped_and_counted() {
         assert_eq!((batch.samples.len(), batch.skipped.len()), (4, 2));
         assert!(batch.skipped[0].0.contains("line 5") && batch.skipped[0].1.contains("frame_00001.png"));
     }
-    assert_eq!(dataset.skipped(), 2);
 }
 
 #[test]
 fn data_that_is_not_set_is_an_error_that_names_the_key() {
-    let told = Dataset::open(&DataConfig::default()).unwrap_err().to_string();
+    let told = open(&DataConfig::default()).unwrap_err().to_string();
     assert!(told.contains("data.metadata"), "{told}");
 }
 
@@ -122,7 +125,7 @@ fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
         bucket_frames: vec![5, 9],
         ..DataConfig::default()
     };
-    let dataset = Arc::new(Dataset::open(&config).unwrap());
+    let dataset = Arc::new(open(&config).unwrap());
     assert_eq!(dataset.sample(8).unwrap().video.dims(), [9, 64, 32]);
     assert_eq!(dataset.sample(10).unwrap().video.dims(), [5, 32, 64]);
     let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
@@ -153,10 +156,61 @@ fn a_probe_says_what_reading_finds() {
     roll_data::write_gif(dir.path().join("a.gif"), &clip).unwrap();
     roll_data::write_pngs(dir.path().join("a"), &clip).unwrap();
     for (name, fps) in [("a.mp4", 8.0), ("a.gif", 8.0), ("a", 16.0)] {
-        let probed = roll_data::probe(dir.path().join(name)).unwrap();
+        let probed = roll_data::probe(dir.path().join(name), Decoder::Own).unwrap();
         assert_eq!((probed.size, probed.frames), ([40, 70], 7), "{name}");
         assert!((probed.fps - fps).abs() < 0.1, "{name}: {}", probed.fps);
     }
     std::fs::write(dir.path().join("b.mp4"), "no video").unwrap();
-    assert!(roll_data::probe(dir.path().join("b.mp4")).is_err());
+    assert!(roll_data::probe(dir.path().join("b.mp4"), Decoder::Own).is_err());
+}
+
+#[test]
+fn reading_ahead_changes_neither_samples_nor_errors_nor_when_they_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = DataConfig { cache_bytes: 0, on_bad_sample: OnBadSample::Skip, ..write(dir.path()) };
+    std::fs::write(dir.path().join("clip3/frame_00001.png"), "no picture").unwrap();
+    let steps = |config: &DataConfig, from: u64| {
+        let dataset = Arc::new(open(config).unwrap());
+        let mut batches = Batches::new(dataset, Noise::new(7), 4, Rank(0), 1).up_to(8);
+        let told = |step| match batches.batch(step) {
+            Ok(batch) => {
+                let samples =
+                    batch.samples.iter().map(|s| (s.index, s.video.frame(4)[7].to_bits())).collect::<Vec<_>>();
+                format!("{samples:?} {:?}", batch.skipped)
+            }
+            Err(error) => error.chain(),
+        };
+        (from..8).map(told).collect::<Vec<_>>()
+    };
+    for on_bad_sample in [OnBadSample::Skip, OnBadSample::Error] {
+        config.on_bad_sample = on_bad_sample;
+        config.prefetch = 0;
+        let expected = steps(&config, 0);
+        assert!(expected.iter().any(|step| step.contains("frame_00001.png")));
+        assert!(expected.iter().any(|step| !step.contains("frame_00001.png")));
+        for prefetch in [1, 3] {
+            config.prefetch = prefetch;
+            assert_eq!(steps(&config, 0), expected);
+            // As after a resume, and for who asks for a step again or leaves some out.
+            assert_eq!(steps(&config, 5), expected[5..]);
+        }
+    }
+    config.on_bad_sample = OnBadSample::Skip;
+    let mut batches = Batches::new(Arc::new(open(&config).unwrap()), Noise::new(7), 4, Rank(0), 1);
+    let mut rows = |step| batches.batch(step).unwrap().samples.iter().map(|s| s.index).collect::<Vec<_>>();
+    let first = rows(0);
+    assert_eq!((rows(0), rows(6).len() > 2, rows(0)), (first.clone(), true, first));
+}
+
+#[test]
+fn clips_come_in_the_unit_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = DataConfig { max_pixels: 1 << 20, num_frames: 81, ..write(dir.path()) };
+    let dims = |unit| Dataset::open(&config, unit).unwrap().sample(0).unwrap().video.dims();
+    assert_eq!(dims(VideoUnit { height: 32, width: 32, frames: 4 }), [5, 32, 64]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 1 }), [7, 40, 70]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 8 }), [1, 40, 70]);
+    let fixed = DataConfig { height: Some(48), width: Some(64), ..config };
+    let told = Dataset::open(&fixed, VideoUnit { height: 32, width: 32, frames: 4 }).unwrap_err().to_string();
+    assert!(told.contains("data.height") && told.contains("found 48"), "{told}");
 }

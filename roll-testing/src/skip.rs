@@ -3,10 +3,11 @@
 use std::io::Write;
 
 /// What a test may need that not every machine has, as `ROLL_REQUIRE` and [`skip!`](crate::skip) name it.
-pub const CAPABILITIES: [(&str, &str); 10] = [
+pub const CAPABILITIES: [(&str, &str); 11] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
     ("diffusers", "a Python (`$PYTHON`) with diffusers and PEFT"),
+    ("ffmpeg", "`ffmpeg` and `ffprobe`, with the usual codecs"),
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
     ("gpu", "an NVIDIA GPU with its driver; for NCCL its library as well"),
     ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use roll_core::{
     Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Progress, Registry,
-    Result, RewardScorer, Sample, communicator,
+    Result, RewardScorer, Sample, VideoUnit, communicator,
 };
 use roll_data::{DataConfig, Dataset};
 use roll_rewards::WeightedSum;
@@ -88,11 +88,12 @@ pub struct Change {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names; `None` when it names none. A clip that cannot be read is an error,
+    /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none. A clip that cannot be read is an error,
     /// or left out, as `data.on_bad_sample` says; where only so many are wanted, the next one takes its place.
     pub fn open(
         loaded: &Loaded,
         train: &Dataset,
+        unit: VideoUnit,
         registry: &Registry,
         context: &BuildContext,
         ranks: &dyn Communicator,
@@ -111,7 +112,7 @@ impl Evaluator {
                 ..loaded.config.data.clone()
             };
             let data = data.resolved(|path| context.resolve(path));
-            let (found, bad) = Set::read(SetName::Unseen, &Dataset::open(&data)?, config.samples, ranks)?;
+            let (found, bad) = Set::read(SetName::Unseen, &Dataset::open(&data, unit)?, config.samples, ranks)?;
             sets.push(found);
             skipped.extend(bad);
         }
@@ -181,6 +182,9 @@ impl Set {
                 Ok(sample) => samples.push(sample),
                 Err(bad) => skipped.push(bad),
             }
+        }
+        if ranks.rank().0 == 0 {
+            skipped.iter().for_each(|(place, reason)| tracing::warn!("{place} is not evaluated: {reason}"));
         }
         let clips = samples.len();
         if clips == 0 {
@@ -276,7 +280,7 @@ mod tests {
             max_pixels: 1024,
             ..DataConfig::default()
         };
-        Dataset::open(&config).unwrap()
+        Dataset::open(&config, VideoUnit::default()).unwrap()
     }
 
     #[test]

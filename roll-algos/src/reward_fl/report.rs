@@ -42,10 +42,7 @@ impl Tally {
         match outcome {
             Outcome::Scored(scored) => self.scored.push(scored),
             Outcome::NonFinite(what, value) => self.nonfinite = Some((what, value)),
-            Outcome::Skipped(reason) => {
-                tracing::warn!(sample = %sample.origin, reason, "the sample is skipped");
-                self.skipped.push((sample.origin.clone(), reason));
-            }
+            Outcome::Skipped(reason) => self.skipped.push((sample.origin.clone(), reason)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the command line takes.
 
 mod bench;
+mod data;
 mod models;
 mod plugins;
 mod runs;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use bench::Bench;
+pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
@@ -71,6 +73,11 @@ pub enum Command {
         after_help = "Example:\n  roll score clip.mp4 --reference portrait.png --reward insightface --set reward.reward_model_path=models"
     )]
     Score(Score),
+    /// Look at training data as a run would see it, or write it in that form.
+    #[command(
+        after_help = "Examples:\n  roll data inspect my/clips\n  roll data prepare my/clips prepared --set data.fps=16"
+    )]
+    Data(Data),
     /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
     #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
     InitTiny(InitTiny),

@@ -5,6 +5,7 @@ mod ask;
 mod bench;
 mod config;
 mod convert_lora;
+mod data;
 mod documents;
 mod export_expert;
 mod generate;
@@ -31,6 +32,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::Generate(args) => generate::generate(args),
         Command::Ask(args) => ask::ask(args),
         Command::Score(args) => score::score(args),
+        Command::Data(args) => data::data(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
         Command::Bench(args) => bench::bench(args),

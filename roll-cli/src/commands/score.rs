@@ -1,6 +1,6 @@
 //! `roll score`: scores a video or picture with the configured reward.
 
-use roll_core::{Error, Grad, Result, Score, Tensor, Video};
+use roll_core::{Error, Grad, Result, Score};
 use roll_data::{ReadOptions, read_video};
 use roll_train::trainer::reward;
 
@@ -20,10 +20,9 @@ pub fn score(args: args::Score) -> Result<()> {
             "no reward is configured: use --config FILE, or --reward insightface --set reward.reward_model_path=DIR",
         )
     })?;
-    let options = ReadOptions::default();
-    let video = every(read_video(&args.video, &options)?, args.every)?;
+    let video = read_video(&args.video, &ReadOptions { every: args.every, ..ReadOptions::default() })?;
     let reference = match &args.reference {
-        Some(path) => read_video(path, &options)?,
+        Some(path) => read_video(path, &ReadOptions::default())?,
         None => video.clone(),
     };
     let target = scorer.prepare(&reference)?;
@@ -44,15 +43,4 @@ pub fn score(args: args::Score) -> Result<()> {
         (Score::Missing { reason }, false) => println!("{}: nothing to score: {reason}", scorer.name()),
     }
     Ok(())
-}
-
-/// Every `step`-th frame.
-fn every(video: Video, step: usize) -> Result<Video> {
-    if step <= 1 {
-        return Ok(video);
-    }
-    let [frames, height, width] = video.dims();
-    let kept: Vec<usize> = (0..frames).step_by(step).collect();
-    let values = kept.iter().flat_map(|&t| video.frame(t).iter().copied()).collect::<Vec<f32>>();
-    Video::new(Tensor::new(values, [kept.len(), 3, height, width])?, video.fps() / step as f64)
 }

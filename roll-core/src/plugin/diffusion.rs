@@ -1,6 +1,6 @@
 //! [`DiffusionModel`] across the boundary.
 
-use roll_abi::{RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollStr};
+use roll_abi::{RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollStr, RollVideoUnit};
 
 use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
@@ -12,13 +12,14 @@ use super::tensor::{Lent, keep, keep_option, share, share_option, take, take_opt
 use super::wire::{Answer, Lend};
 use crate::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Sigma,
-    SigmaRange, Tensor, Timestep,
+    SigmaRange, Tensor, Timestep, VideoUnit,
 };
 
 crossing! {
     DiffusionModel for ForeignModel, table RollDiffusionTable of Target, through of {
         // No schedule works with this shift, which the next call says.
         ref fn schedule() -> ScheduleFacts, or ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
+        ref fn video_unit() -> VideoUnit, or VideoUnit::default(), absent VideoUnit::default();
         mut fn encode(input: &ConditionInput) -> Conditioning;
         mut fn velocity(latents: &Tensor, timestep: Timestep, conditioning: &Conditioning, adapter: Adapter, grad: Grad)
             -> (Tensor, Option<Pullback>), then velocity_shaped;
@@ -82,6 +83,20 @@ impl Answer for ScheduleFacts {
         let boundary = (wire.has_boundary == 1).then_some(wire.boundary);
         let trained = SigmaRange { low: Sigma(wire.trained_low), high: Sigma(wire.trained_high) };
         Ok(Self { shift: wire.shift, boundary, trained })
+    }
+}
+
+impl Answer for VideoUnit {
+    type Wire = RollVideoUnit;
+    fn give(self) -> RollVideoUnit {
+        RollVideoUnit { height: self.height, width: self.width, frames: self.frames }
+    }
+    unsafe fn take(wire: RollVideoUnit, _: &Source) -> Result<Self> {
+        let RollVideoUnit { height, width, frames } = wire;
+        match height.min(width).min(frames) {
+            0 => Err(Error::Misuse(format!("videos in units of {height} x {width} pixels and {frames} frames"))),
+            _ => Ok(Self { height, width, frames }),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod boxes;
 mod reader;
 mod sps;
 mod tables;
+mod timeline;
 mod writer;
 
 pub(crate) use reader::Mp4Reader;

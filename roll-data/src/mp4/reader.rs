@@ -10,9 +10,9 @@ use openh264::formats::YUVSource;
 
 use super::boxes::{Cursor, name};
 use super::sps::Sps;
-use super::tables::{SampleRange, Track};
+use super::tables::{Description, SampleRange, Track};
 use crate::color::{Matrix, Yuv420, to_rgb};
-use crate::picture::{Picture, check_size};
+use crate::picture::{Picture, check_size, square_pixels, square_size};
 
 /// The index of hours of video is a few MB.
 const MAX_MOOV_BYTES: u64 = 256 << 20;
@@ -32,81 +32,103 @@ impl Mp4Reader {
         let file_size = file.metadata().map_err(|e| e.to_string())?.len();
         let moov = find_moov(&mut file, file_size)?;
         let track = Track::find(Cursor(&moov), file_size)?;
+        let first = track.samples.first().ok_or("the video track has no frames")?;
+        let description = &track.descriptions[first.description];
         let mut sps = None;
-        for set in track.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
+        for set in description.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
             sps = Some(Sps::parse(set)?);
         }
         // Without one in the index (`avc3`) it stands before the first frame.
         let sps = match sps {
             Some(sps) => sps,
-            None => first_sps(&mut file, &track)?,
+            None => first_sps(&mut file, first, description)?,
         };
         Ok(Self { file, track, sps })
     }
 
-    /// Frames per second.
+    /// Frames per second, on average.
     pub fn fps(&self) -> f64 {
-        self.track.fps
+        // Nothing depends on it but playback; a file that does not say has ffmpeg's.
+        self.track.timeline.fps().unwrap_or(25.0)
     }
 
     /// Height and width as shown.
     pub fn size(&self) -> [usize; 2] {
-        match self.track.quarters % 2 {
-            0 => [self.sps.height, self.sps.width],
-            _ => [self.sps.width, self.sps.height],
-        }
+        let size = square_size([self.sps.height, self.sps.width], self.pixel_aspect());
+        if self.track.orientation.is_sideways() { [size[1], size[0]] } else { size }
     }
 
-    /// Frames in the index.
+    /// Frames that are shown.
     pub fn frames(&self) -> usize {
-        self.track.samples.iter().filter(|sample| sample.size > 0).count()
+        self.track.timeline.len()
     }
 
-    /// Decodes in the order of presentation and hands each frame to `each` until it breaks off. Fails on damaged
-    /// data, also when frames were decoded before it.
-    pub fn decode(&mut self, mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>) -> Result<(), String> {
+    /// The container's goes before the stream's.
+    fn pixel_aspect(&self) -> Option<[u32; 2]> {
+        let first = self.track.samples.first()?;
+        self.track.descriptions[first.description].pixel_aspect.or(self.sps.pixel_aspect)
+    }
+
+    /// Decodes in the order of presentation and hands each frame that is shown to `each`, with the seconds from and to
+    /// which it is shown, until it breaks off. Fails on damaged data, also when frames were decoded before it.
+    pub fn decode(
+        &mut self,
+        mut each: impl FnMut(Picture, [f64; 2]) -> Result<ControlFlow<()>, String>,
+    ) -> Result<(), String> {
         let api = OpenH264API::from_source();
         // Flushing after every frame would hand out B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
-        let mut decoder = Decoder::with_api_config(api, config).map_err(|e| format!("the H.264 decoder: {e}"))?;
-        let quarters = self.track.quarters;
+        let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
         let mut color = (self.sps.matrix, self.sps.full_range);
-        let container = self.track.color;
-        let mut annex_b = Vec::new();
-        for set in &self.track.parameter_sets {
-            push_nal(&mut annex_b, set);
-        }
+        let (orientation, pixel_aspect) = (self.track.orientation, self.pixel_aspect());
+        let mut times = self.track.timeline.frames.iter();
+        let mut show = |frame: &DecodedYUV, color, container| -> Result<ControlFlow<()>, String> {
+            match times.next() {
+                Some(Some(time)) => {
+                    let picture = square_pixels(picture(frame, color, container)?, pixel_aspect)?;
+                    each(orientation.apply(picture), *time)
+                }
+                Some(None) => Ok(ControlFlow::Continue(())),
+                None => Err("more frames than its index tells of".into()),
+            }
+        };
+        let (mut annex_b, mut container) = (Vec::new(), None);
+        let mut coded_by = None;
         for (i, sample) in self.track.samples.iter().enumerate() {
-            if sample.size == 0 {
-                continue;
+            let Description { length_size, parameter_sets, color: said, .. } =
+                &self.track.descriptions[sample.description];
+            if coded_by != Some(sample.description) {
+                coded_by = Some(sample.description);
+                container = *said;
+                for set in parameter_sets {
+                    color = push_nal(&mut annex_b, set, color).map_err(|e| format!("frame {i}: {e}"))?;
+                }
             }
             let bytes = read_sample(&mut self.file, sample).map_err(|e| format!("frame {i}: {e}"))?;
-            for nal in nal_units(&bytes, self.track.length_size) {
-                let nal = nal.map_err(|e| format!("frame {i}: {e}"))?;
-                if nal_type(nal) == 7 {
-                    // A size that changes mid-stream is checked before the decoder makes room for it.
-                    let sps = Sps::parse(nal).map_err(|e| format!("frame {i}: {e}"))?;
-                    color = (sps.matrix, sps.full_range);
-                }
-                push_nal(&mut annex_b, nal);
+            for nal in nal_units(&bytes, *length_size) {
+                color =
+                    nal.and_then(|nal| push_nal(&mut annex_b, nal, color)).map_err(|e| format!("frame {i}: {e}"))?;
             }
-            let decoded = decoder.decode(&annex_b).map_err(|e| format!("frame {i} cannot be decoded: {e}"))?;
+            // The decoder's own messages are numbers.
+            let decoded = decoder.decode(&annex_b).map_err(|_| format!("frame {i} cannot be decoded: {UNDECODED}"))?;
             annex_b.clear();
             if let Some(frame) = decoded
-                && each(picture(&frame, color, container)?.rotated(quarters))?.is_break()
+                && show(&frame, color, container)?.is_break()
             {
                 return Ok(());
             }
         }
-        let rest = decoder.flush_remaining().map_err(|e| format!("the last frames cannot be decoded: {e}"))?;
+        let rest = decoder.flush_remaining().map_err(|_| format!("the last frames cannot be decoded: {UNDECODED}"))?;
         for frame in &rest {
-            if each(picture(frame, color, container)?.rotated(quarters))?.is_break() {
+            if show(frame, color, container)?.is_break() {
                 break;
             }
         }
         Ok(())
     }
 }
+
+const UNDECODED: &str = "it is damaged, or H.264 of a kind that cannot be read";
 
 /// The body of the box `moov`, found without reading the rest of the file.
 fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
@@ -157,16 +179,15 @@ fn read_sample(file: &mut File, sample: &SampleRange) -> Result<Vec<u8>, String>
     Ok(bytes)
 }
 
-fn first_sps(file: &mut File, track: &Track) -> Result<Sps, String> {
-    let missing = "no sequence parameter set";
-    let bytes = read_sample(file, track.samples.first().ok_or(missing)?)?;
-    for nal in nal_units(&bytes, track.length_size) {
+fn first_sps(file: &mut File, first: &SampleRange, description: &Description) -> Result<Sps, String> {
+    let bytes = read_sample(file, first)?;
+    for nal in nal_units(&bytes, description.length_size) {
         let nal = nal?;
         if nal_type(nal) == 7 {
             return Sps::parse(nal);
         }
     }
-    Err(missing.into())
+    Err("no sequence parameter set".into())
 }
 
 /// The units of a sample, each after its length; lengths that lie are errors.
@@ -193,10 +214,17 @@ fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Resul
     })
 }
 
-fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8]) {
-    if !nal.is_empty() {
-        annex_b.extend([0, 0, 0, 1]);
-        annex_b.extend(nal);
+/// Adds a unit for the decoder. A parameter set is looked at: the new colour, and a size that changes in the middle,
+/// which is checked before the decoder makes room for it.
+fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: (u8, bool)) -> Result<(u8, bool), String> {
+    if nal.is_empty() {
+        return Ok(color);
+    }
+    annex_b.extend([0, 0, 0, 1]);
+    annex_b.extend(nal);
+    match nal_type(nal) {
+        7 => Sps::parse(nal).map(|sps| (sps.matrix, sps.full_range)),
+        _ => Ok(color),
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) struct Sps {
     /// `matrix_coefficients` of H.273; 2 when not said.
     pub matrix: u8,
     pub full_range: bool,
+    /// Width of a pixel by its height, where said.
+    pub pixel_aspect: Option<[u32; 2]>,
 }
 
 impl Sps {
@@ -78,28 +80,66 @@ impl Sps {
             let size = format!("{} x {}", (width_mbs + 1) * 16, (height_units + 1) * 16);
             return Some(Err(format!("frames of {size} pixels are not accepted")));
         }
-        let frames_only = bits.bit()?;
-        if !frames_only {
-            bits.bit()?; // mb_adaptive_frame_field_flag
+        if !bits.bit()? {
+            return Some(Err("interlaced H.264; only progressive H.264 can be read".into())); // frame_mbs_only_flag
         }
         bits.bit()?; // direct_8x8_inference_flag
-        let rows_per_unit = if frames_only { 1 } else { 2 };
-        let (mut width, mut height) = ((width_mbs + 1) * 16, (height_units + 1) * 16 * rows_per_unit);
+        let (mut width, mut height) = ((width_mbs + 1) * 16, (height_units + 1) * 16);
         if bits.bit()? {
             let [left, right, top, bottom] = [bits.ue()?, bits.ue()?, bits.ue()?, bits.ue()?].map(|v| v as usize);
             width = width.checked_sub(2 * (left + right))?;
-            height = height.checked_sub(2 * rows_per_unit * (top + bottom))?;
+            height = height.checked_sub(2 * (top + bottom))?;
         }
-        let (mut matrix, mut full_range) = (2, false);
+        let mut facts = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
         if bits.bit()? {
-            // A VUI that ends early loses only what stood in the missing part.
-            if let Some(color) = vui_color(bits) {
-                (matrix, full_range) = color;
+            // One that ends early loses only what stood in the missing part.
+            let _ = facts.read_vui(bits);
+        }
+        Some(Ok(facts))
+    }
+
+    fn read_vui(&mut self, bits: &mut Bits) -> Option<()> {
+        if bits.bit()? {
+            self.pixel_aspect = match bits.bits(8)? as usize {
+                255 => Some([bits.bits(16)?, bits.bits(16)?]),
+                code => PIXEL_ASPECTS.get(code).copied(),
+            };
+        }
+        if bits.bit()? {
+            bits.bit()?; // overscan_appropriate_flag
+        }
+        if bits.bit()? {
+            bits.bits(3)?; // video_format
+            self.full_range = bits.bit()?;
+            if bits.bit()? {
+                bits.bits(16)?; // primaries and transfer
+                self.matrix = bits.bits(8)? as u8;
             }
         }
-        Some(Ok(Self { width, height, matrix, full_range }))
+        Some(())
     }
 }
+
+/// By `aspect_ratio_idc` (Table E-1).
+const PIXEL_ASPECTS: [[u32; 2]; 17] = [
+    [0, 0],
+    [1, 1],
+    [12, 11],
+    [10, 11],
+    [16, 11],
+    [40, 33],
+    [24, 11],
+    [20, 11],
+    [32, 11],
+    [80, 33],
+    [18, 11],
+    [15, 11],
+    [64, 33],
+    [160, 99],
+    [4, 3],
+    [3, 2],
+    [2, 1],
+];
 
 fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
     let (mut last, mut next) = (8i32, 8i32);
@@ -112,25 +152,6 @@ fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
         }
     }
     Some(())
-}
-
-fn vui_color(bits: &mut Bits) -> Option<(u8, bool)> {
-    if bits.bit()? && bits.bits(8)? == 255 {
-        bits.bits(32)?; // sample aspect ratio
-    }
-    if bits.bit()? {
-        bits.bit()?; // overscan_appropriate_flag
-    }
-    let (mut matrix, mut full_range) = (2, false);
-    if bits.bit()? {
-        bits.bits(3)?; // video_format
-        full_range = bits.bit()?;
-        if bits.bit()? {
-            bits.bits(16)?; // primaries and transfer
-            matrix = bits.bits(8)? as u8;
-        }
-    }
-    Some((matrix, full_range))
 }
 
 #[cfg(test)]

@@ -1,31 +1,49 @@
 //! The sample tables of the video track: where each coded frame lies in the file.
 
+use std::collections::BTreeSet;
+
 use super::boxes::{Box, Cursor, name};
+use super::timeline::Timeline;
+use crate::orientation::Orientation;
 
 /// One coded frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleRange {
     pub offset: u64,
     pub size: u32,
+    /// Which of [`Track::descriptions`] it is coded by.
+    pub description: usize,
 }
 
 /// The video track.
 #[derive(Debug)]
 pub(super) struct Track {
+    /// At least one; those that no frame is coded by are not looked at.
+    pub descriptions: Vec<Description>,
+    /// In decoding order, without those that have no data.
+    pub samples: Vec<SampleRange>,
+    /// Of the frames that the samples decode to.
+    pub timeline: Timeline,
+    pub orientation: Orientation,
+}
+
+/// How frames are coded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Description {
     /// Bytes of the length before each NAL unit.
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
     pub parameter_sets: Vec<Vec<u8>>,
-    /// In decoding order.
-    pub samples: Vec<SampleRange>,
-    pub fps: f64,
-    /// Clockwise quarter turns to show it upright.
-    pub quarters: u8,
     /// Colour of the container, where given: matrix and full range.
     pub color: Option<(u8, bool)>,
+    /// Width of a pixel by its height, where given.
+    pub pixel_aspect: Option<[u32; 2]>,
 }
 
-const CUT_SHORT: &str = "cut short";
+/// More are 37 hours at 30 frames a second.
+const MAX_FRAMES: u32 = 4_000_000;
+
+pub(super) const CUT_SHORT: &str = "cut short";
 
 impl Track {
     /// Finds the video track in the body of `moov`. `file_size` bounds what samples may lie in.
@@ -35,35 +53,49 @@ impl Track {
             let media = track.body.need(b"mdia")?;
             let mut handler = media.need(b"hdlr")?;
             if handler.take(8).is_some() && handler.tag() == Some(*b"vide") {
-                let fragmented = moov.child(b"mvex")?.is_some();
-                return Self::read(track.body, media, file_size, fragmented);
+                return Self::read(moov, track.body, media, file_size);
             }
         }
         Err(format!("no video track among its {} tracks", tracks.len()))
     }
 
-    fn read(track: Cursor<'_>, media: Cursor<'_>, file_size: u64, fragmented: bool) -> Result<Self, String> {
+    fn read(moov: Cursor<'_>, track: Cursor<'_>, media: Cursor<'_>, file_size: u64) -> Result<Self, String> {
         let tables = media.need(b"minf")?.need(b"stbl")?;
-        let (length_size, parameter_sets, color) = description(tables.need(b"stsd")?)?;
-        let samples = samples(tables, file_size)?;
+        let mut entries = tables.need(b"stsd")?;
+        entries.take(8).ok_or(CUT_SHORT)?;
+        let entries = entries.boxes()?;
+        let first = entries.first().ok_or("the track does not say its codec")?;
+        let mut samples = samples(tables, file_size)?;
+        let coded: Vec<bool> = samples.iter().map(|sample| sample.size > 0).collect();
+        samples.retain(|sample| sample.size > 0);
         if samples.is_empty() {
-            return Err(match fragmented {
-                true => "the file is fragmented; rewrite it: ffmpeg -i IN -c copy -movflags +faststart OUT.mp4".into(),
+            description(first)?;
+            return Err(match moov.child(b"mvex")?.is_some() {
+                true => "the file is fragmented, which cannot be read".into(),
                 false => "the video track has no frames".into(),
             });
         }
-        let fps = frame_rate(media.need(b"mdhd")?, tables.need(b"stts")?, samples.len());
-        let quarters = rotation(track.need(b"tkhd")?).unwrap_or(0);
-        Ok(Self { length_size, parameter_sets, samples, fps, quarters, color })
+        let mut descriptions = vec![Description::default(); entries.len()];
+        for used in samples.iter().map(|sample| sample.description).collect::<BTreeSet<_>>() {
+            let entry = entries.get(used).ok_or_else(|| {
+                format!("frames are coded by description {}, the track has {}", used + 1, entries.len())
+            })?;
+            descriptions[used] = description(entry)?;
+        }
+        let edits = track.child(b"edts")?.map(|edits| edits.child(b"elst")).transpose()?.flatten();
+        let movie_timescale = moov.child(b"mvhd")?.and_then(timescale).unwrap_or(1000);
+        let timeline = Timeline::read(
+            tables,
+            timescale(media.need(b"mdhd")?).unwrap_or(0),
+            edits.map(|list| (list, movie_timescale)),
+            &coded,
+        )?;
+        let orientation = orientation(track.need(b"tkhd")?).unwrap_or_default();
+        Ok(Self { descriptions, samples, timeline, orientation })
     }
 }
 
-type Description = (usize, Vec<Vec<u8>>, Option<(u8, bool)>);
-
-fn description(mut stsd: Cursor<'_>) -> Result<Description, String> {
-    stsd.take(8).ok_or(CUT_SHORT)?;
-    let entries = stsd.boxes()?;
-    let entry = entries.first().ok_or("the track does not say its codec")?;
+fn description(entry: &Box<'_>) -> Result<Description, String> {
     if !matches!(&entry.kind, b"avc1" | b"avc3") {
         let codec = match &entry.kind {
             b"hvc1" | b"hev1" => "HEVC",
@@ -86,12 +118,12 @@ fn description(mut stsd: Cursor<'_>) -> Result<Description, String> {
     let mut config = find(b"avcC").ok_or("the box `avcC` is missing")?;
     config.take(4).ok_or(CUT_SHORT)?;
     let length_size = usize::from(config.u8().ok_or(CUT_SHORT)? & 3) + 1;
-    let mut sets = Vec::new();
+    let mut parameter_sets = Vec::new();
     for mask in [0x1f, 0xff] {
         let count = config.u8().ok_or(CUT_SHORT)? & mask;
         for _ in 0..count {
             let length = usize::from(config.u16().ok_or(CUT_SHORT)?);
-            sets.push(config.take(length).ok_or("a parameter set is longer than the box `avcC`")?.to_vec());
+            parameter_sets.push(config.take(length).ok_or("a parameter set is longer than the box `avcC`")?.to_vec());
         }
     }
     let color = find(b"colr").and_then(|mut colr| {
@@ -103,26 +135,32 @@ fn description(mut stsd: Cursor<'_>) -> Result<Description, String> {
             _ => None,
         }
     });
-    Ok((length_size, sets, color))
+    let pixel_aspect = find(b"pasp").and_then(|mut pasp| Some([pasp.u32()?, pasp.u32()?]));
+    Ok(Description { length_size, parameter_sets, color, pixel_aspect })
 }
 
-/// Entries of a table of `width` numbers each, after version, flags and count; the count is checked against the box.
-fn table(mut body: Cursor<'_>, width: usize) -> Result<Vec<Vec<u32>>, String> {
+/// Entries of a table of `WIDTH` numbers each, after version, flags and count; the count is checked against the box.
+pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32; WIDTH]>, String> {
     body.version().ok_or(CUT_SHORT)?;
     let count = body.u32().ok_or(CUT_SHORT)? as usize;
-    if count.checked_mul(4 * width).is_none_or(|n| n > body.0.len()) {
-        return Err(format!("a table says {count} entries, its box has room for {}", body.0.len() / (4 * width)));
+    let room = body.0.len() / (4 * WIDTH);
+    if count > room {
+        return Err(format!("a table says {count} entries, its box has room for {room}"));
     }
-    Ok((0..count).map(|_| (0..width).filter_map(|_| body.u32()).collect()).collect())
+    let mut number = || body.u32().unwrap_or_default(); // there is room
+    Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
 }
 
 fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, String> {
     let sizes = sizes(tables.need(b"stsz")?, file_size)?;
     let chunks: Vec<u64> = match tables.child(b"stco")? {
-        Some(body) => table(body, 1)?.into_iter().map(|e| u64::from(e[0])).collect(),
-        None => table(tables.need(b"co64")?, 2)?.into_iter().map(|e| u64::from(e[0]) << 32 | u64::from(e[1])).collect(),
+        Some(body) => table(body)?.into_iter().map(|[offset]| offset.into()).collect(),
+        None => table(tables.need(b"co64")?)?
+            .into_iter()
+            .map(|[high, low]| u64::from(high) << 32 | u64::from(low))
+            .collect(),
     };
-    let runs = table(tables.need(b"stsc")?, 3)?;
+    let runs: Vec<[u32; 3]> = table(tables.need(b"stsc")?)?;
 
     let mut samples = Vec::with_capacity(sizes.len());
     let mut sizes = sizes.into_iter();
@@ -134,7 +172,8 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
         while runs.get(run + 1).is_some_and(|r| r[0] as usize <= i + 1) {
             run += 1;
         }
-        let per_chunk = runs.get(run).map_or(0, |r| r[1]) as usize;
+        let (per_chunk, description) = runs.get(run).map_or((0, 0), |r| (r[1] as usize, r[2]));
+        let description = description.saturating_sub(1) as usize; // counted from 1
         let mut offset = chunk;
         for size in sizes.by_ref().take(per_chunk) {
             let end = offset.checked_add(u64::from(size)).filter(|&end| end <= file_size);
@@ -145,7 +184,7 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
                     offset.saturating_add(u64::from(size))
                 ));
             };
-            samples.push(SampleRange { offset, size });
+            samples.push(SampleRange { offset, size, description });
             offset = end;
         }
     }
@@ -162,36 +201,37 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
     if common == 0 {
         // The table has the layout of the others after one number more.
         whole.take(4).ok_or(CUT_SHORT)?;
-        return Ok(table(whole, 1)?.into_iter().map(|e| e[0]).collect());
+        let sizes: Vec<[u32; 1]> = table(whole)?;
+        return match sizes.len() > MAX_FRAMES as usize {
+            true => Err(too_many(sizes.len())),
+            false => Ok(sizes.concat()),
+        };
     }
     let count = stsz.u32().ok_or(CUT_SHORT)?;
+    if count > MAX_FRAMES {
+        return Err(too_many(count as usize));
+    }
     if u64::from(count) * u64::from(common) > file_size {
         return Err(format!("{count} frames of {common} bytes do not fit the file of {file_size} bytes"));
     }
     Ok(vec![common; count as usize])
 }
 
-fn frame_rate(mut mdhd: Cursor<'_>, stts: Cursor<'_>, frames: usize) -> f64 {
-    let timescale = match mdhd.version() {
-        Some(1) => mdhd.take(16).and_then(|_| mdhd.u32()),
-        _ => mdhd.take(8).and_then(|_| mdhd.u32()),
-    };
-    let runs = table(stts, 2).unwrap_or_default();
-    let duration: f64 = runs.iter().map(|r| f64::from(r[0]) * f64::from(r[1])).sum();
-    let counted: f64 = runs.iter().map(|r| f64::from(r[0])).sum();
-    let fps = f64::from(timescale.unwrap_or(0)) * counted.min(frames as f64) / duration;
-    // Nothing depends on the rate but playback and `fps`; a file that does not say has ffmpeg's.
-    if fps.is_finite() && (0.01..=1000.0).contains(&fps) { fps } else { 25.0 }
+fn too_many(frames: usize) -> String {
+    format!("{frames} frames are too many for one file (at most {MAX_FRAMES})")
 }
 
-fn rotation(mut tkhd: Cursor<'_>) -> Option<u8> {
+/// Ticks a second, of `mvhd` and `mdhd`.
+fn timescale(mut header: Cursor<'_>) -> Option<u32> {
+    let times = if header.version()? == 1 { 16 } else { 8 };
+    header.take(times)?;
+    header.u32()
+}
+
+fn orientation(mut tkhd: Cursor<'_>) -> Option<Orientation> {
     let times = if tkhd.version()? == 1 { 32 } else { 20 };
     tkhd.take(times + 8 + 8)?; // times and ids; reserved; layer, group, volume
-    let [a, b] = [tkhd.u32()? as i32, tkhd.u32()? as i32];
-    Some(match (a.signum(), b.signum()) {
-        (0, 1) => 1,
-        (-1, 0) => 2,
-        (0, -1) => 3,
-        _ => 0,
-    })
+    let mut number = || tkhd.u32().map(|n| n as i32);
+    let (a, b, _, c, d) = (number()?, number()?, number()?, number()?, number()?);
+    Some(Orientation::from_matrix([a, b, c, d]))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
     ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
-    WeightPlacement,
+    VideoUnit, WeightPlacement,
 };
 
 use super::adapter_io;
@@ -150,12 +150,11 @@ impl Wan {
     fn latent_shape(&self, frames: usize, [height, width]: [usize; 2]) -> Result<[usize; 4]> {
         let facts = self.vae.facts();
         let frames = facts.latent_frames(frames)?;
-        let [_, ph, pw] = self.experts[0].dit.config().patch;
-        let unit = [facts.spatial_stride * ph, facts.spatial_stride * pw];
-        if !height.is_multiple_of(unit[0]) || !width.is_multiple_of(unit[1]) {
+        let unit = self.video_unit();
+        if !unit.has_size([height, width]) {
             return Err(Error::Unsupported(format!(
                 "a video of {width}x{height} pixels: this model needs multiples of {}x{}",
-                unit[1], unit[0]
+                unit.width, unit.height
             )));
         }
         let [height, width] = facts.latent_size([height, width])?;
@@ -226,6 +225,12 @@ impl DiffusionModel for Wan {
 
     fn schedule(&self) -> ScheduleFacts {
         self.schedule
+    }
+
+    fn video_unit(&self) -> VideoUnit {
+        let (facts, [_, height, width]) = (self.vae.facts(), self.experts[0].dit.config().patch);
+        let stride = facts.spatial_stride;
+        VideoUnit { height: stride * height, width: stride * width, frames: facts.temporal_stride }
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {

@@ -2,7 +2,7 @@
 
 use roll_core::{
     ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Model, Result, ScheduleFacts, StateDict, Tensor,
-    delegate_diffusion, delegate_model,
+    VideoUnit, delegate_diffusion, delegate_model,
 };
 
 use super::CacheStore;
@@ -12,6 +12,7 @@ pub struct CachedModel {
     inner: Box<dyn Model>,
     /// They do not change while the model lives.
     facts: ScheduleFacts,
+    unit: VideoUnit,
     key: String,
     store: CacheStore,
 }
@@ -20,11 +21,11 @@ impl CachedModel {
     /// A model that is no diffusion model, or cannot tell what its encodings depend on, is given back as it is.
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
         let told = match inner.as_diffusion() {
-            Some(model) => model.encoding_key()?.map(|key| (key, model.schedule())),
+            Some(model) => model.encoding_key()?.map(|key| (key, model.schedule(), model.video_unit())),
             None => None,
         };
         match told {
-            Some((key, facts)) => Ok(Box::new(Self { inner, facts, key, store: store.clone() })),
+            Some((key, facts, unit)) => Ok(Box::new(Self { inner, facts, unit, key, store: store.clone() })),
             None => {
                 tracing::warn!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
                 Ok(inner)
@@ -52,7 +53,7 @@ impl Model for CachedModel {
 
 #[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
-    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, encode, encoding_key, encode_video);
+    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, video_unit, encode, encoding_key, encode_video);
 
     fn encoding_key(&self) -> Result<Option<String>> {
         Ok(Some(self.key.clone()))
@@ -60,6 +61,10 @@ impl DiffusionModel for CachedModel {
 
     fn schedule(&self) -> ScheduleFacts {
         self.facts
+    }
+
+    fn video_unit(&self) -> VideoUnit {
+        self.unit
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {

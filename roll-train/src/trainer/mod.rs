@@ -207,7 +207,11 @@ impl Trainer {
         };
         let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
         let skipped = communicator::join(self.strategy.communicator(), &batch.skipped)?;
-        report.skipped.extend(skipped.into_iter().flatten());
+        let skipped: Vec<_> = skipped.into_iter().flatten().collect();
+        if !skipped.is_empty() {
+            report.metrics.insert("data/skipped".into(), skipped.len() as f64);
+        }
+        report.skipped.extend(skipped);
         Ok((report, learning_rate))
     }
 }

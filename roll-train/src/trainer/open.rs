@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
 use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, communicator};
-use roll_data::{Batches, Dataset};
+use roll_data::{Batches, Dataset, Metadata};
 use roll_rewards::WeightedSum;
 
 use super::Trainer;
@@ -27,8 +27,9 @@ impl Trainer {
         let mut reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
         let source = algorithm.data_source();
-        let dataset = match source {
-            DataSource::Clips => Some(Arc::new(Dataset::open(&data_config)?)),
+        // Before the model, which takes minutes to open.
+        let metadata = match source {
+            DataSource::Clips => Some(Metadata::open(&data_config)?),
             DataSource::Own { .. } => None,
         };
         if communicator::current().rank().0 == 0 {
@@ -42,6 +43,8 @@ impl Trainer {
         let placed = BuildContext { placement: strategy.weight_placement(), ..context.clone() };
         let mut model = registry.model(&config.model.name, &config.model.options, &placed)?;
         follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+        let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
+        let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
         if let Some(store) = &store {
             model = CachedModel::wrap(model, store)?;
             reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
@@ -54,7 +57,7 @@ impl Trainer {
         let communicator = strategy.communicator();
         let noise = config.noise();
         let evaluator = match &dataset {
-            Some(dataset) => Evaluator::open(&loaded, dataset, registry, context, communicator)?,
+            Some(dataset) => Evaluator::open(&loaded, dataset, unit, registry, context, communicator)?,
             None => None,
         };
         let data = dataset.map(|dataset| {
@@ -85,7 +88,7 @@ impl Trainer {
             reward,
             algorithm,
             strategy,
-            data,
+            data: data.map(|data| data.up_to(steps)),
             evaluator,
             store,
             schedule,

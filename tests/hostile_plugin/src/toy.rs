@@ -11,7 +11,7 @@ use roll_core::{
     Evaluated, EvaluationContext, Generation, Grad, GradientSink, Headline, HeadlineFormat, LanguageModel, Measure,
     Model, Observation, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
     Sampling, ScheduleFacts, Score, Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyReport,
-    Target, Tensor, Timestep, TokenStats, Transition, Video, WeightPlacement, serde_json,
+    Target, Tensor, Timestep, TokenStats, Transition, Video, VideoUnit, WeightPlacement, serde_json,
 };
 
 /// Options of each component.
@@ -161,6 +161,12 @@ impl DiffusionModel for ToyModel {
     fn schedule(&self) -> ScheduleFacts {
         let trained = SigmaRange { low: Sigma(0.25), high: Sigma(0.75) };
         ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained }
+    }
+    fn video_unit(&self) -> VideoUnit {
+        match self.options.fail == "no unit" {
+            true => VideoUnit { height: 8, width: 0, frames: 4 },
+            false => VideoUnit { height: 8, width: 24, frames: 2 },
+        }
     }
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         self.options.at("encode")?;

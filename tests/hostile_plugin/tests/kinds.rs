@@ -17,7 +17,7 @@ use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Environment, Error, EvaluationContext, Grad,
     GradientSink, Model, Noise, OptimizerConfig, Options, ParameterSpec, Progress, Registry, Replaces, Result,
     RewardScorer, Sample, Sampling, Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks,
-    Timestep, Video, WeightPlacement, communicator,
+    Timestep, Video, VideoUnit, WeightPlacement, communicator,
 };
 
 fn registry() -> Registry {
@@ -265,9 +265,17 @@ fn conditioning_pictures_and_schedules_cross() {
         assert!(none.is_none() && c.image_tokens.is_none() && c.channels.is_some());
         let frames = diffusion.decode(&v, Grad::Skip).unwrap().0;
         let back = diffusion.encode_video(&frames).unwrap();
-        format!("{:?} {:?} {:?} {:?}", diffusion.schedule(), c.latent_shape, c.channels.unwrap().f32s(), back.f32s())
+        let facts = (diffusion.schedule(), diffusion.video_unit());
+        format!("{facts:?} {:?} {:?} {:?}", c.latent_shape, c.channels.unwrap().f32s(), back.f32s())
     };
     assert_eq!(all(true), all(false));
+}
+
+#[test]
+fn a_unit_of_videos_that_cannot_be_is_the_default_one() {
+    let unit = |loaded: bool, fail: &str| model(loaded, fail).as_diffusion().unwrap().video_unit();
+    assert_eq!(unit(true, ""), VideoUnit { height: 8, width: 24, frames: 2 });
+    assert_eq!((unit(false, "no unit").width, unit(true, "no unit")), (0, VideoUnit::default()));
 }
 
 #[test]

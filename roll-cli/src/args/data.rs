@@ -1,0 +1,61 @@
+//! Arguments of `roll data`.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Subcommand};
+
+use super::ConfigArgs;
+
+/// Arguments of `roll data`.
+#[derive(Debug, ClapArgs)]
+pub struct Data {
+    #[command(subcommand)]
+    pub action: DataAction,
+}
+
+/// What to do with training data.
+#[derive(Debug, Subcommand)]
+pub enum DataAction {
+    /// Read every clip as a run would, and say what there is and what would be left out. With a reward configured, also
+    /// whether it finds something to compare with, such as a face.
+    #[command(
+        after_help = "Examples:\n  roll data inspect my/metadata.csv\n  roll data inspect my/clips --set data.fps=16 --set 'data.bucket_ratios=[1.78, 1, 0.56]'\n  roll data inspect my/clips --set reward.name=insightface --set reward.reward_model_path=antelopev2"
+    )]
+    Inspect(InspectData),
+    /// Write the clips as a run would see them: cut, scaled, sampled at `data.fps`, as H.264 MP4 with a metadata.jsonl.
+    #[command(
+        after_help = "Example:\n  roll data prepare my/clips prepared --set data.fps=16 --set data.num_frames=81 --set data.max_pixels=399360"
+    )]
+    Prepare(PrepareData),
+}
+
+/// Which data, and for which model.
+#[derive(Debug, ClapArgs)]
+pub struct DataSet {
+    /// Metadata (CSV, TSV, JSON lines, a JSON list), or a directory of videos with captions.
+    pub path: PathBuf,
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Pixels that heights and widths are multiples of, as the model takes them: 32 for TI2V-5B.
+    #[arg(long, default_value_t = 16, value_name = "PIXELS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub unit: u16,
+}
+
+/// Arguments of `roll data inspect`.
+#[derive(Debug, ClapArgs)]
+pub struct InspectData {
+    #[command(flatten)]
+    pub data: DataSet,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `roll data prepare`.
+#[derive(Debug, ClapArgs)]
+pub struct PrepareData {
+    #[command(flatten)]
+    pub data: DataSet,
+    /// Directory to write, which must not hold anything.
+    pub out: PathBuf,
+}

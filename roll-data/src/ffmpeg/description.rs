@@ -1,0 +1,192 @@
+//! What ffprobe says of a video stream.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use roll_core::serde_json::{self, Value};
+
+use super::process::Program;
+use super::y4m::Planes;
+use super::{Failure, input};
+use crate::color::{Matrix, Yuv420, Yuv444, to_rgb, to_rgb_444};
+use crate::orientation::Orientation;
+use crate::picture::{Picture, check_size};
+
+/// A stream.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Description {
+    /// Width and height as stored.
+    pub size: [usize; 2],
+    pub fps: f64,
+    pub pixel_aspect: Option<[u32; 2]>,
+    pub orientation: Orientation,
+    pub duration: Option<f64>,
+    samples: Samples,
+    full_range: bool,
+    matrix: u8,
+}
+
+/// How pixels are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Samples {
+    /// Y'CbCr with chroma of half the width and height.
+    Quarter,
+    /// Y'CbCr otherwise, and grey.
+    Other,
+    Rgb,
+}
+
+impl Description {
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        Self::of(path, None)
+    }
+
+    /// Of a file that ffmpeg calls `format`.
+    pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
+        let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
+                       color_space,duration:stream_side_data=displaymatrix:format=duration";
+        let mut arguments: Vec<OsString> = input(path, format);
+        arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
+        let output = Program::Ffprobe.output(&arguments)?;
+        let told: Value = serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
+        Self::parse(&told).map_err(Failure::Failed)
+    }
+
+    fn parse(told: &Value) -> Result<Self, String> {
+        let stream = &told["streams"][0];
+        if !stream.is_object() {
+            return Err("there is no video in it".into());
+        }
+        let text = |key: &str| stream[key].as_str().unwrap_or_default();
+        let side = |key: &str| stream[key].as_u64().unwrap_or(0) as usize;
+        let size = [side("width"), side("height")];
+        check_size(size[0], size[1])?;
+        let format = text("pix_fmt");
+        let samples = match format {
+            f if ["yuv420p", "yuvj420p", "yuva420p", "nv12", "nv21", "p010", "p016"]
+                .iter()
+                .any(|p| f.starts_with(p)) =>
+            {
+                Samples::Quarter
+            }
+            f if f == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| f.contains(part)) => Samples::Rgb,
+            _ => Samples::Other,
+        };
+        let matrix = match text("color_space") {
+            "bt709" => 1,
+            "fcc" => 4,
+            "bt470bg" => 5,
+            "smpte170m" => 6,
+            "smpte240m" => 7,
+            "bt2020nc" | "bt2020c" => 9,
+            "" | "unknown" | "unspecified" | "reserved" => 2,
+            _ if samples == Samples::Rgb => 2,
+            other => return Err(format!("the colour space `{other}` is not supported")),
+        };
+        let rate = |key: &str| ratio(text(key), '/').map(|[n, d]| f64::from(n) / f64::from(d));
+        let usual = |fps: &f64| (0.01..=1000.0).contains(fps);
+        let side_data = stream["side_data_list"].as_array().into_iter().flatten();
+        let orientation = side_data.filter_map(|data| matrix_of(data["displaymatrix"].as_str()?)).next();
+        let seconds = |value: &Value| value.as_str()?.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
+        Ok(Self {
+            size,
+            fps: rate("avg_frame_rate").filter(usual).or(rate("r_frame_rate").filter(usual)).unwrap_or(25.0),
+            pixel_aspect: ratio(text("sample_aspect_ratio"), ':'),
+            orientation: orientation.map(Orientation::from_matrix).unwrap_or_default(),
+            duration: seconds(&stream["duration"]).or(seconds(&told["format"]["duration"])),
+            samples,
+            full_range: text("color_range") == "pc" || format.starts_with("yuvj"),
+            matrix,
+        })
+    }
+
+    /// Filters that make planes of 8 bits of it.
+    pub fn filters(&self) -> String {
+        let chroma = if self.has_quarter_chroma() { "yuv420p" } else { "yuv444p" };
+        match (self.samples, self.full_range) {
+            (Samples::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
+            (_, true) => format!("scale=in_range=pc:out_range=pc,format={chroma}"),
+            (Samples::Quarter, false) => format!("format={chroma}"),
+            (Samples::Other, false) => format!("scale=out_range=tv,format={chroma}"),
+        }
+    }
+
+    /// An odd last row or column has chroma of its own, which only full planes can tell.
+    fn has_quarter_chroma(&self) -> bool {
+        self.samples == Samples::Quarter && self.size.iter().all(|side| side % 2 == 0)
+    }
+
+    /// The colours of planes that [`Description::filters`] made.
+    pub fn to_rgb(&self, planes: &Planes) -> Result<Picture, String> {
+        let rgb = self.samples == Samples::Rgb;
+        let matrix = if rgb { Matrix::bt601(false) } else { self.said_matrix()? };
+        let (width, height, [y, u, v]) = (planes.width, planes.height, planes.split());
+        if planes.quarter_chroma {
+            let yuv = Yuv420 { width, height, y, u, v, y_stride: width, uv_stride: width / 2 };
+            return match yuv.is_consistent() {
+                true => Ok(to_rgb(yuv, matrix)),
+                false => Err(format!("ffmpeg gives odd frames of {width} x {height} pixels")),
+            };
+        }
+        Ok(to_rgb_444(Yuv444 { width, height, y, u, v }, matrix))
+    }
+
+    fn said_matrix(&self) -> Result<Matrix, String> {
+        let unknown = || format!("matrix coefficients {} are not supported", self.matrix);
+        Matrix::from_code(self.matrix, self.full_range).ok_or_else(unknown)
+    }
+}
+
+/// Three lines such as "00000000:            0       65536           0".
+fn matrix_of(text: &str) -> Option<[i32; 4]> {
+    let mut rows = text.lines().filter_map(|line| line.split_once(':')).map(|(_, row)| {
+        let mut numbers = row.split_whitespace().map_while(|word| word.parse::<i32>().ok());
+        Some([numbers.next()?, numbers.next()?])
+    });
+    let ([a, b], [c, d]) = (rows.next()??, rows.next()??);
+    Some([a, b, c, d])
+}
+
+/// "30000/1001".
+fn ratio(text: &str, between: char) -> Option<[u32; 2]> {
+    let (a, b) = text.split_once(between)?;
+    Some([a.parse().ok()?, b.parse().ok().filter(|b| *b != 0)?])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ffprobe_says_decides_how_colours_are_read() {
+        let told = |stream: Value| Description::parse(&serde_json::json!({"streams": [stream]}));
+        let matrix = "\n00000000:            0       65536           0\n00000001:       -65536           0           0\n\
+                      00000002:            0           0  1073741824\n";
+        let stream = |format: &str| {
+            serde_json::json!({
+                "width": 64, "height": 48, "pix_fmt": format, "color_space": "bt709", "sample_aspect_ratio": "4:3",
+                "avg_frame_rate": "0/0", "r_frame_rate": "30000/1001", "side_data_list": [{}, {"displaymatrix": matrix}],
+            })
+        };
+        let ten_bits = told(stream("yuv420p10le")).unwrap();
+        assert_eq!((ten_bits.filters().as_str(), ten_bits.matrix), ("format=yuv420p", 1));
+        assert_eq!(
+            (ten_bits.pixel_aspect, ten_bits.orientation),
+            (Some([4, 3]), Orientation { mirrored: false, quarters: 1 })
+        );
+        assert!((ten_bits.fps - 29.97).abs() < 0.001);
+        assert_eq!(told(stream("yuvj420p")).unwrap().filters(), "scale=in_range=pc:out_range=pc,format=yuv420p");
+        assert_eq!(told(stream("yuv422p")).unwrap().filters(), "scale=out_range=tv,format=yuv444p");
+        assert!(told(stream("gbrp")).unwrap().filters().contains("bt601"));
+        assert!(told(Value::Null).unwrap_err().contains("no video"));
+        let mut odd = stream("yuv420p");
+        odd["width"] = 63.into();
+        assert_eq!(told(odd.clone()).unwrap().filters(), "format=yuv444p");
+        odd["width"] = 1_000_000.into();
+        assert!(told(odd).unwrap_err().contains("not accepted"));
+        let mut other = stream("yuv420p");
+        other["color_space"] = "ycgco".into();
+        assert!(told(other).unwrap_err().contains("ycgco"));
+    }
+}

@@ -1,0 +1,64 @@
+//! How many frames a video has, and how long they last.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use roll_core::serde_json::{self, Value};
+
+use super::description::Description;
+use super::process::Program;
+use super::{Failure, input};
+use crate::picture::square_size;
+use crate::probe::Probed;
+
+/// Size, length and rate, without decoding: of the packets that are shown.
+pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
+    let described = Description::read(path)?;
+    let mut arguments: Vec<OsString> = input(path, None);
+    let entries = "packet=pts_time,duration_time,flags";
+    arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
+    let output = Program::Ffprobe.output(&arguments)?;
+    let told: Value = serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
+    let (frames, seconds) = shown(&told["packets"]);
+    if frames == 0 {
+        return Err(Failure::Failed("it has no frames".into()));
+    }
+    let [width, height] = described.size;
+    let size = square_size([height, width], described.pixel_aspect);
+    let size = if described.orientation.is_sideways() { [size[1], size[0]] } else { size };
+    let seconds = seconds.or(described.duration).unwrap_or(frames as f64 / described.fps);
+    Ok(Probed { size, frames, fps: frames as f64 / seconds })
+}
+
+/// Packets that are not marked as discarded, and the seconds that they cover where they say so.
+fn shown(packets: &Value) -> (usize, Option<f64>) {
+    let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
+    for packet in packets.as_array().into_iter().flatten() {
+        if packet["flags"].as_str().is_some_and(|flags| flags.contains('D')) {
+            continue;
+        }
+        frames += 1;
+        let second = |key: &str| packet[key].as_str().and_then(|text| text.parse::<f64>().ok());
+        if let Some(from) = second("pts_time") {
+            first = first.min(from);
+            last = last.max(from + second("duration_time").unwrap_or(0.0));
+        }
+    }
+    let seconds = last - first;
+    (frames, (seconds.is_finite() && seconds > 0.0).then_some(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_that_are_cut_out_do_not_count() {
+        let packet =
+            |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
+        let packets = [packet("-0.5", "KD"), packet("0.0", "_"), packet("1.0", "_"), packet("0.5", "_")];
+        assert_eq!(shown(&packets.to_vec().into()), (3, Some(1.5)));
+        let packets = serde_json::json!([{"flags": "K"}, {"flags": "_"}]);
+        assert_eq!(shown(&packets), (2, None));
+    }
+}

@@ -1,0 +1,129 @@
+//! Videos and pictures through the programs `ffmpeg` and `ffprobe`, where they are in the PATH: whatever they read.
+//!
+//! Frames come as raw planes through a pipe, without what edit lists cut out, and only as many as are wanted. They are
+//! converted to RGB and turned upright here, so that a video looks the same whoever decodes it.
+//!
+//! What keeps a file from doing harm: its name is given as `file:NAME`, which is neither an option nor another protocol;
+//! only the protocols `file` and `pipe` are open, and only formats that hold a video themselves (no playlists, which
+//! name other files); frames are limited in size ([`MAX_PIXELS`]), the index that is listed to [`process::MAX_INDEX_BYTES`], and
+//! a program that runs for longer than [`process::LIMIT`] is ended.
+
+mod description;
+mod index;
+mod process;
+mod y4m;
+
+use std::ffi::OsString;
+use std::io::BufReader;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use description::Description;
+pub(crate) use index::probe;
+use process::Program;
+
+use crate::frames::Frames;
+use crate::picture::{MAX_PIXELS, Picture, square_pixels};
+use crate::read::ReadOptions;
+
+/// Formats that hold what they show.
+const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
+                       dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
+
+/// Why nothing was decoded.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The program is not in the PATH.
+    Absent(&'static str),
+    /// In words.
+    Failed(String),
+}
+
+impl From<String> for Failure {
+    fn from(problem: String) -> Self {
+        Self::Failed(problem)
+    }
+}
+
+/// Decodes the frames that `options` ask for.
+pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
+    let described = Description::read(path)?;
+    let mut frames = Frames::new(options);
+    frames.source_fps = described.fps;
+    let most = options.max_frames.map(|most| most.saturating_mul(options.every.max(1)));
+    let picked = options.fps.map(|fps| {
+        // The frame shown at each time of the new rate, counted from the first frame.
+        format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
+    });
+    let filters = picked.unwrap_or_default() + &described.filters();
+    pictures(path, None, &described, &filters, most, |picture| frames.push(picture, 1))?;
+    Ok(frames)
+}
+
+/// Decodes a still picture; `format` is what ffmpeg calls its kind where it cannot find out.
+pub(crate) fn picture(path: &Path, format: Option<&str>) -> Result<Picture, Failure> {
+    let described = Description::of(path, format)?;
+    let mut found = None;
+    pictures(path, format, &described, &described.filters(), Some(1), |picture| {
+        found = Some(picture);
+        Ok(ControlFlow::Break(()))
+    })?;
+    found.ok_or_else(|| Failure::Failed("no picture in it".into()))
+}
+
+fn pictures(
+    path: &Path,
+    format: Option<&str>,
+    described: &Description,
+    filters: &str,
+    most: Option<usize>,
+    mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
+) -> Result<(), Failure> {
+    // Chroma is turned with the rest, after it was brought to full size.
+    let mut arguments: Vec<OsString> = ["-nostdin", "-xerror", "-noautorotate"].map(Into::into).into();
+    if format.is_none() {
+        // What is damaged is an error rather than grey; of pictures, unknown tags would be too.
+        arguments.extend(["-err_detect", "explode"].map(Into::into));
+    }
+    arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
+    arguments.extend(input(path, format));
+    // Times no longer matter, and ffmpeg would refuse those of damaged or joined streams.
+    let filters = format!("{filters},setpts=N*100/TB");
+    arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
+    if let Some(most) = most {
+        arguments.extend(["-frames:v".into(), most.to_string().into()]);
+    }
+    // Every frame once, whatever its time is.
+    let passed = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
+    arguments.extend([passed, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
+
+    let (mut running, stdout) = Program::Ffmpeg.start(&arguments)?;
+    let mut reader = BufReader::with_capacity(1 << 20, stdout);
+    let mut ours = false;
+    let read = y4m::read(&mut reader, |planes, pixel_aspect| {
+        let picture = described.to_rgb(planes).and_then(|picture| square_pixels(picture, pixel_aspect));
+        let shown = picture.and_then(|picture| each(described.orientation.apply(picture)));
+        ours = !matches!(shown, Ok(ControlFlow::Continue(())));
+        shown
+    });
+    drop(reader); // it must not wait for one
+    match ours {
+        true => running.end(),
+        // What it says is the cause where it broke off.
+        false => running.finish()?,
+    }
+    Ok(read?)
+}
+
+/// What both programs are told of a file.
+fn input(path: &Path, format: Option<&str>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> =
+        ["-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS].map(Into::into).into();
+    if let Some(format) = format {
+        arguments.extend(["-f", format].map(Into::into));
+    }
+    let mut name = OsString::from("file:");
+    name.push(path);
+    arguments.extend(["-i".into(), name]);
+    arguments
+}

@@ -1,0 +1,175 @@
+//! Running a program with a limit on its time and on what it says.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Failure;
+
+/// A program that runs for longer is ended: decoding a clip takes seconds.
+pub(super) const LIMIT: Duration = Duration::from_secs(600);
+/// Of what ffprobe lists: the index of hours of video.
+pub(super) const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Of what a program says on its standard error.
+const MAX_TOLD_BYTES: u64 = 4096;
+
+/// A program of ffmpeg's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    Ffmpeg,
+    Ffprobe,
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ffmpeg => "ffmpeg",
+            Self::Ffprobe => "ffprobe",
+        }
+    }
+
+    /// Starts it; what it writes is read from the second.
+    pub fn start(self, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
+        let mut command = Command::new(self.name());
+        command.args(["-hide_banner", "-v", "error"]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("AV_LOG_FORCE_NOCOLOR", "1");
+        let mut child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Failure::Absent(self.name()),
+            _ => Failure::Failed(format!("{} cannot be started: {error}", self.name())),
+        })?;
+        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err(Failure::Failed(format!("{} has no pipes", self.name())));
+        };
+        let child = Arc::new(Mutex::new(child));
+        let (ended, end) = mpsc::channel::<()>();
+        let watched = Arc::clone(&child);
+        thread::spawn(move || {
+            if end.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = lock(&watched).kill();
+            }
+        });
+        let told = thread::spawn(move || {
+            let (mut stderr, mut told) = (stderr, Vec::new());
+            let _ = stderr.by_ref().take(MAX_TOLD_BYTES).read_to_end(&mut told);
+            let _ = io::copy(&mut stderr, &mut io::sink()); // it must not wait for a reader
+            String::from_utf8_lossy(&told).into_owned()
+        });
+        let started = Instant::now();
+        Ok((Running { program: self, child, told: Some(told), _ended: ended, started }, stdout))
+    }
+
+    /// What it writes, up to [`MAX_INDEX_BYTES`].
+    pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
+        let (mut running, stdout) = self.start(arguments)?;
+        let mut output = Vec::new();
+        let read = stdout.take(MAX_INDEX_BYTES + 1).read_to_end(&mut output);
+        if output.len() as u64 > MAX_INDEX_BYTES {
+            return Err(Failure::Failed(format!("its index is longer than {MAX_INDEX_BYTES} bytes")));
+        }
+        running.finish()?;
+        read.map_err(|e| format!("{} cannot be read: {e}", self.name()))?;
+        Ok(output)
+    }
+}
+
+/// A program at work, which is ended with this at the latest.
+pub(super) struct Running {
+    program: Program,
+    child: Arc<Mutex<Child>>,
+    told: Option<thread::JoinHandle<String>>,
+    /// Dropping it ends the watch.
+    _ended: mpsc::Sender<()>,
+    started: Instant,
+}
+
+impl Running {
+    /// Waits until it has ended; fails, in its words, when it failed.
+    pub fn finish(&mut self) -> Result<(), String> {
+        let status = loop {
+            // Not held while waiting: the watch must reach it.
+            let status = lock(&self.child).try_wait();
+            match status {
+                Ok(Some(status)) => break status,
+                Ok(None) => thread::sleep(Duration::from_millis(2)),
+                Err(error) => return Err(format!("{} cannot be waited for: {error}", self.program.name())),
+            }
+        };
+        let told = self.told.take().and_then(|told| told.join().ok()).unwrap_or_default();
+        if status.success() {
+            return Ok(());
+        }
+        let name = self.program.name();
+        if self.started.elapsed() >= LIMIT {
+            return Err(format!("{name} took longer than {} s and was ended", LIMIT.as_secs()));
+        }
+        Err(format!("{name}: {}", plain(&told).unwrap_or_else(|| status.to_string())))
+    }
+
+    /// Ends it.
+    pub fn end(&mut self) {
+        let mut child = lock(&self.child);
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The first thing that a program said, without the part of it that spoke (`[mov @ 0x5581]`).
+fn plain(told: &str) -> Option<String> {
+    let line = told.lines().map(str::trim).find(|line| !line.is_empty())?;
+    let line = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        Some((_, line)) => line,
+        None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
+    };
+    // It lists what is.
+    let line = if line.starts_with("Format not on whitelist") {
+        "a playlist, or another format that is not read"
+    } else {
+        line
+    };
+    Some(line.to_string())
+}
+
+/// Whether ffmpeg knows `-fps_mode` (since 5.1), or `-vsync`, which later ones lack.
+pub(super) fn has_fps_mode() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let told = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
+        let told = String::from_utf8_lossy(&told);
+        // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." of what is not released.
+        let version = told.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
+        let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), minor) => (major, minor.and_then(Result::ok).unwrap_or(0)) >= (5, 1),
+            _ => true,
+        }
+    })
+}
+
+// A panic elsewhere leaves the child what it is.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_says_is_told_without_its_addresses() {
+        let told = "[mov,mp4,m4a @ 0x55b2] moov atom not found\nfile:/x/a.mp4: Invalid data found\n";
+        assert_eq!(plain(told).as_deref(), Some("moov atom not found"));
+        assert_eq!(plain("file:/x/a: b.mp4: Invalid data found\n").as_deref(), Some("Invalid data found"));
+        assert_eq!(plain("Unknown decoder\n").as_deref(), Some("Unknown decoder"));
+        assert_eq!(plain("\n"), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! The frames of a video that are wanted, as they come.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use roll_core::{Error, Result, Tensor, Video};
+
+use crate::picture::Picture;
+use crate::read::{ReadOptions, Sizing};
+use crate::resize::{crop_and_resize, target_size};
+
+/// Frame rate of pictures without one: that of Wan's training data.
+pub(crate) const STILL_FPS: f64 = 16.0;
+/// Frames of one video in memory, as f32.
+const MAX_VIDEO_BYTES: usize = 8 << 30;
+
+/// Collects frames.
+pub(crate) struct Frames {
+    options: ReadOptions,
+    /// Of the file; set by who reads it.
+    pub source_fps: f64,
+    /// Whether a frame was not accepted, which no other decoder changes.
+    pub refused: bool,
+    seen: usize,
+    taken: usize,
+    size: Option<[usize; 2]>,
+    values: Vec<f32>,
+}
+
+impl Frames {
+    pub fn new(options: &ReadOptions) -> Self {
+        Self {
+            options: *options,
+            source_fps: STILL_FPS,
+            refused: false,
+            seen: 0,
+            taken: 0,
+            size: None,
+            values: Vec::new(),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.options.max_frames.is_some_and(|max| self.taken >= max)
+    }
+
+    /// The next frame, and the seconds from and to which it is shown: it is taken once for each time of the wanted rate
+    /// that falls in them.
+    pub fn push_at(&mut self, picture: Picture, [from, to]: [f64; 2]) -> Result<ControlFlow<()>, String> {
+        let times = self.options.fps.map_or(1, |fps| times_before(to, fps).saturating_sub(times_before(from, fps)));
+        self.push(picture, times)
+    }
+
+    /// The next frame, to be taken so many times; only then it counts for `every`.
+    pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
+        if times > 0 && !self.is_full() {
+            self.seen += 1;
+            if (self.seen - 1).is_multiple_of(self.options.every.max(1)) {
+                self.take(picture, times).inspect_err(|_| self.refused = true)?;
+            }
+        }
+        Ok(if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    fn take(&mut self, picture: Picture, times: usize) -> Result<(), String> {
+        let picture = fit(picture, self.options.sizing)?;
+        let size = [picture.height, picture.width];
+        if *self.size.get_or_insert(size) != size {
+            return Err(format!("frame {} has another size ({} x {}) than the first", self.seen - 1, size[1], size[0]));
+        }
+        for _ in 0..times {
+            if self.is_full() {
+                break;
+            }
+            if (self.values.len() + picture.rgb.len()) * 4 > MAX_VIDEO_BYTES {
+                return Err(format!(
+                    "more than {} frames of {} x {} pixels do not fit the memory for one video \
+                     ({MAX_VIDEO_BYTES} bytes); ask for fewer or smaller ones",
+                    self.taken, size[1], size[0]
+                ));
+            }
+            picture.append_planes(&mut self.values);
+            self.taken += 1;
+        }
+        Ok(())
+    }
+
+    pub fn finish(self, path: &Path) -> Result<Video> {
+        let Some([height, width]) = self.size.filter(|_| self.taken > 0) else {
+            return Err(Error::bad_file(path, "no frame could be read"));
+        };
+        let frames = Tensor::new(self.values, [self.taken, 3, height, width])?;
+        Video::new(frames, self.options.fps.unwrap_or(self.source_fps) / self.options.every.max(1) as f64)
+    }
+}
+
+/// How many of the times 0, 1 / fps, 2 / fps, ... lie before `seconds`: the frames of a video that lasts as long.
+pub(crate) fn times_before(seconds: f64, fps: f64) -> usize {
+    (seconds * fps - 1e-9).ceil().max(0.0) as usize
+}
+
+/// Brings a picture to the size that is asked for.
+pub(crate) fn fit(picture: Picture, sizing: Sizing) -> Result<Picture, String> {
+    Ok(match sizing {
+        Sizing::Native => picture,
+        Sizing::MaxPixels { pixels, unit } => {
+            let target = target_size([picture.height, picture.width], pixels, unit)?;
+            crop_and_resize(picture, target)
+        }
+        Sizing::Exact(size) => crop_and_resize(picture, size),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn picked(options: ReadOptions, shown: &[[f64; 2]]) -> Vec<u8> {
+        let mut frames = Frames::new(&options);
+        for (i, time) in (0..).zip(shown) {
+            let _ = frames.push_at(Picture { width: 1, height: 1, rgb: vec![i; 3] }, *time).unwrap();
+        }
+        frames.values.iter().step_by(3).map(|v| ((v + 1.0) * 127.5).round() as u8).collect()
+    }
+
+    #[test]
+    fn frames_are_picked_at_the_rate_that_is_asked_for() {
+        let picked = |source: f64, fps: f64, n: usize| {
+            let shown: Vec<_> = (0..n).map(|i| [i as f64 / source, (i + 1) as f64 / source]).collect();
+            picked(ReadOptions { fps: Some(fps), ..Default::default() }, &shown)
+        };
+        assert_eq!(picked(30.0, 10.0, 9), [0, 3, 6]);
+        assert_eq!(picked(24.0, 16.0, 6), [0, 1, 3, 4]);
+        assert_eq!(picked(8.0, 16.0, 3), [0, 0, 1, 1, 2, 2]);
+        assert_eq!(picked(16.0, 16.0, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn frames_are_picked_by_when_they_are_shown_whatever_their_number() {
+        // Half a second at 10 frames a second, then one frame that stays for half a second.
+        let shown = [[0.0, 0.1], [0.1, 0.2], [0.2, 0.3], [0.3, 0.4], [0.4, 0.5], [0.5, 1.0]];
+        let at = |fps| picked(ReadOptions { fps: Some(fps), ..Default::default() }, &shown);
+        assert_eq!(at(4.0), [0, 2, 5, 5]);
+        assert_eq!(at(10.0), [0, 1, 2, 3, 4, 5, 5, 5, 5, 5]);
+        assert_eq!(picked(ReadOptions { every: 2, ..Default::default() }, &shown), [0, 2, 4]);
+        assert_eq!(picked(ReadOptions { every: 2, max_frames: Some(2), ..Default::default() }, &shown), [0, 2]);
+    }
+}

@@ -1,0 +1,57 @@
+//! A directory of videos, each with its prompt beside it.
+
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Result};
+
+use super::{Row, text_of};
+
+/// A caption is a few hundred bytes.
+const MAX_CAPTION_BYTES: u64 = 1 << 20;
+/// Missing captions that an error names.
+const NAMED: usize = 5;
+/// Files that are taken for clips.
+const VIDEOS: [&str; 18] = [
+    "mp4", "m4v", "mov", "mkv", "webm", "avi", "gif", "mpg", "mpeg", "ts", "m2ts", "flv", "wmv", "ogv", "3gp", "mxf",
+    "vob", "mts",
+];
+
+/// The videos in `directory`, by name, with the text of the `.txt` of the same name.
+pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
+    let mut videos: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
+        let path = entry.map_err(Error::file("list", directory))?.path();
+        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if VIDEOS.contains(&extension.as_str()) && path.is_file() {
+            videos.push(path);
+        }
+    }
+    videos.sort();
+    if videos.is_empty() {
+        let problem = "a directory without videos; expected a table (CSV, TSV, JSON lines or a JSON list with `video` and \
+                       `prompt`), or a directory of videos, each with its prompt in a .txt of the same name";
+        return Err(Error::bad_file(directory, problem));
+    }
+    let caption = |video: &PathBuf| video.with_extension("txt");
+    let missing: Vec<_> = videos.iter().map(caption).filter(|caption| !caption.is_file()).collect();
+    if !missing.is_empty() {
+        let names = missing.iter().take(NAMED).filter_map(|path| path.file_name());
+        let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
+        let more = if missing.len() > NAMED { ", ..." } else { "" };
+        let problem = format!(
+            "{} of its {} videos have no prompt beside them: expected {}{more}",
+            missing.len(),
+            videos.len(),
+            names.join(", ")
+        );
+        return Err(Error::bad_file(directory, problem));
+    }
+    videos.into_iter().map(|video| row(&caption(&video), video)).collect()
+}
+
+fn row(caption: &Path, video: PathBuf) -> Result<Row> {
+    let text = text_of(caption, MAX_CAPTION_BYTES, "a prompt")?;
+    // Lines are wrapped where they are, not meant.
+    let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();
+    Ok(Row { line: 0, prompt: lines.join(" ").trim().into(), video, image: None, end_image: None })
+}

@@ -1,0 +1,213 @@
+//! Which clip goes with which prompt: a table, a list, or a directory of clips with captions.
+
+mod folder;
+mod json;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use roll_core::{Error, Result, ResultExt};
+
+use crate::config::{DataConfig, OnBadSample};
+
+/// Larger files are refused: at a few hundred bytes a row this is a million rows.
+const MAX_BYTES: u64 = 512 << 20;
+
+/// One row; paths are resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Line of the file, or the object's number in a JSON list, from 1; 0 of a clip in a directory.
+    pub line: u64,
+    /// Text prompt.
+    pub prompt: String,
+    /// The clip: a video file, a picture, or a directory of pictures.
+    pub video: PathBuf,
+    /// Column `image` or `input_image`.
+    pub image: Option<PathBuf>,
+    /// Column `end_image`.
+    pub end_image: Option<PathBuf>,
+}
+
+/// A metadata file, or a directory of clips.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Its rows, in order; at least one.
+    pub rows: Vec<Row>,
+}
+
+impl Metadata {
+    /// Reads what `config` names. With `on_bad_sample: error` a row whose files are not there is an error now rather
+    /// than after hours of training.
+    pub fn open(config: &DataConfig) -> Result<Self> {
+        let Some(path) = &config.metadata else {
+            return Err(Error::config("data.metadata", "not set; it is the path of a metadata.csv"));
+        };
+        let metadata = Self::read(path, config.base_path.as_deref())?;
+        if config.on_bad_sample == OnBadSample::Error {
+            for row in &metadata.rows {
+                for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
+                    std::fs::metadata(file)
+                        .map_err(Error::file("read", file))
+                        .while_doing(|| format!("reading {}", metadata.place(row)))?;
+                }
+            }
+        }
+        Ok(metadata)
+    }
+
+    /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON objects one a line, or a JSON list of
+    /// objects. Paths in it start from `base`, or from the directory of the file.
+    ///
+    /// Needs the columns (keys) `video` and `prompt`; knows `image` (or `input_image`) and `end_image`; others are
+    /// ignored. In JSON `video` may be a list: several clips of one prompt, each a row.
+    ///
+    /// Of a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`.
+    pub fn read(path: impl AsRef<Path>, base: Option<&Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            return Ok(Self { path: path.into(), rows: folder::rows(path)? });
+        }
+        let text = text_of(path, MAX_BYTES, "metadata")?;
+        let text = text.trim_start_matches('\u{feff}'); // spreadsheets put it there
+        let base = base.map(Path::to_path_buf).unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).to_path_buf());
+        let rows = match text.trim_start().as_bytes().first() {
+            Some(b'{') => json::lines(path, text, &base)?,
+            Some(b'[') => json::list(path, text, &base)?,
+            _ => table::rows(path, text, &base)?,
+        };
+        Ok(Self { path: path.into(), rows })
+    }
+
+    /// "metadata.csv line 3 (clips/a.mp4)", for messages.
+    pub fn place(&self, row: &Row) -> String {
+        match row.line {
+            0 => row.video.display().to_string(),
+            line => format!("{} line {line} ({})", self.path.display(), row.video.display()),
+        }
+    }
+}
+
+fn text_of(path: &Path, most: u64, what: &str) -> Result<String> {
+    let size = std::fs::metadata(path).map_err(Error::file("read the metadata", path))?.len();
+    if size > most {
+        return Err(Error::bad_file(path, format!("{size} bytes are too many for {what} (at most {most})")));
+    }
+    let bytes = std::fs::read(path).map_err(Error::file("read the metadata", path))?;
+    String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
+}
+
+fn named(names: &[&str]) -> String {
+    match names {
+        [] => "no columns".into(),
+        names => names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Metadata> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metadata.csv");
+        std::fs::write(&path, text).unwrap();
+        Metadata::read(&path, Some(Path::new("base")))
+    }
+
+    #[test]
+    fn rows_are_read_with_paths_from_the_base() {
+        let metadata =
+            read("\u{feff}prompt, video,end_image,score\n\"a man, talking\",a/b.mp4,,1\nx,/c.gif,e.png,2\n").unwrap();
+        assert_eq!(metadata.rows[0].prompt, "a man, talking");
+        assert_eq!(metadata.rows[0].video, Path::new("base/a/b.mp4"));
+        assert_eq!((metadata.rows[0].end_image.as_ref(), metadata.rows[0].line), (None, 2));
+        assert_eq!(metadata.rows[1].video, Path::new("/c.gif"));
+        assert_eq!(metadata.rows[1].end_image.as_deref(), Some(Path::new("base/e.png")));
+        let metadata = read("video,prompt,input_image\na,b,c.png\n").unwrap();
+        assert_eq!(metadata.rows[0].image.as_deref(), Some(Path::new("base/c.png")));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let told = |text: &str| read(text).unwrap_err().to_string();
+        let message = told("video,promt\na,b\n");
+        assert!(message.contains("no column `prompt`") && message.contains("`promt`"), "{message}");
+        assert!(told("path,prompt\na,b\n").contains("no column `video`"));
+        assert!(told("").contains("no columns") || told("").contains("no column"));
+        assert!(told("video,prompt\n").contains("no rows"));
+        assert!(told("video,prompt\na,b\n,c\n").contains("line 3"));
+        assert!(told("video,prompt\na,b, c\n").contains("quotes"));
+        assert!(Metadata::read("/nowhere/metadata.csv", None).is_err());
+    }
+
+    #[test]
+    fn columns_may_stand_between_semicolons_or_tabs() {
+        for text in ["video;prompt;score\na.mp4;a man, and a dog;1\n", "prompt\tvideo\na man, and a dog\ta.mp4\n"] {
+            let metadata = read(text).unwrap();
+            assert_eq!(metadata.rows[0].prompt, "a man, and a dog");
+            assert_eq!(metadata.rows[0].video, Path::new("base/a.mp4"));
+        }
+        // A comma in the names of the columns does not make it one of commas.
+        assert_eq!(read("video\tprompt\t\"a, b\"\nc\td\te\n").unwrap().rows[0].prompt, "d");
+    }
+
+    #[test]
+    fn a_json_list_is_read_whatever_its_lines_are() {
+        let metadata =
+            read("[\n {\"video\": [\"a\", \"b\"],\n \"prompt\": \"p\"}, {\"prompt\": \"q\", \"video\": \"c\"}]")
+                .unwrap();
+        let rows: Vec<_> =
+            metadata.rows.iter().map(|r| (r.line, r.video.to_str().unwrap(), r.prompt.as_str())).collect();
+        assert_eq!(rows, [(1, "base/a", "p"), (1, "base/b", "p"), (2, "base/c", "q")]);
+        let told = |text: &str| read(text).unwrap_err().to_string();
+        assert!(
+            told("[{\"video\": \"a\", \"prompt\": \"b\"}, {\"video\": \"a\"}]").contains("object 2: no key `prompt`")
+        );
+        assert!(told("[3]").contains("JSON list of objects") && told("[]").contains("an empty list"));
+        assert!(told("{\"video\": \"a\",\n\"prompt\": \"b\"}").contains("need a list"));
+    }
+
+    #[test]
+    fn a_directory_gives_its_videos_with_their_captions() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let told = || Metadata::read(dir.path(), None).unwrap_err().to_string();
+        put("notes.txt", "no caption");
+        assert!(
+            told().contains("without videos") && told().contains("JSON lines") && told().contains(".txt"),
+            "{}",
+            told()
+        );
+        put("b.MP4", "");
+        put("a.webm", "");
+        put("a.txt", "\u{feff}a man,\nand a dog\n");
+        assert!(told().contains("1 of its 2 videos") && told().contains("b.txt"), "{}", told());
+        put("b.txt", " a cat ");
+        let metadata = Metadata::read(dir.path(), None).unwrap();
+        let rows: Vec<_> = metadata.rows.iter().map(|row| (row.video.clone(), row.prompt.as_str())).collect();
+        assert_eq!(rows, [(dir.path().join("a.webm"), "a man, and a dog"), (dir.path().join("b.MP4"), "a cat")]);
+        assert_eq!(metadata.place(&metadata.rows[0]), dir.path().join("a.webm").display().to_string());
+    }
+
+    #[test]
+    fn json_lines_are_read_and_may_name_several_clips_of_a_prompt() {
+        let metadata = read(
+            "{\"prompt\": \"a man\\nand a dog\", \"video\": [\"a.mp4\", \"/b.mp4\"], \"image\": \"i.png\", \"score\": 1}\n\n\
+             {\"video\": \"c.gif\", \"prompt\": \"\", \"image\": null, \"end_image\": \"e.png\"}\n",
+        )
+        .unwrap();
+        let videos: Vec<_> = metadata.rows.iter().map(|r| (r.line, r.video.to_str().unwrap())).collect();
+        assert_eq!(videos, [(1, "base/a.mp4"), (1, "/b.mp4"), (3, "base/c.gif")]);
+        assert_eq!((metadata.rows[1].prompt.as_str(), metadata.rows[2].prompt.as_str()), ("a man\nand a dog", ""));
+        assert_eq!(metadata.rows[1].image.as_deref(), Some(Path::new("base/i.png")));
+        assert_eq!((&metadata.rows[2].image, metadata.rows[2].end_image.is_some()), (&None, true));
+        let told = |text: &str| read(text).unwrap_err().to_string();
+        assert!(told("{\"video\": \"a\", \"promt\": \"b\"}").contains("is `promt` meant?"));
+        assert!(told("{\"video\": [], \"prompt\": \"b\"}").contains("no key `video`"));
+        assert!(told("{\"video\": 3, \"prompt\": \"b\"}").contains("expected a string, found 3"));
+        assert!(told("{\"video\": \"a\", \"prompt\": \"b\"}\n{\"video\"").contains("line 2"));
+    }
+}

@@ -1,0 +1,70 @@
+//! Tables: CSV with commas, semicolons or tabs.
+
+use std::path::Path;
+
+use roll_core::error::nearest;
+use roll_core::{Error, Result};
+
+use super::{Row, named};
+
+/// What may stand between columns.
+const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
+
+pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let mut reader = reader(text, delimiter(text));
+    let headers = reader.headers().map_err(|e| bad(problem(&e)))?.clone();
+    let find = |name: &str| headers.iter().position(|h| h == name);
+    let need = |name: &str| {
+        find(name).ok_or_else(|| {
+            let found: Vec<_> = headers.iter().collect();
+            let hint = nearest(name, found.iter().copied());
+            let hint = hint.map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
+            bad(format!("no column `{name}`; the first line names {}{hint}", named(&found)))
+        })
+    };
+    let (video, prompt) = (need("video")?, need("prompt")?);
+    let (image, end_image) = (find("image").or(find("input_image")), find("end_image"));
+
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(|e| bad(problem(&e)))?;
+        let line = record.position().map_or(0, |p| p.line());
+        let path_in =
+            |column: Option<usize>| column.and_then(|c| record.get(c)).filter(|s| !s.is_empty()).map(|s| base.join(s));
+        let video = path_in(Some(video)).ok_or_else(|| bad(format!("line {line}: the column `video` is empty")))?;
+        rows.push(Row {
+            line,
+            prompt: record.get(prompt).unwrap_or("").into(),
+            video,
+            image: path_in(image),
+            end_image: path_in(end_image),
+        });
+    }
+    if rows.is_empty() {
+        return Err(bad("no rows after the first line, which names the columns".into()));
+    }
+    Ok(rows)
+}
+
+fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {
+    csv::ReaderBuilder::new().trim(csv::Trim::All).delimiter(delimiter).from_reader(text.as_bytes())
+}
+
+/// The one that cuts the first line into the most columns; a comma where none does.
+fn delimiter(text: &str) -> u8 {
+    let line = text.split_inclusive('\n').next().unwrap_or_default();
+    let columns = |delimiter: u8| reader(line, delimiter).headers().map_or(0, csv::StringRecord::len);
+    // Of several the last has the say: commas are tried last.
+    DELIMITERS.into_iter().rev().max_by_key(|delimiter| columns(*delimiter)).unwrap_or(b',')
+}
+
+fn problem(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            let line = pos.as_ref().map_or(0, csv::Position::line);
+            format!("line {line}: expected {expected_len} fields, found {len}; put prompts with commas in quotes")
+        }
+        _ => error.to_string(),
+    }
+}

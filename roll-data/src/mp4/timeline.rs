@@ -1,0 +1,194 @@
+//! When each frame is shown: decoding times, their offsets, and the edit list (ISO/IEC 14496-12, 8.6).
+
+use super::boxes::Cursor;
+use super::tables::{CUT_SHORT, table};
+
+/// A frame's place in time, in ticks of the track.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shown {
+    from: i64,
+    /// Ticks until the next decoding time.
+    lasts: i64,
+}
+
+/// The frames in the order in which they are shown.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Timeline {
+    /// Of each decoded frame its first and last second, from the first frame shown on; `None`: it is not shown, being
+    /// there for others that are decoded from it.
+    pub frames: Vec<Option<[f64; 2]>>,
+}
+
+/// More parts are no edit of a person.
+const MAX_EDITS: u32 = 1000;
+
+/// The parts of the track that are shown: first tick, and one past the last.
+type Edits = Vec<[i64; 2]>;
+
+impl Timeline {
+    /// `coded` says of each sample whether it has data. Fails on an edit list that shows parts in another order than
+    /// they have, or twice.
+    pub fn read(
+        tables: Cursor<'_>,
+        timescale: u32,
+        edits: Option<(Cursor<'_>, u32)>,
+        coded: &[bool],
+    ) -> Result<Self, String> {
+        let mut shown = times(tables, coded)?;
+        // Stable: of two frames of one time the one that is decoded first comes first.
+        shown.sort_by_key(|frame| frame.from);
+        let edits = match edits {
+            Some((list, movie_timescale)) => read_edits(list, timescale, movie_timescale)?,
+            None => Vec::new(),
+        };
+        let is_shown =
+            |frame: &Shown| edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from));
+        // What is cut out between two edits does not count.
+        let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
+        let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
+            return Err("its edit list shows none of its frames".into());
+        };
+        let ticks: Vec<Option<[i64; 2]>> = shown
+            .iter()
+            .enumerate()
+            .map(|(i, frame)| {
+                let begin = is_shown(frame).then(|| frame.from - cut(frame.from) - first)?;
+                // Until the next one is shown; the last as long as it says.
+                let next = shown[i + 1..].iter().find(|next| is_shown(next));
+                let end = next.map_or(begin.saturating_add(frame.lasts), |next| next.from - cut(next.from) - first);
+                Some([begin, end])
+            })
+            .collect();
+        let second = |tick: i64| tick as f64 / f64::from(timescale.max(1));
+        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect() })
+    }
+
+    /// Frames that are shown.
+    pub fn len(&self) -> usize {
+        self.frames.iter().flatten().count()
+    }
+
+    /// Mean frames per second; `None` when the times make no sense.
+    pub fn fps(&self) -> Option<f64> {
+        let [_, end] = *self.frames.iter().flatten().next_back()?;
+        let fps = self.len() as f64 / end;
+        (fps.is_finite() && (0.01..=1000.0).contains(&fps)).then_some(fps)
+    }
+}
+
+fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<Shown>, String> {
+    let durations = table(tables.need(b"stts")?)?;
+    let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
+    let repeated =
+        |runs: Vec<[u32; 2]>| runs.into_iter().flat_map(|[count, value]| std::iter::repeat_n(value, count as usize));
+    // Tables that end early go on with their last values, as others read them.
+    let mut durations = repeated(durations);
+    let mut offsets = repeated(offsets);
+    let (mut now, mut lasts) = (0i64, 0i64);
+    let mut shown = Vec::new();
+    for &coded in coded {
+        lasts = durations.next().map_or(lasts, i64::from);
+        // Offsets are signed in version 1, and in practice in version 0.
+        let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
+        if coded {
+            shown.push(Shown { from: now + offset, lasts });
+        }
+        now += lasts;
+    }
+    Ok(shown)
+}
+
+fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Edits, String> {
+    let version = list.version().ok_or(CUT_SHORT)?;
+    let count = list.u32().ok_or(CUT_SHORT)?;
+    if count > MAX_EDITS {
+        return Err(format!("an edit list of {count} parts; at most {MAX_EDITS} are accepted"));
+    }
+    let mut edits = Edits::new();
+    for _ in 0..count {
+        let (duration, from) = match version {
+            1 => (list.u64(), list.u64().map(|t| t as i64)),
+            _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
+        };
+        let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
+        list.take(4).ok_or(CUT_SHORT)?; // the rate, at which players play
+        if from < 0 {
+            continue; // nothing is shown for a while
+        }
+        let ticks = u128::from(duration) * u128::from(timescale);
+        let ticks = (ticks + u128::from(movie_timescale) / 2) / u128::from(movie_timescale.max(1));
+        let to = match ticks {
+            0 => i64::MAX, // to the end
+            ticks => from.saturating_add(i64::try_from(ticks).unwrap_or(i64::MAX)),
+        };
+        if edits.last().is_some_and(|[_, end]| from < *end) {
+            return Err("its edit list plays parts again or in another order, which cannot be read".into());
+        }
+        edits.push([from, to]);
+    }
+    Ok(edits)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn full_box(kind: &[u8; 4], version: u8, numbers: &[u32]) -> Vec<u8> {
+        let mut bytes = (12 + 4 * numbers.len() as u32).to_be_bytes().to_vec();
+        bytes.extend(kind);
+        bytes.extend([version, 0, 0, 0]);
+        numbers.iter().for_each(|n| bytes.extend(n.to_be_bytes()));
+        bytes
+    }
+
+    /// Six frames at 10 ticks a second, stored as I P B B P B, with two ticks of delay.
+    fn tables() -> Vec<u8> {
+        let mut bytes = full_box(b"stts", 0, &[1, 6, 1]);
+        bytes.extend(full_box(b"ctts", 0, &[5, 1, 2, 1, 4, 2, 1, 1, 3, 1, 1]));
+        bytes
+    }
+
+    fn read(edits: &[u32]) -> Result<Vec<Option<i32>>, String> {
+        let (tables, list) = (tables(), full_box(b"elst", 0, edits));
+        let edits = (!edits.is_empty()).then_some((Cursor(&list[8..]), 1000));
+        let timeline = Timeline::read(Cursor(&tables), 10, edits, &[true; 6])?;
+        Ok(timeline.frames.iter().map(|f| f.map(|[from, _]| (from * 10.0).round() as i32)).collect())
+    }
+
+    #[test]
+    fn frames_are_shown_in_the_order_of_their_times_from_the_first_on() {
+        // Decoded at 0 to 5, shown at 2 5 3 4 7 6.
+        assert_eq!(read(&[]).unwrap(), [0, 1, 2, 3, 4, 5].map(Some));
+        // The edit list that tells of the delay.
+        assert_eq!(read(&[1, 600, 2, 0x1_0000]).unwrap(), [0, 1, 2, 3, 4, 5].map(Some));
+    }
+
+    #[test]
+    fn what_an_edit_list_leaves_out_is_not_shown() {
+        assert_eq!(read(&[1, 400, 4, 0x1_0000]).unwrap(), [None, None, Some(0), Some(1), Some(2), Some(3)]);
+        // Rounded to the movie's ticks, and an empty edit before it.
+        assert_eq!(
+            read(&[2, 90, u32::MAX, 0x1_0000, 251, 4, 0x1_0000]).unwrap(),
+            [None, None, Some(0), Some(1), Some(2), None]
+        );
+        // Two parts, one after the other; nothing is shown in between.
+        let parts = [2, 200, 2, 0x1_0000, 0, 6, 0x1_0000];
+        assert_eq!(read(&parts).unwrap(), [Some(0), Some(1), None, None, Some(2), Some(3)]);
+        assert!(read(&[2, 300, 4, 0x1_0000, 300, 2, 0x1_0000]).unwrap_err().contains("again"));
+        assert!(read(&[1, 300, 90, 0x1_0000]).unwrap_err().contains("none of its frames"));
+        assert!(read(&[9, 300]).is_err());
+    }
+
+    #[test]
+    fn the_rate_is_the_mean_of_what_is_shown() {
+        let tables = full_box(b"stts", 0, &[2, 3, 10, 1, 70]);
+        let timeline = Timeline::read(Cursor(&tables), 100, None, &[true; 4]).unwrap();
+        assert_eq!((timeline.len(), timeline.fps()), (4, Some(4.0)));
+        assert_eq!(timeline.frames[3], Some([0.3, 1.0]));
+        let still = full_box(b"stts", 0, &[1, 1, 0]);
+        assert_eq!(Timeline::read(Cursor(&still), 0, None, &[true]).unwrap().fps(), None);
+        // Frames without data are none.
+        assert_eq!(Timeline::read(Cursor(&tables), 100, None, &[true, false, true, true]).unwrap().len(), 3);
+    }
+}

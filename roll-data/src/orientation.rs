@@ -1,0 +1,129 @@
+//! Which way up a picture is shown.
+
+use crate::picture::Picture;
+
+/// How what is stored becomes what is shown: mirrored left to right first, if at all, then turned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Orientation {
+    pub mirrored: bool,
+    /// Clockwise quarter turns, 0 to 3.
+    pub quarters: u8,
+}
+
+impl Orientation {
+    /// By the upper left of a transformation matrix: a pixel (x, y) is shown at (a x + c y, b x + d y), y downwards
+    /// (ISO/IEC 14496-12, `tkhd`). Only turns by quarters and mirrors are known; others leave the picture as it is.
+    pub fn from_matrix([a, b, c, d]: [i32; 4]) -> Self {
+        let mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
+        // Where the first column of the rotation alone points: mirroring before it turned that around.
+        let sign = if mirrored { -1 } else { 1 };
+        let quarters = match (sign * a.signum(), sign * b.signum()) {
+            (1, 0) => 0,
+            (0, 1) => 1,
+            (-1, 0) => 2,
+            (0, -1) => 3,
+            _ => return Self::default(),
+        };
+        Self { mirrored, quarters }
+    }
+
+    /// Whether height and width change places.
+    pub fn is_sideways(self) -> bool {
+        self.quarters % 2 == 1
+    }
+
+    /// The picture as it is shown.
+    pub fn apply(self, picture: Picture) -> Picture {
+        if self == Self::default() {
+            return picture;
+        }
+        let (w, h) = (picture.width, picture.height);
+        let (width, height) = if self.is_sideways() { (h, w) } else { (w, h) };
+        let mut rgb = Vec::with_capacity(picture.rgb.len());
+        for y in 0..height {
+            for x in 0..width {
+                let (sx, sy) = match self.quarters {
+                    0 => (x, y),
+                    1 => (y, h - 1 - x),
+                    2 => (w - 1 - x, h - 1 - y),
+                    _ => (w - 1 - y, x),
+                };
+                let sx = if self.mirrored { w - 1 - sx } else { sx };
+                rgb.extend(&picture.rgb[(sy * w + sx) * 3..][..3]);
+            }
+        }
+        Picture { width, height, rgb }
+    }
+}
+
+impl From<image::metadata::Orientation> for Orientation {
+    fn from(exif: image::metadata::Orientation) -> Self {
+        use image::metadata::Orientation as Exif;
+        // There the turn comes first; a mirror moves past a quarter turn by turning it around.
+        let (mirrored, quarters) = match exif {
+            Exif::NoTransforms => (false, 0),
+            Exif::Rotate90 => (false, 1),
+            Exif::Rotate180 => (false, 2),
+            Exif::Rotate270 => (false, 3),
+            Exif::FlipHorizontal => (true, 0),
+            Exif::FlipVertical => (true, 2),
+            Exif::Rotate90FlipH => (true, 3),
+            Exif::Rotate270FlipH => (true, 1),
+        };
+        Self { mirrored, quarters }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn picture(rows: [&str; 2]) -> Picture {
+        Picture { width: 3, height: 2, rgb: rows.concat().bytes().flat_map(|b| [b; 3]).collect() }
+    }
+
+    fn shown(orientation: Orientation) -> Vec<String> {
+        let picture = orientation.apply(picture(["abc", "def"]));
+        let bytes: Vec<u8> = picture.rgb.iter().step_by(3).copied().collect();
+        bytes.chunks(picture.width).map(|row| String::from_utf8(row.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_eight_codes_of_exif_show_what_pil_shows() {
+        // By PIL's `ImageOps.exif_transpose`.
+        let expected = [
+            ["abc", "def"].as_slice(),
+            &["cba", "fed"],
+            &["fed", "cba"],
+            &["def", "abc"],
+            &["ad", "be", "cf"],
+            &["da", "eb", "fc"],
+            &["fc", "eb", "da"],
+            &["cf", "be", "ad"],
+        ];
+        for (code, expected) in (1..).zip(expected) {
+            let exif = image::metadata::Orientation::from_exif(code).unwrap();
+            assert_eq!(shown(exif.into()), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn matrices_turn_and_mirror() {
+        let one = 0x1_0000;
+        for (matrix, expected) in [
+            ([one, 0, 0, one], ["abc", "def"].as_slice()),
+            ([0, one, -one, 0], &["da", "eb", "fc"]),
+            ([-one, 0, 0, -one], &["fed", "cba"]),
+            ([0, -one, one, 0], &["cf", "be", "ad"]),
+            ([-one, 0, 0, one], &["cba", "fed"]),
+            ([one, 0, 0, -one], &["def", "abc"]),
+            ([0, one, one, 0], &["ad", "be", "cf"]),
+            ([0, -one, -one, 0], &["fc", "eb", "da"]),
+            ([one, one, -one, one], &["abc", "def"]),
+            ([i32::MIN, 0, 0, i32::MIN], &["fed", "cba"]),
+        ] {
+            assert_eq!(shown(Orientation::from_matrix(matrix)), expected, "{matrix:?}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Clips as people have them: of every size and format, some of them broken.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use serde_json::Value;
+use world::{SHORT, World, said};
+
+/// Arguments that set `settings`.
+fn set(settings: &[&str]) -> Vec<String> {
+    settings.iter().flat_map(|setting| ["--set".to_string(), setting.to_string()]).collect()
+}
+
+#[test]
+fn clips_of_ordinary_sizes_are_brought_to_the_unit_of_the_model() {
+    let world = World::new(1);
+    std::fs::create_dir(world.path("ti2v")).unwrap();
+    init_tiny(world.path("ti2v"), TinyKind::Ti2v, 3).unwrap();
+    // Rounded to multiples of 16, none of these is what the model takes.
+    let mut rows = String::from("video,prompt\n");
+    for (i, [height, width]) in [[144, 176], [80, 112], [112, 48]].into_iter().enumerate() {
+        let frames = roll_core::Tensor::full([6, 3, height, width], 0.1 * i as f32);
+        roll_data::write_mp4(world.path(&format!("size{i}.mp4")), &roll_core::Video::new(frames, 8.0).unwrap())
+            .unwrap();
+        rows += &format!("size{i}.mp4,p\n");
+    }
+    std::fs::write(world.path("sizes.csv"), rows).unwrap();
+    let run = |out: &str, settings: &[&str]| {
+        let own = [
+            "model.model_paths=ti2v/wan22_paths.json",
+            "model.tokenizer_path=ti2v/google/umt5-xxl",
+            "model.lora_rank=2",
+            "data.metadata=sizes.csv",
+            "data.num_frames=7",
+            "reward.name=brightness",
+        ];
+        let arguments: Vec<String> = ["run", "--out", out, "--steps", "3"].map(String::from).into();
+        let arguments = [arguments, set(&own), set(&SHORT), set(settings)].concat();
+        world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let output = run("ratio", &["data.max_pixels=20000"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let output = run("buckets", &["data.bucket_ratios=[1.33, 0.5]", "data.bucket_frames=[5]"]);
+    assert!(output.status.success(), "{}", said(&output));
+    world::fails(
+        &run("fixed", &["data.height=64", "data.width=112"]),
+        2,
+        &["data.width", "multiples of 32, such as 96; found 112"],
+    );
+}
+
+#[test]
+fn without_ffmpeg_a_clip_that_needs_it_is_refused_with_what_to_do() {
+    let world = World::new(1);
+    std::fs::write(world.path("a.webm"), b"\x1a\x45\xdf\xa3 and so on").unwrap();
+    let score = |path: &str| {
+        let mut command = world.command(&["score", path, "--reward", "brightness"]);
+        command.env("PATH", world.path("nothing")).output().unwrap()
+    };
+    world::fails(&score("a.webm"), 2, &["Matroska or WebM", "install ffmpeg", "not in the PATH", "ffmpeg -i a.webm"]);
+    assert!(score("0.mp4").status.success());
+}
+
+#[test]
+fn prepared_clips_are_what_a_run_would_have_seen() {
+    let world = World::new(3);
+    std::fs::write(world.path("2.mp4"), "no video").unwrap();
+    let settings = ["data", "prepare", "metadata.csv", "prepared", "--unit", "32", "--set", "data.max_pixels=3000"];
+    let told = world.done(&[&settings[..], &["--set", "data.fps=4"]].concat());
+    assert!(told.contains("2 clips, 1 left out"), "{told}");
+    // Nothing that is there is written over.
+    world::fails(&world.roll(&settings), 2, &["prepared", "not empty"]);
+    let told: Value =
+        serde_json::from_str(&world.done(&["data", "inspect", "prepared/metadata.jsonl", "--json"])).unwrap();
+    let expected = serde_json::json!({
+        "clips": 2, "usable": 2, "left_out": [], "formats": {"MP4 or MOV": 2}, "sizes": {"32x32": 2},
+        "lengths": {"5": 2}, "rates": {"4": 2}, "taken": {"5 frames of 32x32": 2},
+    });
+    assert_eq!(told, expected);
+    let told = world.done(&["data", "inspect", "metadata.csv"]);
+    assert!(told.contains("3 clips, 2 can be used") && told.contains("left out: metadata.csv line 4"), "{told}");
+}
+
+/// Clips of 9 frames at 8 a second: file, options before the input, options of the output, and the matrix of its track.
+type Format = (&'static str, &'static str, &'static str, Option<[i32; 4]>);
+
+const CLOCKWISE: Option<[i32; 4]> = Some([0, 1, -1, 0]);
+const COUNTERCLOCKWISE: Option<[i32; 4]> = Some([0, -1, 1, 0]);
+const UPSIDE_DOWN: Option<[i32; 4]> = Some([-1, 0, 0, -1]);
+const MIRRORED: Option<[i32; 4]> = Some([-1, 0, 0, 1]);
+
+const FORMATS: [Format; 35] = [
+    ("h264.mp4", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264.mkv", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264.mov", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264.avi", "", "-c:v libx264 -pix_fmt yuv420p -bf 0", None),
+    ("h264.ts", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264.flv", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264-fragments.mp4", "", "-c:v libx264 -pix_fmt yuv420p -movflags frag_keyframe+empty_moov", None),
+    ("h264-422.mp4", "", "-c:v libx264 -pix_fmt yuv422p", None),
+    ("h264-444.mp4", "", "-c:v libx264 -pix_fmt yuv444p", None),
+    ("h264-10-bit.mp4", "", "-c:v libx264 -pix_fmt yuv420p10le", None),
+    ("h264-full-range.mp4", "", "-c:v libx264 -pix_fmt yuvj420p -color_range pc", None),
+    ("h264-interlaced.mp4", "", "-c:v libx264 -pix_fmt yuv420p -x264-params interlaced=1", None),
+    ("h264-odd.mp4", "", "-vf scale=94:62 -c:v libx264 -pix_fmt yuv420p", None),
+    ("h264-left.mp4", "", "-vf transpose=2 -c:v libx264 -pix_fmt yuv420p", CLOCKWISE),
+    ("h264-right.mp4", "", "-vf transpose=1 -c:v libx264 -pix_fmt yuv420p", COUNTERCLOCKWISE),
+    ("h264-down.mp4", "", "-vf hflip,vflip -c:v libx264 -pix_fmt yuv420p", UPSIDE_DOWN),
+    ("h264-mirrored.mp4", "", "-vf hflip -c:v libx264 -pix_fmt yuv420p", MIRRORED),
+    ("hevc-left.mp4", "", "-vf transpose=2 -c:v libx265 -pix_fmt yuv420p", CLOCKWISE),
+    ("h264-narrow.mp4", "", "-vf scale=48:64,setsar=4/3 -c:v libx264 -pix_fmt yuv420p", None),
+    ("hevc-wide.mkv", "", "-vf scale=96:64,setsar=2/3 -c:v libx265 -pix_fmt yuv420p", None),
+    ("h264-variable.mp4", "", "-vf setpts='if(lt(N,4),N,N*2-3)' -vsync vfr -c:v libx264 -pix_fmt yuv420p", None),
+    ("vp9-variable.webm", "", "-vf setpts='if(lt(N,4),N,N*2-3)' -vsync vfr -c:v libvpx-vp9 -pix_fmt yuv420p", None),
+    ("hevc.mp4", "", "-c:v libx265 -pix_fmt yuv420p -tag:v hvc1", None),
+    ("hevc-10-bit.mov", "", "-c:v libx265 -pix_fmt yuv420p10le", None),
+    ("vp8.webm", "", "-c:v libvpx -b:v 1M -pix_fmt yuv420p", None),
+    ("vp9.webm", "", "-c:v libvpx-vp9 -b:v 1M -pix_fmt yuv420p", None),
+    ("av1.mp4", "", "-c:v libaom-av1 -cpu-used 8 -pix_fmt yuv420p", None),
+    ("mpeg4.avi", "", "-c:v mpeg4 -q:v 2 -pix_fmt yuv420p", None),
+    ("mpeg2.mpg", "", "-c:v mpeg2video -r 25 -q:v 2 -pix_fmt yuv420p", None),
+    ("motion-jpeg.avi", "", "-c:v mjpeg -q:v 2 -pix_fmt yuvj420p", None),
+    ("prores.mov", "", "-c:v prores -pix_fmt yuv422p10le", None),
+    ("ffv1.mkv", "", "-c:v ffv1 -pix_fmt yuv444p", None),
+    ("raw.avi", "", "-c:v rawvideo -pix_fmt bgr24", None),
+    ("animation.gif", "", "", None),
+    ("h264-cut.mp4", "-ss 0.5", "-c copy", None),
+];
+
+fn ffmpeg(directory: &Path, arguments: &[&str]) {
+    let mut command = Command::new("ffmpeg");
+    command.current_dir(directory).args(["-v", "error", "-nostdin", "-y"]);
+    let output = command.args(arguments.iter().flat_map(|part| part.split_whitespace())).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+}
+
+/// Writes the matrix of a track into a file that ffmpeg wrote without one.
+fn turn(path: &Path, matrix: [i32; 4]) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let at = bytes.windows(4).position(|window| window == b"tkhd").unwrap() + 4 + 4 + 20 + 16;
+    let [a, b, c, d] = matrix;
+    for (i, number) in [a, b, 0, c, d].into_iter().enumerate() {
+        bytes[at + 4 * i..][..4].copy_from_slice(&(number * 0x1_0000).to_be_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Forty clips: as in [`FORMATS`], then five that are broken or show nobody. With the names of those.
+fn forty_clips(world: &World) -> [&'static str; 5] {
+    let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo/clips/train");
+    let directory = world.path("clips");
+    std::fs::create_dir(&directory).unwrap();
+    for (i, (name, before, after, matrix)) in FORMATS.into_iter().enumerate() {
+        let person = people.join(format!("person-{}.mp4", 11000 + i));
+        std::fs::copy(person, directory.join("person.mp4")).unwrap();
+        if !before.is_empty() {
+            // Key frames beside the place of the cut.
+            ffmpeg(&directory, &["-i person.mp4 -c:v libx264 -g 6 -bf 2 -pix_fmt yuv420p long.mp4"]);
+            std::fs::rename(directory.join("long.mp4"), directory.join("person.mp4")).unwrap();
+        }
+        ffmpeg(&directory, &[before, "-i person.mp4", after, name]);
+        if let Some(matrix) = matrix {
+            turn(&directory.join(name), matrix);
+        }
+    }
+    std::fs::remove_file(directory.join("person.mp4")).unwrap();
+    ffmpeg(&directory, &["-f lavfi -i testsrc2=size=64x64:rate=8:duration=1 -c:v libx264 -pix_fmt yuv420p nobody.mp4"]);
+    ffmpeg(&directory, &["-f lavfi -i color=gray:size=64x64:rate=8:duration=1 -c:v libvpx-vp9 nobody.webm"]);
+    for (name, from) in [("cut-short.mp4", "h264.mp4"), ("damaged.mkv", "hevc-wide.mkv")] {
+        let bytes = std::fs::read(directory.join(from)).unwrap();
+        std::fs::write(directory.join(name), &bytes[..bytes.len() / 8]).unwrap();
+    }
+    std::fs::write(directory.join("text.mov"), "not a video at all").unwrap();
+    for file in std::fs::read_dir(&directory).unwrap() {
+        std::fs::write(file.unwrap().path().with_extension("txt"), "a person looks at the camera").unwrap();
+    }
+    ["nobody.mp4", "nobody.webm", "cut-short.mp4", "damaged.mkv", "text.mov"]
+}
+
+#[test]
+fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_counted() {
+    let found = ["ffmpeg", "ffprobe"].map(|program| {
+        Command::new(program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    });
+    if found != [true, true] {
+        roll_testing::skip!("ffmpeg and ffprobe are not in the PATH", needs = "ffmpeg");
+    }
+    let world = World::new(0);
+    let bad = forty_clips(&world);
+    // Files of the same stem share a caption.
+    let clips = std::fs::read_dir(world.path("clips")).unwrap().flatten();
+    assert_eq!(clips.filter(|clip| clip.path().extension().is_none_or(|e| e != "txt")).count(), 40);
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let at = |key: &str, path: &str| format!("{key}={}", demo.join(path).display());
+    let mut settings: Vec<String> = vec![
+        at("model.model_paths", "wan22_paths.json"),
+        at("model.tokenizer_path", "google/umt5-xxl"),
+        at("reward.reward_model_path", "face"),
+    ];
+    let own = [
+        "model.trainable_models=dit2",
+        "model.lora_rank=4",
+        "reward.name=insightface",
+        "reward.det_size=64",
+        "reward.undetected=reference_landmarks",
+        "training.per_device_train_batch_size=4",
+        "training.learning_rate=1e-5",
+        "data.metadata=clips",
+        "data.on_bad_sample=skip",
+        "data.height=64",
+        "data.width=64",
+        "data.num_frames=9",
+        "sample_steps=0",
+    ];
+    settings.extend(own.map(String::from));
+    let arguments: Vec<String> = ["run", "--out", "run", "--steps", "10"].map(String::from).into();
+    let arguments = [arguments, set(&settings.iter().map(String::as_str).collect::<Vec<_>>())].concat();
+    let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let log = said(&output);
+    assert!(output.status.success(), "{log}");
+    let summary = world.summary("run");
+    let left_out: Vec<&str> =
+        summary["skipped"].as_array().unwrap().iter().filter_map(|s| s["sample"].as_str()).collect();
+    assert_eq!(summary["skipped_samples"], 5, "{log}");
+    for name in bad {
+        assert_eq!(left_out.iter().filter(|sample| sample.contains(name)).count(), 1, "{name}: {left_out:?}");
+        let told = log.lines().filter(|line| line.contains("left out") && line.contains(name)).count();
+        assert_eq!(told, 1, "{name}: {log}");
+    }
+    let inspect = ["data", "inspect", "clips", "--json"].map(String::from).to_vec();
+    let faces = [settings[2].as_str(), own[2], own[3], "data.height=64", "data.width=64", "data.num_frames=9"];
+    let arguments = [inspect, set(&faces)].concat();
+    let told: Value =
+        serde_json::from_str(&world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+    assert_eq!((&told["clips"], &told["usable"]), (&40.into(), &35.into()), "{told}");
+    assert_eq!(told["left_out"].as_array().unwrap().len(), 5);
+    assert!(
+        told["formats"]["Matroska or WebM"].as_u64().unwrap() >= 6 && told["taken"]["9 frames of 64x64"] != Value::Null
+    );
+    let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
+    assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));
+}
