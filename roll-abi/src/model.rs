@@ -172,6 +172,10 @@ table! {
         /// Of what `encode` and `encode_video` give; empty when the model cannot tell, null when it never can.
         fn encoding_key(out: *mut RollOwned<u8>);
     }
+    since 2.1 {
+        /// Frames a second of what it generates; 0: it does not tell.
+        fn frame_rate(out: *mut f64);
+    }
 }
 
 table! {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use bench::Bench;
-pub use models::{Ask, Generate, Score};
+pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
 pub use weights::{

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_algos::sampling;
-use roll_core::{Adapter, ConditionInput, Error, FlowSchedule, Grad, Result, ResultExt, Video};
+use roll_algos::sampling::{Conditions, SamplingOptions, negative_context};
+use roll_core::{Adapter, ConditionInput, Error, Grad, Options, Result, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::progress::Bar;
 
-use crate::args::Generate;
+use crate::args::{Generate, SamplingArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
@@ -30,20 +30,42 @@ pub fn generate(args: Generate) -> Result<()> {
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
     let input = ConditionInput { prompt: args.prompt, image, end_image: None, frames: args.frames, size };
+    let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
+    let sampling = options.sampling(diffusion.schedule())?;
     let conditioning = diffusion.encode(&input)?;
-    if args.steps == 0 {
-        return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
-    }
-    let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift).in_section("model")?;
+    let negative = match sampling.guidance.is_on() {
+        true => Some(negative_context(diffusion, input, &options.negative_prompt)?),
+        false => None,
+    };
+    let conditions = Conditions::new(&conditioning, negative);
     let noise = loaded.config.noise().latents(0, args.noise, &conditioning.latent_shape)?;
     let adapter = if args.adapter.is_some() { Adapter::On } else { Adapter::Off };
-    let bar = TerminalBar::new(args.steps as u64, "steps");
-    let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
+    let bar = TerminalBar::new(sampling.schedule.steps() as u64, "steps");
+    let latents = sampling.generate(diffusion, &conditions, &noise, adapter, &bar)?;
     bar.finish();
     let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
     write(&args.output, &Video::new(frames, args.fps)?)?;
     println!("{}", args.output.display());
     Ok(())
+}
+
+/// As the evaluation of the configuration's algorithm samples, but for what the arguments say.
+fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<SamplingOptions> {
+    let mut options = SamplingOptions::of(algorithm)?;
+    if args.steps.is_some() || args.timesteps.is_some() {
+        options.timesteps = args.timesteps.clone();
+        options.num_inference_steps = args.steps.unwrap_or(options.num_inference_steps);
+    }
+    options.shift = args.shift.or(options.shift);
+    options.sampler = args.sampler.unwrap_or(options.sampler);
+    options.guidance_scale = args.guidance_scale.unwrap_or(options.guidance_scale);
+    if let Some(prompt) = &args.negative_prompt {
+        options.negative_prompt = prompt.clone();
+    }
+    if !options.guidance_scale.is_on() && args.negative_prompt.is_some() {
+        tracing::warn!("--negative-prompt has no effect without guidance: give --guidance-scale too");
+    }
+    Ok(options)
 }
 
 fn write(path: &Path, video: &Video) -> Result<()> {

@@ -25,6 +25,7 @@ crossing! {
         mut fn decode(latents: &Tensor, grad: Grad) -> (Tensor, Option<Pullback>), then decoded_shaped;
         mut fn encode_video(frames: &Tensor) -> Tensor;
         ref fn encoding_key() -> Option<String>, absent None, then key;
+        ref fn frame_rate() -> Option<f64>, or None, absent None;
     }
     by hand [] {}
 }
@@ -82,6 +83,16 @@ impl Answer for ScheduleFacts {
         let boundary = (wire.has_boundary == 1).then_some(wire.boundary);
         let trained = SigmaRange { low: Sigma(wire.trained_low), high: Sigma(wire.trained_high) };
         Ok(Self { shift: wire.shift, boundary, trained })
+    }
+}
+
+impl Answer for Option<f64> {
+    type Wire = f64;
+    fn give(self) -> f64 {
+        self.unwrap_or_default()
+    }
+    unsafe fn take(wire: f64, _: &Source) -> Result<Self> {
+        Ok((wire.is_finite() && wire > 0.0).then_some(wire))
     }
 }
 

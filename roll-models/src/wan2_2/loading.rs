@@ -83,6 +83,11 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         (None, None) => None,
         _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
     };
+    if options.shift.is_some() {
+        tracing::warn!(
+            "`model.shift` is the old name of `algo.shift` (and `roll generate --shift`), which wins where both are given"
+        );
+    }
     let settings = Settings {
         shift: options.shift,
         boundary: options.boundary,
