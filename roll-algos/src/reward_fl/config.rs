@@ -143,8 +143,10 @@ impl RewardFlConfig {
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let (mid, last, steps) = (self.mid_timestep, self.final_timestep, schedule.steps());
         if last >= steps {
-            let what = if self.timesteps.is_some() { "as many timesteps as" } else { "num_inference_steps" };
-            let range = format!("0 to {} with {what} {steps}", steps - 1);
+            let range = match &self.timesteps {
+                Some(_) => format!("0 to {} with {steps} timesteps", steps - 1),
+                None => format!("0 to {} with num_inference_steps {steps}", steps - 1),
+            };
             return key("final_timestep", format!("must be a step, {range}; found {last}"));
         }
         if mid > last {

@@ -31,7 +31,7 @@ fn the_gradient_of_a_guided_step_is_that_of_its_loss() {
         }
         // The reward alone: nothing of the guided velocity's gradient hides behind the KL's.
         let config = RewardFlConfig { mid_timestep: 0, kl_weight: 0.0, ..config(3.5, gradient) };
-        bench(config).check_gradient(&two());
+        bench(config.clone()).check_gradient(&two());
         // Scales that change with the expert, a known first frame, and an early stop.
         let mut other = RewardFlConfig { mid_timestep: 0, final_timestep: 5, ..config };
         other.guidance_scale = scales(4.0, 1.0);
@@ -109,7 +109,8 @@ fn the_negative_prompt_is_encoded_once_and_leads_the_other_way() {
     assert_eq!((seen(7.0), seen(1.0), seen(0.0)), (2 * 2 * 8, 2 * 2 * 12, 0));
 
     // v = u + s (c - u)
-    let mut model = MockDiffusion { prompted: 0.2, ..MockDiffusion::new() };
+    let mut model = MockDiffusion::new();
+    model.prompted = 0.2;
     let prompt = model.encode(&ConditionInput { prompt: "abc".into(), ..ConditionInput::default() }).unwrap();
     let conditions = Conditions::new(&prompt, Some(Tensor::full([1, 1], 0.0)));
     let x = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
@@ -136,29 +137,29 @@ fn the_kl_compares_velocities_under_the_prompt_whatever_the_scale() {
 
 #[test]
 fn the_last_pull_is_told_after_that_of_the_negative_prompt() {
-    let mut model = MockDiffusion { prompted: 0.2, ..MockDiffusion::new() };
+    let mut model = MockDiffusion::new();
+    model.prompted = 0.2;
     let prompt = model.encode(&ConditionInput { prompt: "abc".into(), ..ConditionInput::default() }).unwrap();
     let conditions = Conditions::new(&prompt, Some(Tensor::full([1, 1], 0.0)));
-    let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
-    let plan = config(3.0, GuidanceGradient::Both).plan(model.schedule()).unwrap();
-    let recorded = rollout(&mut model, &conditions, &noise, &plan, Grad::Record, &mut Unobserved).unwrap();
-    let before = std::cell::RefCell::new(Vec::new());
-    let d = Tensor::full(SHAPE, 1.0);
-    recorded
-        .pull_telling(Some(&d), 1.0, &mut Unobserved, || {
-            before.borrow_mut().extend(update::taken(&mut model)?);
-            Ok(())
-        })
-        .unwrap();
+    let (x, t, d) = (Noise::new(1).latents(0, 0, &SHAPE).unwrap(), Timestep(800.0), Tensor::full(SHAPE, 1.0));
+    let guidance = config(3.0, GuidanceGradient::Both).plan(model.schedule()).unwrap().guidance;
+    let guided = guidance.velocity(&mut model, &x, t, &conditions, Adapter::On, Grad::Record).unwrap();
+    let mut before = Vec::new();
+    let tell = || {
+        before = update::taken(&mut model)?;
+        Ok(())
+    };
+    guided.pullback.unwrap().pull(&d, None, tell).unwrap();
     let last = update::taken(&mut model).unwrap();
-    let whole: Vec<f32> = before.borrow().iter().zip(&last).map(|(a, b)| a + b).collect();
-    // What came before the last pull holds seven of eight, the one under the negative prompt of that step among them.
-    let mut again = rollout(&mut model, &conditions, &noise, &plan, Grad::Record, &mut Unobserved).unwrap();
-    again.steps.retain(|step| step.index != plan.trained[0]);
-    again.pull(Some(&d), 1.0, &mut Unobserved).unwrap();
-    let six = update::taken(&mut model).unwrap();
-    assert!(before.borrow().iter().zip(&six).any(|(seven, six)| seven != six));
-    assert!(whole.iter().zip(before.borrow().iter()).any(|(eight, seven)| eight != seven));
+
+    // d v / d u = 1 - s, d v / d c = s.
+    let mut pulled = |conditioning: &Conditioning, slope: f32| {
+        let (_, pullback) = model.velocity(&x, t, conditioning, Adapter::On, Grad::Record).unwrap();
+        pullback.unwrap().pull(&Tensor::full(SHAPE, slope)).unwrap();
+        update::taken(&mut model).unwrap()
+    };
+    assert_eq!(before, pulled(conditions.negative.as_ref().unwrap(), -2.0));
+    assert_eq!(last, pulled(&conditions.prompt, 3.0));
 }
 
 #[test]
@@ -213,7 +214,7 @@ fn listed_timesteps_take_the_place_of_even_ones() {
     let even = RewardFlConfig { num_inference_steps: 4, ..four.clone() }.plan(MockDiffusion::new().schedule()).unwrap();
     assert_eq!(listed(&[1000, 750, 500, 250], four.clone()).unwrap(), even);
     let told = listed(&[1000, 750, 500, 250], RewardFlConfig::default()).unwrap_err();
-    assert!(told.contains("0 to 3 with as many timesteps"), "{told}");
+    assert!(told.contains("0 to 3 with 4 timesteps"), "{told}");
     let twice = RewardFlConfig { num_inference_steps: 6, ..four.clone() };
     assert!(listed(&[1000, 500, 200, 100], twice).unwrap_err().contains("leave one of the two out"));
     assert!(listed(&[500, 1000, 2], four).unwrap_err().contains("`algo.timesteps`"));

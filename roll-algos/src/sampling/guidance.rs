@@ -97,7 +97,7 @@ impl Guidance {
         grad: Grad,
     ) -> Result<Guided> {
         let scale = self.at(timestep) as f32;
-        let mut at = |conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
+        let mut at = |conditioning: &Conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
         // The negative one first: without its gradient nothing of it is left in memory when the other is recorded.
         let negative = match (scale == 1.0, &conditions.negative, self.gradient) {
             (true, ..) => None,
