@@ -183,6 +183,8 @@ table! {
     since 2.2 {
         /// Sizes and lengths of videos. Without it: multiples of 16 pixels, and of 4 frames plus one.
         fn video_unit(out: *mut RollVideoUnit);
+        /// Frames a second of what it generates; 0: it does not tell.
+        fn frame_rate(out: *mut f64);
     }
 }
 

@@ -3,6 +3,7 @@
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
 
 pub mod agentic_ppo;
+mod arithmetic;
 pub mod environments;
 pub mod error;
 pub mod flow_matching;

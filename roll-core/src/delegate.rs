@@ -144,6 +144,7 @@ macro_rules! delegate_diffusion {
         $crate::delegate_diffusion!(@velocities [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@decode [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@encoding_key [$($own)*] $self, $inner);
+        $crate::delegate_diffusion!(@frame_rate [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@encode_video [$($own)*] $self, $inner);
     };
 
@@ -154,6 +155,7 @@ macro_rules! delegate_diffusion {
     (@velocities [velocities $($rest:ident)*] $($context:tt)*) => {};
     (@decode [decode $($rest:ident)*] $($context:tt)*) => {};
     (@encoding_key [encoding_key $($rest:ident)*] $($context:tt)*) => {};
+    (@frame_rate [frame_rate $($rest:ident)*] $($context:tt)*) => {};
     (@encode_video [encode_video $($rest:ident)*] $($context:tt)*) => {};
     (@$method:ident [$other:ident $($rest:ident)*] $($context:tt)*) => {
         $crate::delegate_diffusion!(@$method [$($rest)*] $($context)*);
@@ -208,6 +210,11 @@ macro_rules! delegate_diffusion {
     (@encoding_key [] $self:ident, $inner:expr) => {
         fn encoding_key(&$self) -> $crate::Result<::std::option::Option<::std::string::String>> {
             $inner.encoding_key()
+        }
+    };
+    (@frame_rate [] $self:ident, $inner:expr) => {
+        fn frame_rate(&$self) -> ::std::option::Option<f64> {
+            $inner.frame_rate()
         }
     };
     (@encode_video [] $self:ident, $inner:expr) => {
@@ -355,6 +362,9 @@ mod tests {
         fn encoding_key(&self) -> Result<Option<String>> {
             self.called(Ok(Some("key".into())))
         }
+        fn frame_rate(&self) -> Option<f64> {
+            self.called(Some(24.0))
+        }
         fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
             self.called(Ok(frames.clone()))
         }
@@ -411,6 +421,7 @@ mod tests {
         wrapper.velocities(&[], Adapter::On, Grad::Skip).unwrap();
         wrapper.decode(&x, Grad::Skip).unwrap();
         assert_eq!(wrapper.encoding_key().unwrap().as_deref(), Some("key"));
+        assert_eq!(DiffusionModel::frame_rate(&wrapper), Some(24.0));
         wrapper.encode_video(&x).unwrap();
         assert_eq!(wrapper.0.calls.take(), 8);
     }

@@ -173,6 +173,12 @@ pub trait DiffusionModel {
         Ok(None)
     }
 
+    /// Frames a second of the videos that the checkpoint was made with, at which what it generates moves as it should.
+    /// `None`: it does not tell.
+    fn frame_rate(&self) -> Option<f64> {
+        None
+    }
+
     /// Encodes frames (f32 `[T', 3, H', W']` in [-1, 1]) to latents `[C, T, H, W]`. Not differentiated.
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
 }

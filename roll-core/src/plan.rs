@@ -24,6 +24,17 @@ pub struct Passes {
     pub forward: usize,
     /// Those among them that are pulled back: the last ones.
     pub pulled: usize,
+    /// Denoising steps, and those among them that are trained, where a step makes more than one pass (two of a guided
+    /// velocity); absent: one each.
+    #[serde(default)]
+    pub steps: Option<[usize; 2]>,
+}
+
+impl Passes {
+    /// Denoising steps, and those among them that are trained.
+    pub fn steps(&self) -> [usize; 2] {
+        self.steps.unwrap_or([self.forward, self.pulled])
+    }
 }
 
 /// How a strategy divides parameters and their states among the ranks.

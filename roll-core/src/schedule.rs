@@ -17,13 +17,24 @@ pub struct FlowSchedule {
 }
 
 impl FlowSchedule {
-    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The default sampler
-    /// (Euler), used in training.
+    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The table of training.
     pub fn new(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
         let step = -f64::from(TRAIN_TIMESTEPS) / steps as f64;
         let linear = (0..steps).map(|i| (i as f64 * step + f64::from(TRAIN_TIMESTEPS)) as f32 / TRAIN_TIMESTEPS);
         Ok(Self::shifted(linear, shift))
+    }
+
+    /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted; the timesteps that the
+    /// model is told are whole, cut off.
+    pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
+        check(steps, shift)?;
+        // In f64 from an f32 number, as there: a last bit decides which whole number is below a timestep.
+        let first = f64::from(0.999f32);
+        let linear = (0..steps).map(|i| i as f64 * (-first / steps as f64) + first);
+        let levels: Vec<f64> = linear.map(|t| shift * t / (1.0 + (shift - 1.0) * t)).collect();
+        let timesteps = levels.iter().map(|s| (s * f64::from(TRAIN_TIMESTEPS)).trunc() as f32).chain([0.0]).collect();
+        Ok(Self { sigmas: levels.iter().map(|s| *s as f32).chain([0.0]).collect(), timesteps })
     }
 
     /// As [`FlowSchedule::new`], but begins at noise level `strength` in (0, 1] before the shift: to start from partly

@@ -30,7 +30,8 @@ fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
     (0..n).map(|j| y.iter().enumerate().map(|(i, y)| matrix[i * n + j] * y).sum()).collect()
 }
 
-/// velocity = tanh((W + adapter) x + b t / 1000); frames = D x. Parameters: the adapter.
+/// velocity = tanh((W + adapter) x + b (t / 1000 + p L)), L being the length of the prompt and p `prompted`; frames =
+/// D x. Parameters: the adapter.
 pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
     /// The parameters, an 8 x 8 matrix.
@@ -47,6 +48,16 @@ pub struct MockDiffusion {
     pub references: Vec<Tensor>,
     /// Which of `references` comes next in place of a new one.
     pub replay: Option<usize>,
+    /// How much the prompt matters.
+    pub prompted: f32,
+    /// Velocities with the adapter under the empty prompt in the order they were asked for, where the prompt matters.
+    pub unprompted: Vec<Tensor>,
+    /// Which of `unprompted` comes next in place of a new one.
+    pub replay_unprompted: Option<usize>,
+    /// Velocities that were recorded.
+    pub recorded: usize,
+    /// Frames a second that it says its videos have.
+    pub rate: Option<f64>,
     /// Calls of `encode`.
     pub encoded: usize,
     /// Whether it says that it is a diffusion model.
@@ -74,6 +85,11 @@ impl Default for MockDiffusion {
             early: None,
             references: Vec::new(),
             replay: None,
+            prompted: 0.0,
+            unprompted: Vec::new(),
+            replay_unprompted: None,
+            recorded: 0,
+            rate: None,
             encoded: 0,
             diffusion: true,
             boundary: None,
@@ -123,6 +139,9 @@ impl DiffusionModel for MockDiffusion {
     fn schedule(&self) -> ScheduleFacts {
         ScheduleFacts { shift: 5.0, boundary: self.boundary, trained: self.trained }
     }
+    fn frame_rate(&self) -> Option<f64> {
+        self.rate
+    }
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         self.encoded += 1;
         Ok(Conditioning {
@@ -141,7 +160,9 @@ impl DiffusionModel for MockDiffusion {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.asked.push((timestep.0, conditioning.context.f32s()?[0]));
+        let length = conditioning.context.f32s()?[0];
+        self.asked.push((timestep.0, length));
+        self.recorded += usize::from(grad.is_on());
         if let Some(data) = &self.data {
             let sigma = timestep.0 as f32 / 1000.0;
             let v = latents.f32s()?.iter().zip(data.f32s()?).map(|(x, data)| (x - data) / sigma).collect::<Vec<_>>();
@@ -151,6 +172,11 @@ impl DiffusionModel for MockDiffusion {
         if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay) {
             *next += 1;
             return Ok((self.references[*next - 1].clone(), None));
+        }
+        let is_unprompted = adapter == Adapter::On && length == 0.0 && self.prompted != 0.0;
+        if let (true, Some(next)) = (is_unprompted, &mut self.replay_unprompted) {
+            *next += 1;
+            return Ok((self.unprompted[*next - 1].clone(), None));
         }
         let x = latents.f32s()?.to_vec();
         let acts = adapter == Adapter::On && self.trained.contains(Sigma(timestep.0 / 1000.0));
@@ -162,11 +188,14 @@ impl DiffusionModel for MockDiffusion {
             true => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
             false => self.base.clone(),
         };
-        let t = timestep.0 as f32 / 1000.0;
+        let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
         let value = Tensor::new(v.clone(), SHAPE)?;
         if adapter == Adapter::Off {
             self.references.push(value.clone());
+        }
+        if is_unprompted {
+            self.unprompted.push(value.clone());
         }
         let gradients = self.gradients.clone();
         let pullback = grad.is_on().then(|| {

@@ -8,6 +8,7 @@ mod scorer;
 
 use std::sync::Arc;
 
+use roll_algos::sampling::Conditions;
 use roll_algos::reward_fl::{
     Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout,
 };
@@ -89,8 +90,7 @@ impl Bench {
             mid_timestep: config.mid,
             final_timestep: config.last,
             shift: Some(config.shift),
-            // The first and the third update.
-            gradient_split_every: 2,
+            gradient_split_every: Some(1),
             ..Options::default()
         };
         Ok(Self {
@@ -108,8 +108,8 @@ impl Bench {
 
     pub fn rollout(&mut self, observer: &mut dyn Observer) -> Outcome<Trajectory> {
         let plan = self.plan()?;
-        let conditioning = self.model.conditioning.clone();
-        Ok(rollout(self.model.diffusion()?, &conditioning, &self.noise, &plan, Grad::Record, observer)?)
+        let conditions = Conditions::new(&self.model.conditioning, None);
+        Ok(rollout(self.model.diffusion()?, &conditions, &self.noise, &plan, Grad::Record, observer)?)
     }
 
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.

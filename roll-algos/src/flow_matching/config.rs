@@ -1,9 +1,10 @@
 //! Options of flow matching.
 
-use roll_core::{Error, FlowSchedule, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
+use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts, Sigma, SigmaRange};
 
 use super::levels::{Levels, Logit, TimestepSampling};
 use super::loss::Weighting;
+use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `flow_matching`.
@@ -12,7 +13,7 @@ use crate::update::OnNonfinite;
 pub struct FlowMatchingConfig {
     /// How noise levels are drawn.
     pub timestep_sampling: TimestepSampling,
-    /// Shift of the noise levels, and of sample videos; the model's own when absent.
+    /// Shift of the noise levels, and of sample videos; when absent that of the model's official configuration.
     pub shift: Option<f64>,
     /// Mean of the logit, for `logit_normal`.
     pub logit_mean: f64,
@@ -33,6 +34,14 @@ pub struct FlowMatchingConfig {
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
     pub num_inference_steps: usize,
+    /// The timesteps of these steps themselves, before the shift, in place of `num_inference_steps` even ones.
+    pub timesteps: Option<Vec<u32>>,
+    /// The step of sample videos from one noise level to the next: `euler` or `unipc`.
+    pub sampler: Sampler,
+    /// Scale of classifier-free guidance in sample videos: one number, or `[high, low]` for the two experts; 1 is none.
+    pub guidance_scale: GuidanceScale,
+    /// What guidance leads away from.
+    pub negative_prompt: String,
     /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
     pub cache_bytes: usize,
     /// The reaction to a loss or gradient that is not finite.
@@ -53,6 +62,10 @@ impl Default for FlowMatchingConfig {
             draws_at_once: 1,
             prompt_dropout: 0.0,
             num_inference_steps: 20,
+            timesteps: None,
+            sampler: Sampler::Euler,
+            guidance_scale: GuidanceScale::OFF,
+            negative_prompt: String::new(),
             cache_bytes: 1 << 30,
             on_nonfinite: OnNonfinite::Skip,
         }
@@ -90,14 +103,24 @@ impl FlowMatchingConfig {
                 return key(name, "must be at least 1, found 0".into());
             }
         }
-        self.schedule(facts)?;
+        self.sampling(facts)?;
         let logit = Logit { mean: self.logit_mean, deviation: self.logit_std };
         Ok(Levels::new(self.timestep_sampling, self.shift(facts), logit, self.range(facts)?))
     }
 
-    /// The noise levels of a sample video.
-    pub fn schedule(&self, facts: ScheduleFacts) -> Result<FlowSchedule> {
-        FlowSchedule::new(self.num_inference_steps, self.shift(facts)).in_section("algo")
+    /// How sample videos are generated.
+    pub fn sampling(&self, facts: ScheduleFacts) -> Result<Sampling> {
+        let default = Self::default().num_inference_steps;
+        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        let options = SamplingOptions {
+            num_inference_steps: self.num_inference_steps,
+            timesteps: self.timesteps.clone(),
+            shift: self.shift,
+            sampler: self.sampler,
+            guidance_scale: self.guidance_scale,
+            negative_prompt: self.negative_prompt.clone(),
+        };
+        options.sampling(facts).in_section("algo")
     }
 
     /// The weight of the loss at each noise level.

@@ -26,10 +26,12 @@ pub use config::{FlowMatchingConfig, LossWeighting};
 pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
+use crate::arithmetic::scaled;
 use crate::ranks::{draw_key, repeats};
 use crate::remembered::Remembered;
+use crate::sampling::{Conditions, negative_context};
 use crate::stopwatch::Stopwatch;
-use crate::{AlgorithmError, sampling, update};
+use crate::{AlgorithmError, update};
 use prepared::Prepared;
 use report::Tally;
 
@@ -47,13 +49,15 @@ pub struct FlowMatching {
     prepared: Remembered<Prepared>,
     /// The embedding of the empty prompt.
     no_prompt: Option<Tensor>,
+    /// The embedding of the negative prompt.
+    negative: Option<Tensor>,
 }
 
 impl FlowMatching {
     /// With these options.
     pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
-        Self { config, prepared, no_prompt: None }
+        Self { config, prepared, no_prompt: None, negative: None }
     }
 }
 
@@ -215,8 +219,13 @@ impl FlowMatching {
         let prepared = self.prepare(ctx, sample)?;
         let noise = ctx.noise.evaluation_latents(sample.index, &prepared.conditioning.latent_shape)?;
         let model = diffusion(ctx.model)?;
-        let schedule = self.config.schedule(model.schedule())?;
-        let latents = sampling::euler(model, &prepared.conditioning, &noise, &schedule, Adapter::On, ctx.progress)?;
+        let sampling = self.config.sampling(model.schedule())?;
+        if sampling.guidance.is_on() && self.negative.is_none() {
+            let input = prepared::input(sample, "")?;
+            self.negative = Some(negative_context(model, input, &self.config.negative_prompt)?);
+        }
+        let conditions = Conditions::new(&prepared.conditioning, self.negative.clone());
+        let latents = sampling.generate(model, &conditions, &noise, Adapter::On, ctx.progress)?;
         Video::new(model.decode(&latents, Grad::Skip)?.0, sample.video.fps())
     }
 }
@@ -262,10 +271,6 @@ fn train(
 fn unit_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
     let mut draw = noise.uniform(Purpose::Timesteps, step, key);
     move || 0.5 * (f64::from(draw()) + 1.0)
-}
-
-fn scaled(x: &Tensor, factor: f32) -> Result<Tensor> {
-    Tensor::new(x.f32s()?.iter().map(|x| x * factor).collect::<Vec<f32>>(), x.shape())
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

@@ -1,9 +1,10 @@
 //! Options of Reward-FL.
 
-use roll_core::{Error, FlowSchedule, Result, ResultExt, ScheduleFacts};
+use roll_core::{DiffusionModel, Error, FlowSchedule, Result, ResultExt, Sample, Sampler, ScheduleFacts};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `reward_fl`.
@@ -12,6 +13,9 @@ use crate::update::OnNonfinite;
 pub struct RewardFlConfig {
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
+    /// The timesteps of the steps themselves, before the shift, in place of `num_inference_steps` even ones: distilled
+    /// models list theirs (`[1000, 750, 500, 250]`).
+    pub timesteps: Option<Vec<u32>>,
     /// First step with gradient; the steps before run without.
     pub mid_timestep: usize,
     /// Last step; what follows it is decoded.
@@ -20,8 +24,19 @@ pub struct RewardFlConfig {
     pub max_timestep_boundary: f64,
     /// Only steps whose timestep / 1000 is at least this are trained.
     pub min_timestep_boundary: f64,
-    /// Shift of the sigma schedule; the model's own when absent.
+    /// Shift of the sigma schedule; when absent that of the model's official configuration.
     pub shift: Option<f64>,
+    /// The step from one noise level to the next: `euler`, through which gradients pass.
+    pub sampler: Sampler,
+    /// The same where nothing is trained, in evaluations: `euler` or `unipc`; as `sampler` when absent.
+    pub evaluation_sampler: Option<Sampler>,
+    /// Scale s of classifier-free guidance, `v = u + s (c - u)` of the velocities c under the prompt and u under
+    /// `negative_prompt`: one number, or `[high, low]` for the two experts. 1, for distilled models, computes c alone.
+    pub guidance_scale: GuidanceScale,
+    /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
+    pub guidance_gradient: GuidanceGradient,
+    /// What guidance leads away from.
+    pub negative_prompt: String,
     /// Mean that the score is normalised with.
     pub reward_mean: f64,
     /// Standard deviation that the score is normalised with.
@@ -38,9 +53,12 @@ pub struct RewardFlConfig {
     pub latent_dtype: LatentDtype,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Interval, in steps, at which the gradient norms of reward and KL are measured separately, by a second rollout;
-    /// 0 never measures them.
-    pub gradient_split_every: u64,
+    /// Every how many steps the gradient norms of reward and KL are measured separately, by a second rollout; 0 never
+    /// measures them. When absent 25, and never for more than 100 million trained parameters, whose gradient it would
+    /// keep three times.
+    pub gradient_split_every: Option<u64>,
+    /// Frames a second of generated videos: those that the model was made with (16; 24 for TI2V-5B), or the clip's.
+    pub frame_rate: FrameRate,
     /// The reaction to a score, loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
@@ -53,7 +71,13 @@ impl Default for RewardFlConfig {
             final_timestep: 7,
             max_timestep_boundary: 1.0,
             min_timestep_boundary: 0.0,
+            timesteps: None,
             shift: None,
+            sampler: Sampler::Euler,
+            evaluation_sampler: None,
+            guidance_scale: GuidanceScale::OFF,
+            guidance_gradient: GuidanceGradient::Conditional,
+            negative_prompt: String::new(),
             reward_mean: 0.54,
             reward_std: 0.16,
             reward_weight: 0.1,
@@ -62,10 +86,21 @@ impl Default for RewardFlConfig {
             early_stop: EarlyStop::Decode,
             latent_dtype: LatentDtype::F32,
             reference: Reference::Clip,
-            gradient_split_every: 0,
+            gradient_split_every: None,
+            frame_rate: FrameRate::Model,
             on_nonfinite: OnNonfinite::Skip,
         }
     }
+}
+
+/// Frames a second of generated videos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameRate {
+    /// As the model says; as the clip where it does not.
+    Model,
+    /// As the sample's clip, frame for frame beside it.
+    Clip,
 }
 
 /// The video or picture that the reward compares the generated video with.
@@ -84,12 +119,34 @@ impl RewardFlConfig {
     /// The steps of a rollout under a model with these facts. Fails on values that contradict one another, naming the
     /// key and its range.
     pub fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        if self.sampler != Sampler::Euler {
+            let problem = format!(
+                "gradients pass through Euler steps only, found {0}; `algo.evaluation_sampler: {0}` takes it where \
+                 nothing is trained",
+                self.sampler
+            );
+            return Err(Error::config("algo.sampler", problem));
+        }
+        self.plan_with(Sampler::Euler, facts)
+    }
+
+    /// The same for a rollout that is not trained on.
+    pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        self.plan_with(self.evaluation_sampler.unwrap_or(self.sampler), facts)
+    }
+
+    fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Plan> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        let shift = self.shift.unwrap_or(facts.shift);
-        let schedule = FlowSchedule::new(self.num_inference_steps, shift).in_section("algo")?;
+        let default = Self::default().num_inference_steps;
+        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        let schedule = self.levels(sampler).schedule(facts).in_section("algo")?;
+        let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let (mid, last, steps) = (self.mid_timestep, self.final_timestep, schedule.steps());
         if last >= steps {
-            let range = format!("0 to {} with num_inference_steps {steps}", steps - 1);
+            let range = match &self.timesteps {
+                Some(_) => format!("0 to {} with {steps} timesteps", steps - 1),
+                None => format!("0 to {} with num_inference_steps {steps}", steps - 1),
+            };
             return key("final_timestep", format!("must be a step, {range}; found {last}"));
         }
         if mid > last {
@@ -132,7 +189,45 @@ impl RewardFlConfig {
         }
         let acting: Vec<usize> = trained.iter().copied().filter(|i| acts(&schedule, *i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
-        Ok(Plan { schedule, trained, acting, last, early_stop: self.early_stop, latent_dtype: self.latent_dtype })
+        let &Self { early_stop, latent_dtype, .. } = self;
+        Ok(Plan { schedule, sampler, guidance, trained, acting, last, early_stop, latent_dtype })
+    }
+
+    /// Whether the gradients of reward and KL are measured separately in step `step` (from 0).
+    pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
+        const EVERY: u64 = 25;
+        const AT_MOST: usize = 100_000_000;
+        let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
+        // Not the first step: an adapter begins as the base model, where the KL has no gradient.
+        every > 0 && (step + 1).is_multiple_of(every)
+    }
+
+    /// Frames a second of what is generated for `sample`.
+    pub(super) fn fps(&self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
+        match self.frame_rate {
+            FrameRate::Model => model.frame_rate().unwrap_or_else(|| sample.video.fps()),
+            FrameRate::Clip => sample.video.fps(),
+        }
+    }
+
+    /// The noise levels that `sampler` passes through.
+    fn levels(&self, sampler: Sampler) -> SamplingOptions {
+        SamplingOptions {
+            num_inference_steps: self.num_inference_steps,
+            timesteps: self.timesteps.clone(),
+            shift: self.shift,
+            sampler,
+            ..SamplingOptions::default()
+        }
+    }
+
+    /// For people: what of guidance has no effect.
+    pub(super) fn idle_guidance(&self) -> Option<String> {
+        let said = !self.negative_prompt.is_empty() || self.guidance_gradient != GuidanceGradient::default();
+        (said && !self.guidance_scale.is_on()).then(|| {
+            "`algo.negative_prompt` and `algo.guidance_gradient` have no effect: `algo.guidance_scale` is 1, no guidance"
+                .into()
+        })
     }
 
     /// The steps that are to be trained, whichever expert works there.

@@ -9,14 +9,14 @@ use super::plan::Plan;
 use super::prepared::{Prepared, Prospect, reference_video};
 use super::trajectory::{Unobserved, rollout};
 
-/// Runs the trajectory of training, without gradient, for every sample of the context. Where a reward has nothing to
+/// Runs the trajectory of training, without gradient and by the sampler of evaluations, for every sample of the context. Where a reward has nothing to
 /// score, its policy decides, as in training.
 pub(super) fn evaluate(
     config: &RewardFlConfig,
     prepared: &mut Prepared,
     ctx: &mut EvaluationContext<'_>,
 ) -> Result<Vec<Evaluated>> {
-    let plan = config.plan(diffusion(ctx.model)?.schedule())?;
+    let plan = config.evaluation_plan(diffusion(ctx.model)?.schedule())?;
     let samples = ctx.samples;
     let count = samples.len();
     let one = |(i, sample): (usize, &Sample)| {
@@ -37,11 +37,12 @@ fn sample_of(
     sample: &Sample,
 ) -> Result<Evaluated> {
     let model = diffusion(ctx.model)?;
-    let conditioning = prepared.conditioning(model, sample)?;
-    let noise = ctx.noise.evaluation_latents(sample.index, &conditioning.latent_shape)?;
-    let trajectory = rollout(model, &conditioning, &noise, plan, Grad::Skip, &mut Unobserved)?;
+    let negative = plan.guidance.is_on().then_some(config.negative_prompt.as_str());
+    let conditions = prepared.conditions(model, sample, negative)?;
+    let noise = ctx.noise.evaluation_latents(sample.index, &conditions.prompt.latent_shape)?;
+    let trajectory = rollout(model, &conditions, &noise, plan, Grad::Skip, &mut Unobserved)?;
     let (frames, _) = model.decode(&trajectory.latents, Grad::Skip)?;
-    let video = Video::new(frames, sample.video.fps())?;
+    let video = Video::new(frames, config.fps(model, sample))?;
     let reference = reference_video(sample, config.reference)?;
     let mut scores = Vec::new();
     for reward in ctx.rewards.iter_mut() {

@@ -12,6 +12,8 @@ pub mod trajectory;
 
 mod evaluation;
 mod experts;
+#[cfg(test)]
+mod guidance_tests;
 mod measure;
 mod notes;
 mod prepared;
@@ -32,12 +34,13 @@ use roll_core::{
 };
 
 pub use crate::update::OnNonfinite;
-pub use config::{Reference, RewardFlConfig};
+pub use config::{FrameRate, Reference, RewardFlConfig};
 pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
 use crate::ranks::{draw_key, repeats};
+use crate::sampling::GuidanceGradient;
 use crate::{AlgorithmError, update};
 use measure::Measured;
 use prepared::{Prepared, Prospect};
@@ -70,7 +73,8 @@ impl Algorithm for RewardFl {
         if !reward.differentiable() {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
-        for warning in self.config.check_experts(facts)? {
+        self.config.evaluation_plan(facts)?;
+        for warning in self.config.check_experts(facts)?.into_iter().chain(self.config.idle_guidance()) {
             tracing::warn!("{warning}");
         }
         Ok(())
@@ -118,8 +122,7 @@ enum Pass<'a> {
 
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let every = self.config.gradient_split_every;
-        let splits = every > 0 && ctx.step.is_multiple_of(every);
+        let splits = self.config.splits(ctx.step, ctx.model.parameter_count());
         let mut run = Running {
             plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
             split: splits.then(|| Split::new(ctx.model.parameter_count())),
@@ -169,23 +172,24 @@ impl RewardFl {
         {
             return Ok(Outcome::Skipped(reason));
         }
-        let conditioning = self.prepared.conditioning(diffusion(ctx.model)?, sample)?;
-        let noise = ctx.noise.latents(ctx.step, draw_key(sample, repeats), &conditioning.latent_shape)?;
+        let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
+        let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
+        let noise = ctx.noise.latents(ctx.step, draw_key(sample, repeats), &conditions.prompt.latent_shape)?;
 
         let pass = match split {
             None => Pass::Whole,
             Some(split) => {
-                let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
+                let trajectory = rollout(diffusion(ctx.model)?, &conditions, &noise, plan, Grad::Record, watch)?;
                 trajectory.pull(None, self.config.kl_weight, watch)?;
                 Pass::Split { split, kl_alone: update::taken(ctx.model)? }
             }
         };
 
-        let trajectory = rollout(diffusion(ctx.model)?, &conditioning, &noise, plan, Grad::Record, watch)?;
+        let trajectory = rollout(diffusion(ctx.model)?, &conditions, &noise, plan, Grad::Record, watch)?;
 
         watch.begin(Phase::Decode)?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
-        let video = Video::new(frames, sample.video.fps())?;
+        let video = Video::new(frames, self.config.fps(diffusion(ctx.model)?, sample))?;
         tally.see(&video);
         if ctx.want_videos {
             let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
@@ -258,6 +262,13 @@ roll_core::inventory::submit! {
 
 fn passes(options: &Options) -> Result<Passes> {
     let config: RewardFlConfig = parse_options(Kind::Algorithm.section(), options)?;
-    let forward = config.final_timestep + 1;
-    Ok(Passes { forward, pulled: forward.saturating_sub(config.mid_timestep) })
+    let steps = config.final_timestep + 1;
+    let trained = steps.saturating_sub(config.mid_timestep);
+    let (velocities, recorded) = match (config.guidance_scale.is_on(), config.guidance_gradient) {
+        (false, _) => (1, 1),
+        (true, GuidanceGradient::Conditional) => (2, 1),
+        (true, GuidanceGradient::Both) => (2, 2),
+    };
+    let (forward, pulled) = (velocities * steps, recorded * trained);
+    Ok(Passes { forward, pulled, steps: Some([steps, trained]) })
 }

@@ -1,12 +1,18 @@
 //! The steps of a rollout, as the options and the model's schedule give them.
 
-use roll_core::FlowSchedule;
+use roll_core::{FlowSchedule, Sampler, Sigma};
+
+use crate::sampling::Guidance;
 
 /// The steps of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Noise levels.
     pub schedule: FlowSchedule,
+    /// The step from one to the next.
+    pub sampler: Sampler,
+    /// The velocity at each.
+    pub guidance: Guidance,
     /// The steps with gradient, ascending. Where experts take turns, they begin with the first that has trainable
     /// parameters: what comes before it moves none.
     pub trained: Vec<usize>,
@@ -22,11 +28,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The factor of the velocity of step `i`: `sigma_{i+1} - sigma_i`, or `-sigma_i`, all the way to the data.
-    pub(super) fn delta(&self, i: usize) -> f32 {
+    /// The noise level after step `i`: that of the next, or 0, all the way to the data.
+    pub(super) fn end(&self, i: usize) -> Sigma {
         match self.early_stop {
-            EarlyStop::PredictX0 if i == self.last => -self.schedule.sigmas()[i],
-            _ => self.schedule.delta(i),
+            EarlyStop::PredictX0 if i == self.last => Sigma(0.0),
+            _ => self.schedule.sigma(i + 1),
         }
     }
 }

@@ -8,6 +8,7 @@ use roll_core::{
 
 use super::Reference;
 use crate::remembered::{Bytes, Remembered};
+use crate::sampling::{Conditions, negative_context};
 
 /// Prompts and pictures are encoded anew when the remembered ones would exceed this: host memory is the decoder's.
 const CONDITIONING_BYTES: usize = 256 << 20;
@@ -18,6 +19,8 @@ const TARGET_BYTES: usize = 64 << 20;
 pub(super) struct Prepared {
     conditionings: Remembered<Conditioning>,
     targets: Remembered<Prospect>,
+    /// The embedding of the negative prompt, which is one for all samples.
+    negative: Option<Tensor>,
 }
 
 /// What a reward compares a sample's result with.
@@ -30,21 +33,28 @@ pub(super) enum Prospect {
 
 impl Default for Prepared {
     fn default() -> Self {
-        Self { conditionings: Remembered::new(CONDITIONING_BYTES), targets: Remembered::new(TARGET_BYTES) }
+        let (conditionings, targets) = (Remembered::new(CONDITIONING_BYTES), Remembered::new(TARGET_BYTES));
+        Self { conditionings, targets, negative: None }
     }
 }
 
 impl Prepared {
-    /// The conditioning of a sample, encoded once while there is room.
-    pub(super) fn conditioning(
+    /// What a sample's video is made from, encoded once while there is room; with the negative prompt, where there is
+    /// guidance.
+    pub(super) fn conditions(
         &mut self,
         model: &mut dyn DiffusionModel,
         sample: &Sample,
-    ) -> Result<Arc<Conditioning>> {
-        match self.conditionings.get(sample) {
-            Some(conditioning) => Ok(conditioning),
-            None => Ok(self.conditionings.insert(sample, conditioning(model, sample)?)),
+        negative_prompt: Option<&str>,
+    ) -> Result<Conditions> {
+        let conditioning = match self.conditionings.get(sample) {
+            Some(conditioning) => conditioning,
+            None => self.conditionings.insert(sample, model.encode(&input(sample)?)?),
+        };
+        if let (Some(prompt), None) = (negative_prompt, &self.negative) {
+            self.negative = Some(negative_context(model, input(sample)?, prompt)?);
         }
+        Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative.clone())))
     }
 
     /// What the reward of the training compares a sample with, prepared once while there is room.
@@ -86,10 +96,10 @@ impl Bytes for Prospect {
     }
 }
 
-/// Prompt and pictures of a sample as the model takes them.
-fn conditioning(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Conditioning> {
+/// Prompt and pictures of a sample.
+fn input(sample: &Sample) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
-    model.encode(&ConditionInput {
+    Ok(ConditionInput {
         prompt: sample.prompt.clone(),
         image: Some(sample.reference_image()?),
         end_image: sample.end_image.clone(),

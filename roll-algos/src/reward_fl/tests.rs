@@ -7,17 +7,18 @@ use roll_core::*;
 use roll_testing::diffusion::{Descent, MockDiffusion, SHAPE, Sines, sample, values};
 
 use super::*;
+use crate::sampling::{Conditions, Sampling};
 
 /// One run of the algorithm on mocks.
-struct Bench {
-    algorithm: RewardFl,
-    model: MockDiffusion,
-    reward: Sines,
-    strategy: Descent,
+pub(super) struct Bench {
+    pub(super) algorithm: RewardFl,
+    pub(super) model: MockDiffusion,
+    pub(super) reward: Sines,
+    pub(super) strategy: Descent,
 }
 
 impl Bench {
-    fn new(config: RewardFlConfig) -> Self {
+    pub(super) fn new(config: RewardFlConfig) -> Self {
         Self {
             algorithm: RewardFl::new(config),
             model: MockDiffusion::new(),
@@ -40,7 +41,7 @@ impl Bench {
         })
     }
 
-    fn step(&mut self, samples: &[Sample]) -> StepReport {
+    pub(super) fn step(&mut self, samples: &[Sample]) -> StepReport {
         self.step_with(samples, 0.0, &Silent).unwrap()
     }
 
@@ -50,10 +51,12 @@ impl Bench {
 
     /// Compares the gradient of an update with central differences of the loss, in random directions. The velocities
     /// without the adapter are those of the first run: the KL takes them for constants, although the latents they
-    /// were taken at depend on the parameters.
-    fn check_gradient(&mut self, samples: &[Sample]) {
+    /// were taken at depend on the parameters. Likewise those under the negative prompt, where no gradient passes.
+    pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
+        self.model.unprompted.clear();
         self.step(samples);
+        let unprompted_is_constant = self.algorithm.config.guidance_gradient == GuidanceGradient::Conditional;
         let gradient = self.strategy.gradient.clone();
         let at = self.model.adapter.clone();
         for seed in 0..5 {
@@ -61,6 +64,7 @@ impl Bench {
             let mut moved = |h: f32| {
                 self.model.adapter = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
                 self.model.replay = Some(0);
+                self.model.replay_unprompted = unprompted_is_constant.then_some(0);
                 self.loss(samples)
             };
             let h = 2e-3f32;
@@ -69,12 +73,17 @@ impl Bench {
             assert!((quotient - slope).abs() < 1e-3 * (slope.abs() + 0.05), "direction {seed}: {quotient} or {slope}");
         }
         self.model.adapter = at;
-        self.model.replay = None;
+        (self.model.replay, self.model.replay_unprompted) = (None, None);
     }
 }
 
-fn two() -> [Sample; 2] {
+pub(super) fn two() -> [Sample; 2] {
     [sample(0, "a"), sample(1, "b")]
+}
+
+/// Those of the empty prompt.
+fn conditions(model: &mut MockDiffusion) -> Conditions {
+    Conditions::new(&model.encode(&ConditionInput::default()).unwrap(), None)
 }
 
 #[test]
@@ -121,9 +130,9 @@ fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
         }
     }
     let plan = RewardFlConfig::default().plan(bench.model.schedule()).unwrap();
-    let conditioning = bench.model.encode(&ConditionInput::default()).unwrap();
+    let conditions = conditions(&mut bench.model);
     let mut seen = FirstFrames(Vec::new());
-    rollout(&mut bench.model, &conditioning, &Tensor::zeros(SHAPE), &plan, Grad::Record, &mut seen).unwrap();
+    rollout(&mut bench.model, &conditions, &Tensor::zeros(SHAPE), &plan, Grad::Record, &mut seen).unwrap();
     assert!(seen.0.len() == 8 && seen.0.iter().all(|frame| frame == &[0.7; 4]));
 }
 
@@ -133,11 +142,12 @@ fn training_decodes_the_latents_that_generating_decodes() {
         let mut model = MockDiffusion::new();
         model.first_frame = first_frame;
         let plan = RewardFlConfig::default().plan(model.schedule()).unwrap();
-        let conditioning = model.encode(&ConditionInput::default()).unwrap();
+        let conditions = conditions(&mut model);
         let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
-        let trained = rollout(&mut model, &conditioning, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap();
-        let generated =
-            crate::sampling::euler(&mut model, &conditioning, &noise, &plan.schedule, Adapter::On, &Silent).unwrap();
+        let trained = rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap();
+        let Plan { schedule, sampler, guidance, .. } = plan;
+        let sampling = Sampling { schedule, sampler, guidance };
+        let generated = sampling.generate(&mut model, &conditions, &noise, Adapter::On, &Silent).unwrap();
         assert_eq!(trained.latents.f32s().unwrap(), generated.f32s().unwrap());
     }
 }
@@ -246,10 +256,10 @@ fn bf16_latents_are_rounded_after_every_step() {
     let config = RewardFlConfig { latent_dtype: LatentDtype::Bf16, ..RewardFlConfig::default() };
     let mut model = MockDiffusion::new();
     let plan = config.plan(model.schedule()).unwrap();
-    let conditioning = model.encode(&ConditionInput::default()).unwrap();
+    let conditions = conditions(&mut model);
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
     let mut rounded = Rounded(0);
-    let trajectory = rollout(&mut model, &conditioning, &noise, &plan, Grad::Record, &mut rounded).unwrap();
+    let trajectory = rollout(&mut model, &conditions, &noise, &plan, Grad::Record, &mut rounded).unwrap();
     assert_eq!(rounded.0, 8);
     trajectory.pull(None, 1.0, &mut Unobserved).unwrap();
     let (a, b) = (Bench::new(config).loss(&two()), Bench::new(RewardFlConfig::default()).loss(&two()));
@@ -400,7 +410,7 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
 fn measuring_the_gradients_apart_changes_no_bit_of_the_update() {
     let mut plain = Bench::new(RewardFlConfig::default());
     plain.step(&two());
-    let mut split = Bench::new(RewardFlConfig { gradient_split_every: 1, ..RewardFlConfig::default() });
+    let mut split = Bench::new(RewardFlConfig { gradient_split_every: Some(1), ..RewardFlConfig::default() });
     let report = split.step(&two());
     assert_eq!(plain.strategy.gradient, split.strategy.gradient);
 

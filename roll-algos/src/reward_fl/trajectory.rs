@@ -1,10 +1,12 @@
 //! From noise to latents, and the discrete adjoint back.
 
-use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Grad, Pullback, Result, Tensor, Timestep};
+use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Sampler, Tensor, Timestep};
 
 use super::loss::step_kl;
 use super::plan::{LatentDtype, Plan};
 use crate::AlgorithmError;
+use crate::arithmetic::{axpy, scaled};
+use crate::sampling::{Conditions, Guided, GuidedPullback};
 
 /// What goes on in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +28,9 @@ pub trait Observer {
     fn begin(&mut self, _phase: Phase) -> Result<()> {
         Ok(())
     }
-    /// The velocity of a step.
+    /// The velocity of a step, guided.
     fn velocity(&mut self, _step: usize, _velocity: &Tensor) {}
-    /// The velocity of a trained step without the adapter.
+    /// The velocity of a trained step under the prompt alone, without the adapter.
     fn reference(&mut self, _step: usize, _velocity: &Tensor) {}
     /// The latents after a step.
     fn latents(&mut self, _step: usize, _latents: &Tensor) {}
@@ -58,26 +60,34 @@ struct Step {
 }
 
 struct Trained {
-    pullback: Pullback,
-    /// d kl / d velocity, kl being the mean over steps; `None` where nothing is trained.
+    pullback: GuidedPullback,
+    /// d kl / d velocity under the prompt, kl being the mean over steps; `None` where nothing is trained.
     d_kl: Option<Tensor>,
 }
 
-/// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`.
+/// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`, or whatever its sampler does in
+/// place of that; a gradient needs this one.
 ///
 /// The known first frame of TI2V models replaces that of the latents before the first step and after every one.
 /// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
+/// The KL compares the velocities under the prompt, with the adapter and without: its weight means the same at every
+/// scale of guidance, and guidance costs it nothing.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
-    conditioning: &Conditioning,
+    conditions: &Conditions,
     noise: &Tensor,
     plan: &Plan,
     grad: Grad,
     observer: &mut dyn Observer,
 ) -> Result<Trajectory> {
-    let Plan { schedule, trained, acting, last, .. } = plan;
+    if grad.is_on() && plan.sampler != Sampler::Euler {
+        return Err(Error::Misuse(format!("gradients pass through Euler steps only, not through {}", plan.sampler)));
+    }
+    let Plan { schedule, trained, acting, last, guidance, .. } = plan;
     let of = last + 1;
-    let mut x = conditioning.with_first_frame(noise)?;
+    let prompt = &conditions.prompt;
+    let mut x = prompt.with_first_frame(noise)?;
+    let mut sampler = plan.sampler.start();
     let mut steps = Vec::new();
     let mut kl = 0.0;
     for i in 0..=*last {
@@ -86,36 +96,34 @@ pub fn rollout(
         let grad = if is_trained { grad } else { Grad::Skip };
 
         observer.begin(Phase::Rollout { step: i, of })?;
-        let (v, pullback) = model.velocity(&x, timestep, conditioning, Adapter::On, grad)?;
+        let Guided { velocity: v, conditional: c, pullback } =
+            guidance.velocity(model, &x, timestep, conditions, Adapter::On, grad)?;
         observer.velocity(i, &v);
 
         let d_kl = match acting.contains(&i) {
             false => None,
             true => {
                 observer.begin(Phase::Reference { step: i, of })?;
-                let u = reference_velocity(model, &x, timestep, conditioning)?;
+                let u = reference_velocity(model, &x, timestep, prompt)?;
                 observer.reference(i, &u);
-                let (kl_i, d_kl_i) = step_kl(&v, &u, schedule.sigma(i))?;
+                let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i))?;
                 let share = 1.0 / acting.len() as f64;
                 kl += kl_i * share;
                 Some(scaled(&d_kl_i, share as f32)?)
             }
         };
-        let trained = match (grad, pullback) {
-            (Grad::Skip, _) => None,
-            (Grad::Record, Some(pullback)) => Some(Trained { pullback, d_kl }),
-            (Grad::Record, None) => return Err(no_pullback(format!("the velocity of step {i}")).into()),
-        };
+        let trained = pullback.map(|pullback| Trained { pullback, d_kl });
 
-        let delta = plan.delta(i);
-        x = rounded(axpy(&x, delta, &v)?, plan.latent_dtype)?;
+        let end = plan.end(i);
+        x = rounded(sampler.step(schedule.sigma(i), end, &x, &v)?, plan.latent_dtype)?;
         // After the last step too, as in generation: what is decoded here is what will be decoded there.
-        let replaced = conditioning.first_frame.is_some();
+        let replaced = prompt.first_frame.is_some();
         if replaced {
-            x = conditioning.with_first_frame(&x)?;
+            x = prompt.with_first_frame(&x)?;
         }
         observer.latents(i, &x);
         if trained.is_some() || !steps.is_empty() {
+            let delta = end.0 as f32 - schedule.sigma(i).0 as f32;
             steps.push(Step { index: i, delta, replaced, trained });
         }
     }
@@ -124,7 +132,7 @@ pub fn rollout(
 
 impl Trajectory {
     /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters:
-    /// `d_v = (sigma_{i+1} - sigma_i) d_x + d_kl/d_v_i`, `d_x += pull_i(d_v)`, from the last step to the first trained.
+    /// `d_v = (sigma_{i+1} - sigma_i) d_x`, `d_x += pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
         self.pull_telling(d_latents, d_kl, observer, || Ok(()))
     }
@@ -150,14 +158,11 @@ impl Trajectory {
             let Some(Trained { pullback, d_kl: d_kl_i }) = trained else { continue };
             observer.begin(Phase::Pull { step: index, of: self.of })?;
             left -= 1;
-            if let Some(before_last) = before_last.take_if(|_| left == 0) {
-                before_last()?;
-            }
-            let d_v = match &d_kl_i {
-                Some(d_kl_i) => axpy(&scaled(d_kl_i, d_kl as f32)?, delta, &d_x)?,
-                None => scaled(&d_x, delta)?,
-            };
-            d_x = axpy(&d_x, 1.0, &pullback.pull(&d_v)?)?;
+            let before_last = before_last.take_if(|_| left == 0);
+            let d_v = scaled(&d_x, delta)?;
+            let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
+            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |tell| tell()))?;
+            d_x = axpy(&d_x, 1.0, &pulled)?;
         }
         Ok(())
     }
@@ -174,19 +179,6 @@ fn reference_velocity(
 
 pub(super) fn no_pullback(what: String) -> AlgorithmError {
     AlgorithmError::NoPullback { what }
-}
-
-/// `x + a y`.
-fn axpy(x: &Tensor, a: f32, y: &Tensor) -> Result<Tensor> {
-    if x.shape() != y.shape() {
-        return Err(roll_core::Error::shape("step of the latents", format!("{:?}", x.shape()), y.shape()));
-    }
-    let values = x.f32s()?.iter().zip(y.f32s()?).map(|(x, y)| x + a * y).collect::<Vec<f32>>();
-    Tensor::new(values, x.shape())
-}
-
-fn scaled(x: &Tensor, a: f32) -> Result<Tensor> {
-    Tensor::new(x.f32s()?.iter().map(|x| x * a).collect::<Vec<f32>>(), x.shape())
 }
 
 fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {

@@ -33,6 +33,9 @@ pub struct Bench {
     /// Keep block inputs in host memory between forward and pull.
     #[arg(long)]
     pub offload: bool,
+    /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above 1.
+    #[arg(long)]
+    pub guided: bool,
     /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.
     #[arg(long)]
     pub without_vae: bool,

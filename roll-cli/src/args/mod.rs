@@ -13,7 +13,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use bench::Bench;
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
-pub use models::{Ask, Generate, Score};
+pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
 pub use weights::{

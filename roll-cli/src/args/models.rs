@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use roll_algos::sampling::GuidanceScale;
+use roll_core::Sampler;
 
 use super::ConfigArgs;
 
@@ -36,9 +38,8 @@ pub struct Generate {
     /// Width in pixels; as `data.width` unless given, 832 where that is not set.
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
-    /// Denoising steps.
-    #[arg(long, default_value_t = 8)]
-    pub steps: usize,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Frames per second of the file.
     #[arg(long, default_value_t = 16.0)]
     pub fps: f64,
@@ -48,6 +49,31 @@ pub struct Generate {
     /// File to write: .mp4 or .gif, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+}
+
+/// How a video is sampled; what is not given is as in the configuration's `algo`, as its evaluation would do it.
+#[derive(Debug, ClapArgs)]
+pub struct SamplingArgs {
+    /// Denoising steps; as `algo.num_inference_steps` unless given, 8 where that is not set.
+    #[arg(long, value_name = "N", conflicts_with = "timesteps")]
+    pub steps: Option<usize>,
+    /// The timesteps themselves, before the shift, as distilled models list theirs: 1000,750,500,250.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub timesteps: Option<Vec<u32>>,
+    /// Shift of the noise levels; as `algo.shift` unless given, that of the model's official configuration where that
+    /// is not set.
+    #[arg(long, value_name = "X")]
+    pub shift: Option<f64>,
+    /// euler or unipc, the sampler of the official inference.
+    #[arg(long, value_name = "NAME")]
+    pub sampler: Option<Sampler>,
+    /// Scale of classifier-free guidance, or two for the experts of high and low noise (4,3). 1 is none and half the
+    /// work: for distilled models.
+    #[arg(long, value_name = "X[,X]")]
+    pub guidance_scale: Option<GuidanceScale>,
+    /// What guidance leads away from.
+    #[arg(long, value_name = "TEXT")]
+    pub negative_prompt: Option<String>,
 }
 
 /// Arguments of `roll ask`.

@@ -242,4 +242,6 @@ pub enum TinyKind {
     T2v,
     /// Text and image to video, one expert, 48 latent channels.
     Ti2v,
+    /// Image to video as in Wan2.1: one expert, 16 latent channels, and a CLIP image encoder.
+    I2v21,
 }

@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_algos::sampling;
+use roll_algos::sampling::{Conditions, SamplingOptions, negative_context};
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, FlowSchedule, Grad, Result, ResultExt, Video,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Result, ResultExt, Video,
 };
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
 use roll_train::progress::Bar;
 
 use super::adapters::open_model;
-use crate::args::Generate;
+use crate::args::{Generate, SamplingArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
@@ -38,15 +38,21 @@ pub fn generate(args: Generate) -> Result<()> {
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    let schedule = FlowSchedule::new(args.steps, diffusion.schedule().shift).in_section("model")?;
+    let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
+    let sampling = options.sampling(diffusion.schedule())?;
     let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
     for (prompt, output) in prompts.into_iter().zip(&outputs) {
-        let bar = TerminalBar::new(args.steps as u64, "steps");
+        let bar = TerminalBar::new(sampling.schedule.steps() as u64, "steps");
         Bar::phase(&bar, "encoding");
         let input = ConditionInput { prompt, image: image.clone(), end_image: end_image.clone(), frames, size };
         let conditioning = encode(diffusion, &input)?;
+        let negative = match sampling.guidance.is_on() {
+            true => Some(negative_context(diffusion, input, &options.negative_prompt)?),
+            false => None,
+        };
+        let conditions = Conditions::new(&conditioning, negative);
         let noise = loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?;
-        let latents = sampling::euler(diffusion, &conditioning, &noise, &schedule, adapter, &bar)?;
+        let latents = sampling.generate(diffusion, &conditions, &noise, adapter, &bar)?;
         Bar::phase(&bar, "decoding");
         let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
         bar.finish();
@@ -80,7 +86,7 @@ fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
 
 /// Fails on what would fail after the work.
 fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
-    if args.steps == 0 {
+    if args.sampling.steps == Some(0) {
         return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
     }
     if !(args.fps.is_finite() && args.fps > 0.0) {
@@ -129,6 +135,25 @@ fn encode(model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<Cond
         }
         _ => Ok(conditioning),
     }
+}
+
+/// As the evaluation of the configuration's algorithm samples, but for what the arguments say.
+fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<SamplingOptions> {
+    let mut options = SamplingOptions::of(algorithm)?;
+    if args.steps.is_some() || args.timesteps.is_some() {
+        options.timesteps = args.timesteps.clone();
+        options.num_inference_steps = args.steps.unwrap_or(options.num_inference_steps);
+    }
+    options.shift = args.shift.or(options.shift);
+    options.sampler = args.sampler.unwrap_or(options.sampler);
+    options.guidance_scale = args.guidance_scale.unwrap_or(options.guidance_scale);
+    if let Some(prompt) = &args.negative_prompt {
+        options.negative_prompt = prompt.clone();
+    }
+    if !options.guidance_scale.is_on() && args.negative_prompt.is_some() {
+        tracing::warn!("--negative-prompt has no effect without guidance: give --guidance-scale too");
+    }
+    Ok(options)
 }
 
 /// What a video is written as.

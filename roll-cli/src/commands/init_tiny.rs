@@ -22,5 +22,6 @@ pub(super) fn kind(kind: TinyKind) -> init_tiny::TinyKind {
         TinyKind::I2v => init_tiny::TinyKind::I2v,
         TinyKind::T2v => init_tiny::TinyKind::T2v,
         TinyKind::Ti2v => init_tiny::TinyKind::Ti2v,
+        TinyKind::I2v21 => init_tiny::TinyKind::I2v21,
     }
 }

@@ -97,9 +97,11 @@ fn gigabytes(bytes: usize) -> f64 {
 }
 
 fn print(needs: &Needs, input: &PlanInput, machine: &Machine) {
+    let [steps, trained] = input.passes.steps();
+    let guided = if input.passes.forward > steps { ", guided: two velocities a step" } else { "" };
     println!(
-        "{}: {} rank(s), ZeRO stage {}, {}, {} of {} steps trained",
-        machine.name, input.ranks, input.division.stage, needs.work, input.passes.pulled, input.passes.forward,
+        "{}: {} rank(s), ZeRO stage {}, {}, {trained} of {steps} steps trained{guided}",
+        machine.name, input.ranks, input.division.stage, needs.work,
     );
     println!("{:<24} {:>10} {:>10}", "GB of each rank", "device", "host");
     for item in &needs.memory {

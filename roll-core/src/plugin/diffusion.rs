@@ -26,6 +26,7 @@ crossing! {
         mut fn decode(latents: &Tensor, grad: Grad) -> (Tensor, Option<Pullback>), then decoded_shaped;
         mut fn encode_video(frames: &Tensor) -> Tensor;
         ref fn encoding_key() -> Option<String>, absent None, then key;
+        ref fn frame_rate() -> Option<f64>, or None, absent None;
     }
     by hand [] {}
 }
@@ -97,6 +98,16 @@ impl Answer for VideoUnit {
             0 => Err(Error::Misuse(format!("videos in units of {height} x {width} pixels and {frames} frames"))),
             _ => Ok(Self { height, width, frames }),
         }
+    }
+}
+
+impl Answer for Option<f64> {
+    type Wire = f64;
+    fn give(self) -> f64 {
+        self.unwrap_or_default()
+    }
+    unsafe fn take(wire: f64, _: &Source) -> Result<Self> {
+        Ok((wire.is_finite() && wire > 0.0).then_some(wire))
     }
 }
 

@@ -13,6 +13,9 @@ use super::adapter_io::EXPERT_FILE;
 use super::dit::DitConfig;
 use super::kind::TinyKind;
 
+/// Width of the tokens of the published CLIP image encoder.
+const CLIP_DIM: usize = 1280;
+
 /// How large a transformer is. Channels and patches are those of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -71,7 +74,7 @@ impl Sizes {
             ffn_dim,
             layers,
             heads,
-            image_dim: None,
+            image_dim: kind.has_clip().then_some(CLIP_DIM),
         })
     }
 }
@@ -92,10 +95,11 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, 
         listed.push(Path::new(folder).join(file).to_string_lossy().trim_start_matches("./").to_string());
     }
     let vae = match kind {
-        TinyKind::I2v | TinyKind::T2v => "Wan2.1_VAE.*",
+        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => "Wan2.1_VAE.*",
         TinyKind::Ti2v => "Wan2.2_VAE.*",
     };
     listed.extend(["models_t5_*".into(), vae.into()]);
+    listed.extend(kind.has_clip().then(|| "models_clip_*".into()));
     let paths = directory.join("wan22_paths.json");
     write(&paths, &format!("{:#}\n", json!(listed)))?;
     Ok(paths)
@@ -141,7 +145,7 @@ pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -
         "ffn_dim": config.ffn_dim,
         "freq_dim": config.freq_dim,
         "in_dim": config.in_channels,
-        "model_type": kind,
+        "model_type": kind.model_type(),
         "num_heads": config.heads,
         "num_layers": config.layers,
         "out_dim": config.out_channels,

@@ -1,4 +1,4 @@
-//! Small Wan2.2 checkpoints with random weights, in the layout of the official repositories: for trying a
+//! Small Wan checkpoints with random weights, in the layout of the official repositories: for trying a
 //! configuration, and for tests.
 
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use roll_core::{DType, Noise, Purpose, Result, StateDict, Tensor};
 use serde_json::json;
 
+use super::clip::ClipConfig;
 use super::dit::DitConfig;
 use super::init::{config_json, make_directory, save, write};
 use super::tokenizer::{PROMPT_TOKENS, tiny_tokenizer_json, tiny_vocabulary};
@@ -40,11 +41,15 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Resu
     save(&directory.join(T5), &draw.umt5(&umt5_config())?)?;
     listed.push(T5.into());
     let vae = match kind {
-        TinyKind::I2v | TinyKind::T2v => "Wan2.1_VAE.safetensors",
+        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => "Wan2.1_VAE.safetensors",
         TinyKind::Ti2v => "Wan2.2_VAE.safetensors",
     };
     save(&directory.join(vae), &vae_state(kind, seed)?)?;
     listed.push(vae.into());
+    if kind.has_clip() {
+        save(&directory.join(CLIP), &draw.clip(&clip_config())?)?;
+        listed.push(CLIP.into());
+    }
     let tokenizer = directory.join("google/umt5-xxl");
     make_directory(&tokenizer)?;
     write(&tokenizer.join("tokenizer.json"), &tiny_tokenizer_json())?;
@@ -56,6 +61,7 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Resu
 
 const DIT: &str = "diffusion_pytorch_model.safetensors";
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
+const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
 /// The shape of the transformer: everything as small as the network allows, with the channels of the real one.
 pub fn dit_config(kind: TinyKind) -> DitConfig {
@@ -70,8 +76,13 @@ pub fn dit_config(kind: TinyKind) -> DitConfig {
         ffn_dim: 128,
         layers: 2,
         heads: 2,
-        image_dim: None,
+        image_dim: kind.has_clip().then(|| clip_config().dim),
     }
+}
+
+/// One head of the official width, and four patches.
+fn clip_config() -> ClipConfig {
+    ClipConfig { dim: 80, patch: 14, grid: 2, ffn_dim: 160, layers: 2, heads: 1 }
 }
 
 fn umt5_config() -> Umt5Config {
@@ -81,7 +92,7 @@ fn umt5_config() -> Umt5Config {
 /// The shape of the VAE: narrow, with the latents and strides of the real one.
 pub fn vae_config(kind: TinyKind) -> VaeConfig {
     let (version, dim, z_dim) = match kind {
-        TinyKind::I2v | TinyKind::T2v => (VaeVersion::V2_1, 6, 16),
+        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => (VaeVersion::V2_1, 6, 16),
         TinyKind::Ti2v => (VaeVersion::V2_2, 4, 48),
     };
     VaeConfig {
@@ -138,6 +149,15 @@ impl Draw {
         })
     }
 
+    fn clip(&self, config: &ClipConfig) -> Result<StateDict> {
+        self.state(3, &config.weights(), |key, shape| match key {
+            _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
+            _ if key.ends_with("bias") => (0.0, 0.02),
+            _ if key.ends_with("embedding") => (0.0, 0.3),
+            _ => (0.0, fan_in(shape)),
+        })
+    }
+
     /// T5 does not scale its scores, so the queries are drawn smaller; bf16 as the file's name says.
     fn umt5(&self, config: &Umt5Config) -> Result<StateDict> {
         let head = (config.attention_dim / config.heads) as f32;
@@ -161,6 +181,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use roll_core::{Adapter, Conditioning, Grad, Timestep};
 
+    use super::super::clip::Clip;
     use super::super::components::{Component, heads};
     use super::super::dit::Dit;
     use super::super::paths::ComponentFiles;
@@ -179,6 +200,7 @@ mod tests {
             (TinyKind::I2v, 2, 20, Component::Vae21),
             (TinyKind::T2v, 2, 0, Component::Vae21),
             (TinyKind::Ti2v, 1, 0, Component::Vae22),
+            (TinyKind::I2v21, 1, 20, Component::Vae21),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let written = init_tiny(dir.path(), kind, 1).unwrap();
@@ -202,10 +224,13 @@ mod tests {
             let noise = Noise::new(2);
             let latents = noise.normal(Purpose::Synthetic, 0, 0, &[c, 3, 8, 8]).unwrap();
             let extra = noise.normal(Purpose::Synthetic, 0, 1, &[channels, 3, 8, 8]).unwrap();
+            let picture = noise.normal(Purpose::Synthetic, 0, 2, &[3, 64, 64]).unwrap();
+            let clip = files.clip.as_ref().map(|file| Clip::streamed(file, None, &device).unwrap());
+            assert_eq!(clip.is_some(), kind.has_clip());
             let conditioning = Conditioning {
                 context,
                 channels: (channels > 0).then_some(extra),
-                image_tokens: None,
+                image_tokens: clip.map(|clip| clip.encode(&picture).unwrap()),
                 first_frame: None,
                 latent_shape: [c, 3, 8, 8],
             };

@@ -1,4 +1,4 @@
-//! The models of the Wan2.2 family.
+//! The models of the Wan family.
 
 use roll_core::{Error, Result};
 
@@ -13,13 +13,15 @@ pub enum TinyKind {
     T2v,
     /// TI2V-5B: one transformer, 48 channels.
     Ti2v,
+    /// Wan2.1 I2V: one transformer, 36 channels in, 16 out, and the tokens of a CLIP image encoder.
+    I2v21,
 }
 
 impl TinyKind {
     /// Channels that go into the transformer, and that come out.
     pub(super) fn channels(self) -> (usize, usize) {
         match self {
-            Self::I2v => (36, 16),
+            Self::I2v | Self::I2v21 => (36, 16),
             Self::T2v => (16, 16),
             Self::Ti2v => (48, 48),
         }
@@ -29,8 +31,22 @@ impl TinyKind {
     pub(super) fn folders(self) -> &'static [&'static str] {
         match self {
             Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
-            Self::Ti2v => &["."],
+            Self::Ti2v | Self::I2v21 => &["."],
         }
+    }
+
+    /// What `config.json` calls it.
+    pub(super) fn model_type(self) -> &'static str {
+        match self {
+            Self::I2v | Self::I2v21 => "i2v",
+            Self::T2v => "t2v",
+            Self::Ti2v => "ti2v",
+        }
+    }
+
+    /// Whether it takes the tokens of an image encoder.
+    pub(super) fn has_clip(self) -> bool {
+        self == Self::I2v21
     }
 }
 
@@ -41,7 +57,8 @@ impl std::str::FromStr for TinyKind {
             "i2v" => Ok(Self::I2v),
             "t2v" => Ok(Self::T2v),
             "ti2v" => Ok(Self::Ti2v),
-            _ => Err(Error::config("kind", format!("expected i2v, t2v or ti2v, found `{name}`"))),
+            "i2v21" => Ok(Self::I2v21),
+            _ => Err(Error::config("kind", format!("expected i2v, t2v, ti2v or i2v21, found `{name}`"))),
         }
     }
 }

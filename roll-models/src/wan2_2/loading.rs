@@ -96,6 +96,11 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         (None, None) => None,
         _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
     };
+    if options.shift.is_some() {
+        tracing::warn!(
+            "`model.shift` is the old name of `algo.shift` (and `roll generate --shift`), which wins where both are given"
+        );
+    }
     let settings = Settings {
         shift: options.shift,
         boundary: options.boundary,
@@ -249,12 +254,18 @@ fn text_len(files: &ComponentFiles) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use roll_core::DiffusionModel;
+
     use super::super::init_tiny::{TinyKind, init_tiny};
     use super::*;
 
     fn refused(spoil: impl FnOnce(&mut WanOptions)) -> String {
+        opened(TinyKind::T2v, spoil).err().unwrap().chain()
+    }
+
+    fn opened(kind: TinyKind, spoil: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
         let dir = tempfile::tempdir().unwrap();
-        let files = init_tiny(dir.path(), TinyKind::T2v, 0).unwrap();
+        let files = init_tiny(dir.path(), kind, 0).unwrap();
         let mut options = WanOptions {
             model_paths: Some(files.model_paths),
             tokenizer_path: Some(files.tokenizer),
@@ -263,7 +274,21 @@ mod tests {
         };
         spoil(&mut options);
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.path().into(), placement: None };
-        open(&options, &context).err().unwrap().chain()
+        open(&options, &context)
+    }
+
+    #[test]
+    fn shift_and_frame_rate_are_those_of_the_official_inference() {
+        let facts = |kind, shift: Option<f64>| {
+            let model = opened(kind, |options| options.shift = shift).unwrap();
+            (DiffusionModel::schedule(&model).shift, model.frame_rate())
+        };
+        assert_eq!(facts(TinyKind::T2v, None), (12.0, Some(16.0)));
+        assert_eq!(facts(TinyKind::I2v, None), (5.0, Some(16.0)));
+        assert_eq!(facts(TinyKind::Ti2v, None), (5.0, Some(24.0)));
+        assert_eq!(facts(TinyKind::I2v21, None), (5.0, Some(16.0)));
+        // The old key of runs that were begun with it.
+        assert_eq!(facts(TinyKind::T2v, Some(5.0)).0, 5.0);
     }
 
     #[test]

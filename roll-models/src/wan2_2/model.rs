@@ -24,6 +24,11 @@ use super::vae::{Chunking, Vae};
 const I2V_BOUNDARY: f64 = 0.9;
 /// Likewise for T2V models.
 const T2V_BOUNDARY: f64 = 0.875;
+/// Shift of the noise levels in the official inference of T2V-A14B. Distilled T2V files, ROLL and DiffSynth-Studio take
+/// 5.
+const T2V_A14B_SHIFT: f64 = 12.0;
+/// Likewise of all others; Wan2.1 I2V takes 3 at 480p.
+const SHIFT: f64 = 5.0;
 /// Channels that tell an I2V model which frames are known.
 const MASK_CHANNELS: usize = 4;
 
@@ -61,8 +66,8 @@ pub struct Parts {
 /// How the networks are used.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// See [`ScheduleFacts`].
-    pub shift: f64,
+    /// Overrides the shift of the model's official inference.
+    pub shift: Option<f64>,
     /// Overrides the model's own boundary.
     pub boundary: Option<f64>,
     /// Whether the last frame is given too.
@@ -98,10 +103,10 @@ impl Wan {
     /// Puts the networks together; the experts' trainable parameters are already chosen.
     pub fn new(parts: Parts, settings: Settings) -> Self {
         let config = parts.dit.config().clone();
-        let own = match config.in_channels == config.out_channels {
-            true => T2V_BOUNDARY,
-            false => I2V_BOUNDARY,
-        };
+        let from_text = config.in_channels == config.out_channels;
+        let own = if from_text { T2V_BOUNDARY } else { I2V_BOUNDARY };
+        let shift = if from_text && parts.dit2.is_some() { T2V_A14B_SHIFT } else { SHIFT };
+        let shift = settings.shift.unwrap_or(shift);
         let boundary = parts.dit2.as_ref().map(|_| settings.boundary.unwrap_or(own));
         let experts: Vec<_> = [("dit", Some(parts.dit)), ("dit2", parts.dit2)]
             .into_iter()
@@ -115,7 +120,7 @@ impl Wan {
             vae: parts.vae,
             text: parts.text,
             clip: parts.clip,
-            schedule: ScheduleFacts { shift: settings.shift, boundary, trained },
+            schedule: ScheduleFacts { shift, boundary, trained },
             end_image: settings.end_image,
             chunking: settings.chunking,
             specs,
@@ -231,6 +236,11 @@ impl DiffusionModel for Wan {
         let (facts, [_, height, width]) = (self.vae.facts(), self.experts[0].dit.config().patch);
         let stride = facts.spatial_stride;
         VideoUnit { height: stride * height, width: stride * width, frames: facts.temporal_stride }
+    }
+
+    fn frame_rate(&self) -> Option<f64> {
+        // The 48-channel VAE is that of TI2V-5B.
+        Some(if self.vae.facts().spatial_stride == 16 { 24.0 } else { 16.0 })
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {

@@ -64,8 +64,8 @@ pub struct WanOptions {
     pub num_heads: Option<usize>,
     /// Timesteps at or above `boundary * 1000` use `dit`; 0.9 for I2V and 0.875 for T2V unless given.
     pub boundary: Option<f64>,
-    /// Shift of the sigma schedule.
-    pub shift: f64,
+    /// Old name of `algo.shift`, which wins where both are given.
+    pub shift: Option<f64>,
     /// Decode and encode in tiles: `[height, width]` in latent pixels; needs `vae_tile_stride`.
     pub vae_tile_size: Option<[usize; 2]>,
     /// Distance of the tiles, `[height, width]` in latent pixels.
@@ -177,7 +177,7 @@ impl Default for WanOptions {
             weight_store: Placement::Auto,
             num_heads: None,
             boundary: None,
-            shift: 5.0,
+            shift: None,
             vae_tile_size: None,
             vae_tile_stride: None,
             vae_checkpoints: 4,

@@ -23,7 +23,7 @@ pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> 
     attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
     let vae = Vae::load(&case.tensors("vae.safetensors")?, case.device())?;
     let settings = Settings {
-        shift: 5.0,
+        shift: None,
         boundary: Some(BOUNDARY),
         end_image: false,
         // The tiles of the reference's decode, in latent pixels.

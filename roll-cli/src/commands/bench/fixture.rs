@@ -39,7 +39,7 @@ impl Fixture {
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(random(vae.weights(), DType::F32, device)))?;
-        let settings = Settings { shift: 5.0, boundary: None, end_image: false, chunking: Chunking::default() };
+        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: Chunking::default() };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);

@@ -55,6 +55,14 @@ pub const PHASES: [(&str, usize); 10] = [
     ("optimizer", 1),
 ];
 
+/// How often a step does the phase `name`, which it does `passes` times without guidance.
+fn passes(preset: &Preset, name: &str, passes: usize) -> usize {
+    match (preset.guided, name) {
+        (true, "forward") => passes + STEPS,
+        _ => passes,
+    }
+}
+
 /// Operations a second of products of the transformer's own shapes, the best of several runs.
 pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
@@ -104,6 +112,7 @@ pub fn phases(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Met
         let seconds = median(seen.seconds.get(name)?.clone())?;
         let tokens = name.contains("forward").then_some(tokens);
         let peak = seen.peak.get(name).copied();
+        let passes = self::passes(preset, name, passes);
         Some(Phase { name, seconds, passes, flops: of(name), tokens, peak, memory: meter.kind() })
     };
     Ok(PHASES.into_iter().filter_map(phase).collect())

@@ -36,6 +36,8 @@ pub struct Preset {
     pub with_vae: bool,
     /// Whether block inputs wait in host memory.
     pub offload: bool,
+    /// Whether every denoising step has a second velocity, under the negative prompt and without gradient.
+    pub guided: bool,
 }
 
 const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
@@ -75,6 +77,7 @@ impl Preset {
             text_len,
             with_vae: !args.without_vae,
             offload: args.offload,
+            guided: args.guided,
         };
         preset.check()?;
         Ok(preset)
@@ -108,8 +111,9 @@ impl Preset {
             work: Work {
                 frames: self.frames,
                 size: self.size,
-                steps: STEPS,
-                trained_steps: TRAINED_STEPS,
+                velocities: STEPS,
+                recorded: TRAINED_STEPS,
+                references: TRAINED_STEPS,
                 tile: None,
                 offload_inputs: self.offload,
                 text_len: self.text_len,

@@ -77,7 +77,8 @@ fn print(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&The
         );
     }
     if let Some(seconds) = step_seconds(&measured.phases) {
-        println!("a step of {STEPS} denoising steps, {TRAINED_STEPS} of them trained: {seconds:.2} s");
+        let guided = if preset.guided { ", guided" } else { "" };
+        println!("a step of {STEPS} denoising steps{guided}, {TRAINED_STEPS} of them trained: {seconds:.2} s");
     }
     if let Some(theirs) = theirs {
         println!("{}", theirs.about);
@@ -109,6 +110,7 @@ fn to_json(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&T
         "size": preset.size,
         "tokens": preset.plan().tokens(),
         "rounds": args.rounds,
+        "guided": preset.guided,
         "matmul_flops_per_second": measured.ceiling,
         "phases": measured.phases.iter().map(phase).collect::<Vec<_>>(),
         "step_seconds": step_seconds(&measured.phases),

@@ -91,15 +91,15 @@ impl Plan {
         ));
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
-        let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.trained_steps;
+        let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.recorded;
         let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
             format!(
-                "{} steps x {} segments x {tokens} tokens x {dim} x 4 B",
-                work.trained_steps,
+                "{} velocities x {} segments x {tokens} tokens x {dim} x 4 B",
+                work.recorded,
                 networks.dit.layers + 2
             ),
         ));

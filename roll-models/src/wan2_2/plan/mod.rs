@@ -42,10 +42,12 @@ pub struct Work {
     pub frames: usize,
     /// Height and width in pixels.
     pub size: [usize; 2],
-    /// Denoising steps.
-    pub steps: usize,
-    /// Steps that are trained: the last ones.
-    pub trained_steps: usize,
+    /// Velocities without gradient and with, of all denoising steps; two of each step with guidance.
+    pub velocities: usize,
+    /// Those that are recorded and pulled back.
+    pub recorded: usize,
+    /// Velocities without the adapter, one for each trained step.
+    pub references: usize,
     /// Side of a tile of the VAE, in latent pixels.
     pub tile: Option<[usize; 2]>,
     /// Segment inputs wait in host memory.

@@ -66,8 +66,9 @@ fn work(options: &WanOptions, input: &PlanInput) -> Work {
     Work {
         frames: input.frames,
         size: input.size.unwrap_or(SIZE),
-        steps: input.passes.forward,
-        trained_steps: input.passes.pulled,
+        velocities: input.passes.forward,
+        recorded: input.passes.pulled,
+        references: input.passes.steps()[1],
         tile: options.vae_tile_size,
         offload_inputs: options.use_gradient_checkpointing_offload,
         text_len: TEXT_TOKENS,

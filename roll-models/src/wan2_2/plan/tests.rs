@@ -17,8 +17,9 @@ fn plan(name: &str) -> Plan {
         work: Work {
             frames: 81,
             size: [480, 832],
-            steps: 8,
-            trained_steps: 4,
+            velocities: 8,
+            recorded: 4,
+            references: 4,
             tile: None,
             offload_inputs: false,
             text_len: 512,

@@ -44,12 +44,13 @@ impl Plan {
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
             Phase { name, flops, moved, seconds }
         };
-        let (samples, steps, trained) = (work.samples as f64, work.steps as f64, work.trained_steps as f64);
+        let [samples, velocities, recorded, references] =
+            [work.samples, work.velocities, work.recorded, work.references].map(|n| n as f64);
         vec![
-            phase("time/rollout", samples * steps, forward, true),
-            phase("time/reference", samples * trained, forward, true),
+            phase("time/rollout", samples * velocities, forward, true),
+            phase("time/reference", samples * references, forward, true),
             phase("time/decode", samples, decode, false),
-            phase("time/pull", samples * trained, pull, true),
+            phase("time/pull", samples * recorded, pull, true),
             // The decoder is recomputed and then pulled through.
             phase("time/pull (decoder)", samples, 2.0 * decode, false),
         ]

@@ -337,6 +337,7 @@ mod tests {
         assert_eq!((c.model.name.as_str(), &c.model.options["lora_rank"]), ("wan2_2", &16.into()));
         assert_eq!(c.model.options["weights_dtype"], "bf16");
         assert_eq!((c.algo.name.as_str(), &c.algo.options["mid_timestep"]), ("reward_fl", &4.into()));
+        assert_eq!(c.algo.options["shift"], 5.0, "whatever the model's own is");
         let reward = &c.reward[0];
         assert_eq!((reward.name.as_str(), &reward.options["channel_order"]), ("insightface", &"bgr".into()));
         assert_eq!(reward.options["reward_model_path"], "faces/");

@@ -79,6 +79,8 @@ pub const DEFAULTS: &[(&str, Fallback)] = &[
     ("training.weight_decay", Fallback::Number(0.0)),
     ("training.per_device_train_batch_size", Fallback::Whole(8)),
     ("save_steps", Fallback::Whole(50)),
+    // `FlowMatchScheduler("Wan")` of its trainer, whichever model it is.
+    ("algo.shift", Fallback::Number(5.0)),
     // `set_max_steps` of ROLL's pipelines: a run ends there, however long the data are.
     ("max_steps", Fallback::Whole(500)),
     // `UnifiedDataset(repeat=100)`

@@ -1,0 +1,59 @@
+//! Generating videos without training, and what rollouts of training share with it: noise levels, sampler, guidance.
+
+mod guidance;
+mod options;
+mod scale;
+
+use roll_core::{
+    Adapter, ConditionInput, DiffusionModel, FlowSchedule, Grad, Progress, Result, ResultExt, Sampler, Tensor,
+};
+
+pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
+pub use options::SamplingOptions;
+pub(crate) use options::agreeing_steps;
+pub use scale::GuidanceScale;
+
+/// How a video is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Noise levels.
+    pub schedule: FlowSchedule,
+    /// The step from one to the next.
+    pub sampler: Sampler,
+    /// The velocity at each.
+    pub guidance: Guidance,
+}
+
+impl Sampling {
+    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the first
+    /// frame before every step and at the end.
+    pub fn generate(
+        &self,
+        model: &mut dyn DiffusionModel,
+        conditions: &Conditions,
+        noise: &Tensor,
+        adapter: Adapter,
+        progress: &dyn Progress,
+    ) -> Result<Tensor> {
+        let Self { schedule, sampler, guidance } = self;
+        let mut x = conditions.prompt.with_first_frame(noise)?;
+        let mut steps = sampler.start();
+        for i in 0..schedule.steps() {
+            progress.phase(&format!("denoising step {} of {}", i + 1, schedule.steps()));
+            let v = guidance.velocity(model, &x, schedule.timestep(i), conditions, adapter, Grad::Skip)?.velocity;
+            x = steps.step(schedule.sigma(i), schedule.sigma(i + 1), &x, &v)?;
+            x = conditions.prompt.with_first_frame(&x)?;
+        }
+        Ok(x)
+    }
+}
+
+/// The text embedding of a negative prompt; `input` is that of any prompt, whose pictures the model may insist on.
+pub fn negative_context(
+    model: &mut dyn DiffusionModel,
+    input: ConditionInput,
+    negative_prompt: &str,
+) -> Result<Tensor> {
+    let encoded = model.encode(&ConditionInput { prompt: negative_prompt.into(), ..input });
+    Ok(encoded.while_doing(|| "encoding the negative prompt".into())?.context)
+}
