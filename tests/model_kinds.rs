@@ -40,7 +40,8 @@ fn generate(world: &World, out: &str, arguments: &[&str]) -> Vec<u8> {
         "--set",
         "model.lora_rank=2",
     ];
-    let video = ["--prompt", "a grey square", "--image", "first.png", "--frames", "5", "--height", "64", "--width", "64"];
+    let video =
+        ["--prompt", "a grey square", "--image", "first.png", "--frames", "5", "--height", "64", "--width", "64"];
     let all: Vec<&str> =
         ["generate"].into_iter().chain(configuration).chain(video).chain(arguments.iter().copied()).collect();
     world.done(&[&all[..], &["--output", out]].concat());
@@ -55,7 +56,10 @@ fn every_kind_trains_resumes_and_generates_with_guidance_and_without() {
         train(&world, "guided", 3, &["algo.guidance_scale=3.5", "algo.negative_prompt=dark"]);
         for run in ["plain", "guided"] {
             let rows = world.metrics(run);
-            assert!(rows.len() == 3 && rows.iter().all(|row| row["actor/grad_norm"].as_f64().unwrap() > 0.0), "{kind:?}");
+            assert!(
+                rows.len() == 3 && rows.iter().all(|row| row["actor/grad_norm"].as_f64().unwrap() > 0.0),
+                "{kind:?}"
+            );
         }
         assert_ne!(world.metrics("plain")[0], world.metrics("guided")[0], "{kind:?}");
 

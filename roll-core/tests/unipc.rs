@@ -42,7 +42,8 @@ fn unipc_takes_the_steps_that_diffusers_takes() {
         for (i, expected) in case.latents.iter().enumerate() {
             let v = velocity(&x, schedule.timestep(i).0);
             x = steps.step(schedule.sigma(i), schedule.sigma(i + 1), &x, &v).unwrap();
-            let worst = x.f32s().unwrap().iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+            let worst =
+                x.f32s().unwrap().iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 1e-6, "{} steps, shift {}, step {i}: {worst:e}", case.steps, case.shift);
         }
     }

@@ -121,10 +121,10 @@ impl DataConfig {
 
     fn check_size(&self) -> Result<()> {
         match (self.height, self.width) {
-            (Some(_), None) => return Err(Error::config("data.height", "needs data.width beside it")),
-            (None, Some(_)) => return Err(Error::config("data.width", "needs data.height beside it")),
-            (Some(0), _) => return Err(Error::config("data.height", "expected at least 1, found 0")),
-            (_, Some(0)) => return Err(Error::config("data.width", "expected at least 1, found 0")),
+            (Some(_), None) => Err(Error::config("data.height", "needs data.width beside it")),
+            (None, Some(_)) => Err(Error::config("data.width", "needs data.height beside it")),
+            (Some(0), _) => Err(Error::config("data.height", "expected at least 1, found 0")),
+            (_, Some(0)) => Err(Error::config("data.width", "expected at least 1, found 0")),
             _ => Ok(()),
         }
     }

@@ -271,7 +271,7 @@ fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
         let cut = format!("cut-{name}");
         std::fs::write(dir.path().join(&cut), &bytes[..bytes.len() / 2]).unwrap();
         let middle = bytes.len() / 2;
-        (middle..middle + 400).for_each(|i| bytes[i] = (i as u8).wrapping_mul(71) ^ bytes[i]);
+        (middle..middle + 400).for_each(|i| bytes[i] ^= (i as u8).wrapping_mul(71));
         let damaged = format!("damaged-{name}");
         std::fs::write(dir.path().join(&damaged), &bytes).unwrap();
         if name != "a.mkv" {

@@ -8,10 +8,10 @@ mod scorer;
 
 use std::sync::Arc;
 
-use roll_algos::sampling::Conditions;
 use roll_algos::reward_fl::{
     Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout,
 };
+use roll_algos::sampling::Conditions;
 use roll_backends::optimizer::norm;
 use roll_backends::strategy::Single;
 use roll_core::{

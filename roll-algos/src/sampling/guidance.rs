@@ -3,7 +3,9 @@
 //!
 //! Composed of two velocities of the model, so that models know nothing of it.
 
-use roll_core::{Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep};
+use roll_core::{
+    Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep,
+};
 use serde::{Deserialize, Serialize};
 
 use super::scale::GuidanceScale;

@@ -41,7 +41,7 @@ impl Fixture {
                 weights.insert(name, normal(i as u64, &shape, scale)?);
             }
         }
-        let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from);
+        let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
         let (specs, values) =
             lora_parameters(&CONFIG, &Trainable::Lora { rank: 32, alpha: 32.0, targets }, &Noise::new(0))?;
         let parameters = Parameters::new(specs, values, device);

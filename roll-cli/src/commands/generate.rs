@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_algos::sampling::{Conditions, SamplingOptions, negative_context};
-use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Result, ResultExt, Video,
-};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Result, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
 use roll_train::progress::Bar;

@@ -13,6 +13,7 @@ pub struct CachedModel {
     /// They do not change while the model lives.
     facts: ScheduleFacts,
     unit: VideoUnit,
+    frame_rate: Option<f64>,
     key: String,
     store: CacheStore,
 }
@@ -21,11 +22,16 @@ impl CachedModel {
     /// A model that is no diffusion model, or cannot tell what its encodings depend on, is given back as it is.
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
         let told = match inner.as_diffusion() {
-            Some(model) => model.encoding_key()?.map(|key| (key, model.schedule(), model.video_unit())),
+            Some(model) => {
+                let facts = (model.schedule(), model.video_unit(), model.frame_rate());
+                model.encoding_key()?.map(|key| (key, facts))
+            }
             None => None,
         };
         match told {
-            Some((key, facts, unit)) => Ok(Box::new(Self { inner, facts, unit, key, store: store.clone() })),
+            Some((key, (facts, unit, frame_rate))) => {
+                Ok(Box::new(Self { inner, facts, unit, frame_rate, key, store: store.clone() }))
+            }
             None => {
                 tracing::warn!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
                 Ok(inner)
@@ -53,7 +59,7 @@ impl Model for CachedModel {
 
 #[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
-    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, video_unit, encode, encoding_key, encode_video);
+    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, video_unit, frame_rate, encode, encoding_key, encode_video);
 
     fn encoding_key(&self) -> Result<Option<String>> {
         Ok(Some(self.key.clone()))
@@ -65,6 +71,10 @@ impl DiffusionModel for CachedModel {
 
     fn video_unit(&self) -> VideoUnit {
         self.unit
+    }
+
+    fn frame_rate(&self) -> Option<f64> {
+        self.frame_rate
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {

@@ -33,7 +33,7 @@ impl Trainer {
             DataSource::Own { .. } => None,
         };
         if communicator::current().rank().0 == 0 {
-            unused_end_images(&loaded, dataset.as_deref()).iter().for_each(|note| tracing::warn!("{note}"));
+            unused_end_images(&loaded, metadata.as_ref()).iter().for_each(|note| tracing::warn!("{note}"));
         }
         if let Some(env) = &config.env {
             algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
@@ -106,10 +106,10 @@ impl Trainer {
 }
 
 /// A note when the metadata name last frames that the model is not asked to take.
-fn unused_end_images(loaded: &Loaded, dataset: Option<&Dataset>) -> Option<String> {
+fn unused_end_images(loaded: &Loaded, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures beside the prompt.
     let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
-    let given = dataset?.metadata().rows.iter().filter(|row| row.end_image.is_some()).count();
+    let given = metadata?.rows.iter().filter(|row| row.end_image.is_some()).count();
     (given > 0 && !inputs.split(',').any(|input| input.trim() == "end_image")).then(|| {
         format!(
             "{given} rows of `data.metadata` have an `end_image`, which has no effect: `model.extra_inputs: \

@@ -87,7 +87,7 @@ fn carries_lora(from: &mut Source) -> bool {
     let empty = |value: &Value| {
         matches!(&value.kind, ValueKind::Nil) || matches!(&value.kind, ValueKind::String(s) if s.is_empty())
     };
-    match from.get(&key).map(|value| empty(value)) {
+    match from.get(&key).map(empty) {
         Some(true) => {
             from.take(&key);
             false
