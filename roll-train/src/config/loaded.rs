@@ -239,7 +239,7 @@ mod tests {
             ("data:\n  on_bad_sample: ignore\n", "data.on_bad_sample"),
             ("reward:\n  - weight: 2\n", "reward.0.name"),
             ("reward: 7\n", "reward"),
-            ("data:\n  height: 100\n  width: 64\n", "data.height"),
+            ("data:\n  height: 0\n  width: 64\n", "data.height"),
             ("data:\n  height: 64\n", "data.height"),
             ("data:\n  metadata: {a: b}\n", "data.metadata"),
             ("training:\n  betas: [0.9]\n", "training.betas"),
