@@ -72,7 +72,8 @@ pub fn onnx(bytes: &[u8]) {
 /// Boxes, tables and pictures of an MP4.
 pub fn mp4(bytes: &[u8]) {
     with_file(bytes, "mp4", |path| {
-        let options = roll_data::ReadOptions { max_frames: Some(4), ..roll_data::ReadOptions::default() };
+        let decoder = roll_data::Decoder::Own;
+        let options = roll_data::ReadOptions { max_frames: Some(4), decoder, ..roll_data::ReadOptions::default() };
         let _ = roll_data::read_video(path, &options);
     });
 }
