@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or of a directory
-    /// of videos, each with its prompt in a `.txt` of the same name. Default: `null`, which algorithms that train on
-    /// clips refuse.
+    /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or of a
+    /// directory of videos, each with its prompt in a `.txt` of the same name. Default: `null`, which algorithms that
+    /// train on clips refuse.
     pub metadata: Option<PathBuf>,
     /// Directory that the file names in `metadata` are relative to. Default: `null`, the directory of that file.
     pub base_path: Option<PathBuf>,
@@ -34,9 +34,9 @@ pub struct DataConfig {
     /// and scaled to about `max_pixels` (a smaller clip is not scaled up), and the samples of a micro-batch have one
     /// shape. Excludes `height` and `width`. Default: an empty list, each clip keeps its own ratio.
     pub bucket_ratios: Vec<f64>,
-    /// Numbers of frames, each one more than a multiple of the model's unit (4) and at most `num_frames`. Each clip is cut
-    /// to the largest number that it has frames for, and the samples of a micro-batch have one shape. Default: an empty
-    /// list, each clip keeps its length, up to `num_frames`.
+    /// Numbers of frames, each one more than a multiple of the model's unit (4) and at most `num_frames`. Each clip is
+    /// cut to the largest number that it has frames for, and the samples of a micro-batch have one shape. Default: an
+    /// empty list, each clip keeps its length, up to `num_frames`.
     pub bucket_frames: Vec<usize>,
     /// Draw the rows in another order in each pass, keyed by `seed`. Default: true.
     pub shuffle: bool,

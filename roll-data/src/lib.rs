@@ -1,8 +1,9 @@
 //! Videos, pictures and data sets.
 //!
-//! [`read_video`] reads H.264 MP4, GIF, directories of pictures and single pictures to [`roll_core::Video`], and through
-//! the program ffmpeg, where it is installed, everything that it reads; [`write_mp4`] and its siblings write them.
-//! [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] says which samples an optimizer step sees.
+//! [`read_video`] reads H.264 MP4, GIF, directories of pictures and single pictures to [`roll_core::Video`], and
+//! through the program ffmpeg, where it is installed, everything that it reads; [`write_mp4`] and its siblings write
+//! them. [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] says which samples an optimizer
+//! step sees.
 //!
 //! Files are not trusted: what is truncated, lies about sizes or is no video is an error that names the file and the
 //! reason, and memory is bounded by what was asked for.

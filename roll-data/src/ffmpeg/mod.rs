@@ -5,8 +5,8 @@
 //!
 //! What keeps a file from doing harm: its name is given as `file:NAME`, which is neither an option nor another protocol;
 //! only the protocols `file` and `pipe` are open, and only formats that hold a video themselves (no playlists, which
-//! name other files); frames are limited in size ([`MAX_PIXELS`]), the index that is listed to [`process::MAX_INDEX_BYTES`], and
-//! a program that runs for longer than [`process::LIMIT`] is ended.
+//! name other files); frames are limited in size ([`MAX_PIXELS`]), the index that is listed to
+//! [`process::MAX_INDEX_BYTES`], and a program that runs for longer than [`process::LIMIT`] is ended.
 
 mod description;
 mod index;
