@@ -172,6 +172,6 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
 }
 
 fn png(image: &Tensor) -> Result<Vec<u8>> {
-    let one = image.reshape([&[1], image.shape()].concat())?;
+    let one = image.reshape([&[1][..], image.shape()].concat())?;
     encode_png(&Picture::from_frame(&Video::new(one, 1.0)?, 0))
 }
