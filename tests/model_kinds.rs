@@ -31,7 +31,7 @@ fn train(world: &World, out: &str, steps: u64, settings: &[&str]) {
 }
 
 /// `roll generate` with these arguments; the bytes of the picture of the last frame.
-fn generate(world: &World, out: &str, arguments: &[&str]) -> Vec<u8> {
+fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec<u8> {
     let configuration = [
         "--set",
         "model.model_paths=tiny/wan22_paths.json",
@@ -40,11 +40,9 @@ fn generate(world: &World, out: &str, arguments: &[&str]) -> Vec<u8> {
         "--set",
         "model.lora_rank=2",
     ];
-    let video =
-        ["--prompt", "a grey square", "--image", "first.png", "--frames", "5", "--height", "64", "--width", "64"];
-    let all: Vec<&str> =
-        ["generate"].into_iter().chain(configuration).chain(video).chain(arguments.iter().copied()).collect();
-    world.done(&[&all[..], &["--output", out]].concat());
+    let video = ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64", "--output", out];
+    let image: &[&str] = if kind == TinyKind::T2v { &[] } else { &["--image", "first.png"] };
+    world.done(&[&["generate"], &configuration[..], &video, image, arguments].concat());
     std::fs::read(world.path(out).join("frame_00004.png")).unwrap()
 }
 
@@ -72,12 +70,12 @@ fn every_kind_trains_resumes_and_generates_with_guidance_and_without() {
         let first = roll_core::Video::new(picture, 8.0).unwrap();
         let written = roll_data::write_pngs(world.path("still"), &first).unwrap();
         std::fs::copy(&written[0], world.path("first.png")).unwrap();
-        let euler = generate(&world, "euler", &["--steps", "3"]);
-        assert_eq!(generate(&world, "again", &["--steps", "3", "--guidance-scale", "1"]), euler, "{kind:?}");
+        let euler = generate(&world, kind, "euler", &["--steps", "3"]);
+        assert_eq!(generate(&world, kind, "again", &["--steps", "3", "--guidance-scale", "1"]), euler, "{kind:?}");
         let others = [
-            generate(&world, "unipc", &["--steps", "3", "--sampler", "unipc"]),
-            generate(&world, "strong", &["--steps", "3", "--guidance-scale", "3.5", "--negative-prompt", "dark"]),
-            generate(&world, "listed", &["--timesteps", "1000,500", "--shift", "3"]),
+            generate(&world, kind, "unipc", &["--steps", "3", "--sampler", "unipc"]),
+            generate(&world, kind, "strong", &["--steps", "3", "--guidance-scale", "3.5", "--negative-prompt", "dark"]),
+            generate(&world, kind, "listed", &["--timesteps", "1000,500", "--shift", "3"]),
         ];
         assert!(others.iter().all(|other| *other != euler), "{kind:?}");
     }
