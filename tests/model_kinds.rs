@@ -40,10 +40,9 @@ fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec
         "--set",
         "model.lora_rank=2",
     ];
-    let video = ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64"];
+    let video = ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64", "--output", out];
     let image: &[&str] = if kind == TinyKind::T2v { &[] } else { &["--image", "first.png"] };
-    let all = [&["generate"], &configuration[..], &video, image, arguments].concat();
-    world.done(&[&all[..], &["--output", out]].concat());
+    world.done(&[&["generate"], &configuration[..], &video, image, arguments].concat());
     std::fs::read(world.path(out).join("frame_00004.png")).unwrap()
 }
 

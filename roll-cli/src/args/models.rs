@@ -40,9 +40,9 @@ pub struct Generate {
     pub width: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Frames per second of the file.
-    #[arg(long, default_value_t = 16.0)]
-    pub fps: f64,
+    /// Frames per second of the file; unless given those that the model was made with (16; 24 for TI2V-5B).
+    #[arg(long, value_name = "N")]
+    pub fps: Option<f64>,
     /// Key of the starting noise.
     #[arg(long, alias = "noise", default_value_t = 0)]
     pub seed: u64,

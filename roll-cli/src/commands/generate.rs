@@ -16,6 +16,9 @@ use crate::progress::TerminalBar;
 /// Size of a video where neither the arguments nor the configuration say it, `[height, width]`.
 const SIZE: [usize; 2] = [480, 832];
 
+/// Frames a second where the model does not say them either.
+const FPS: f64 = 16.0;
+
 /// Generates and writes it, or one for each prompt of a file.
 pub fn generate(args: Generate) -> Result<()> {
     let prompts = prompts(&args)?;
@@ -38,6 +41,7 @@ pub fn generate(args: Generate) -> Result<()> {
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
+    let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
     let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
     for (prompt, output) in prompts.into_iter().zip(&outputs) {
         let bar = TerminalBar::new(sampling.schedule.steps() as u64, "steps");
@@ -54,7 +58,7 @@ pub fn generate(args: Generate) -> Result<()> {
         Bar::phase(&bar, "decoding");
         let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
         bar.finish();
-        write(output, &Video::new(frames, args.fps)?)?;
+        write(output, &Video::new(frames, fps)?)?;
         println!("{}", output.display());
     }
     Ok(())
@@ -87,8 +91,8 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     if args.sampling.steps == Some(0) {
         return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
     }
-    if !(args.fps.is_finite() && args.fps > 0.0) {
-        return Err(Error::Unsupported(format!("--fps: expected a number above 0, found {}", args.fps)));
+    if let Some(fps) = args.fps.filter(|fps| !(fps.is_finite() && *fps > 0.0)) {
+        return Err(Error::Unsupported(format!("--fps: expected a number above 0, found {fps}")));
     }
     let Some(first) = outputs.first() else { return Ok(()) };
     format(first)?;
