@@ -151,3 +151,40 @@ fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
     assert!(asked.status.success(), "{}", said(&asked));
     assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "at goal");
 }
+
+#[test]
+fn an_adapter_has_what_peft_reads_beside_it_and_answers_from_its_run_and_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
+    std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../roll-models/assets/demo_agent");
+    let model = format!("model.model_path={base}");
+    let mut arguments = vec!["run", "--algo", "sft", "--model", "causal_lm", "--out", "run", "--steps", "12"];
+    let settings =
+        [model.as_str(), "algo.data=talk.jsonl", "algo.batch_size=2", "model.lora_rank=4", "model.lora_alpha=8"];
+    for setting in settings.into_iter().chain(["training.learning_rate=1e-2"]) {
+        arguments.extend(["--set", setting]);
+    }
+    let output = roll(dir.path(), &arguments);
+    assert!(output.status.success(), "{}", said(&output));
+    let checkpoint = dir.path().join("run/checkpoints/step-000012");
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(checkpoint.join("adapter_config.json")).unwrap()).unwrap();
+    assert!(config["r"] == 4 && config["lora_alpha"] == 8 && config["peft_type"] == "LORA", "{config}");
+    let targets = config["target_modules"].as_array().unwrap();
+    assert!(targets.contains(&"model.layers.0.self_attn.q_proj".into()), "{targets:?}");
+
+    let ask = |model: &str, more: &[&str]| -> String {
+        let output = roll(dir.path(), &[&["ask", "P_", "--model-path", model][..], more].concat());
+        assert!(output.status.success(), "{more:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let answer = ask(base, &["--adapter", "run"]);
+    assert_ne!(answer, ask(base, &[]));
+    let file = "run/checkpoints/step-000012/adapter_model.safetensors";
+    assert_eq!(ask(base, &["--adapter", file]), answer);
+    let merged = roll(dir.path(), &["merge-lora", base, file, "merged"]);
+    assert!(merged.status.success(), "{}", said(&merged));
+    assert_eq!(ask("merged", &[]), answer, "tokenizer and template come along");
+    assert!(ask(base, &["--adapter", "run=0"]) == ask(base, &[]));
+}

@@ -4,7 +4,11 @@
 
 mod world;
 
+use std::path::Path;
 use std::process::Stdio;
+
+use roll_core::Registry;
+use roll_train::config::ConfigLayers;
 
 use world::{World, fails, said};
 
@@ -44,5 +48,23 @@ fn a_reader_that_goes_away_is_no_failure() {
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success() && !said(&output).contains("panicked"), "{arguments:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn no_example_and_no_demo_has_a_key_without_effect() {
+    let registry = Registry::linked().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    for files in [
+        &["examples/short.yaml"][..],
+        &["examples/reward_fl_clip.yaml"],
+        &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
+        &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
+        &["examples/demo_agent/sft.yaml"],
+    ] {
+        let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());
+        let told = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();
+        assert!(told.is_empty() || told[0].contains("every weight"), "{files:?}: {told:?}");
     }
 }

@@ -12,7 +12,9 @@ roll_core::inventory::submit! {
 
 fn notes(said: &Said<'_>) -> Result<Vec<String>> {
     let number = |key: &str| said.value(key).and_then(|value| value.as_u64());
-    let to_the_end = match (number("algo.final_timestep"), number("algo.num_inference_steps")) {
+    let listed = said.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
+    let steps = listed.or_else(|| number("algo.num_inference_steps"));
+    let to_the_end = match (number("algo.final_timestep"), steps) {
         (Some(last), Some(steps)) => last + 1 >= steps,
         _ => false,
     };
