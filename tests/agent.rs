@@ -75,7 +75,13 @@ done
 fn an_environment_may_be_a_process_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("counter.sh"), COUNTER).unwrap();
-    let process = ["env.name=process", "env.command=[sh, counter.sh]", "algo.max_tokens_per_step=4"];
+    // All episodes have one score, from which nothing can be learnt.
+    let process = [
+        "env.name=process",
+        "env.command=[sh, counter.sh]",
+        "algo.max_tokens_per_step=4",
+        "training.max_skipped_steps=0",
+    ];
     let output = agent(dir.path(), &process);
     assert!(output.status.success(), "{}", said(&output));
     let episodes = lines(&dir.path().join("run/trajectories.jsonl"));

@@ -5,13 +5,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use roll_algos as _; // for what they register
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
-    Adapter, BuildContext, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Strategy, Tensor, ThreadRanks,
-    Timestep,
+    Adapter, BuildContext, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry, Strategy, Tensor,
+    ThreadRanks, Timestep,
 };
 use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
+use roll_train::config::ConfigLayers;
+use roll_train::{Session, Trainer};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -134,4 +137,34 @@ fn wan_trains_alike_on_one_rank_and_on_four() {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let difference = norm(&mut alone.iter().zip(&four).map(|(a, b)| a - b));
     assert!(difference <= 1e-6 * norm(&mut alone.iter().copied()), "{difference}");
+}
+
+#[test]
+fn an_agent_on_divided_weights_validates_though_its_ranks_play_different_numbers_of_turns() {
+    let settings = [
+        "algo.name=agentic_ppo",
+        "model.name=causal_lm",
+        "model.lora_rank=4",
+        "env={name: frozen_lake, env_instruction: ''}",
+        "strategy={name: zero, stage: 3}",
+        "steps=1",
+        "sample_steps=0",
+        "algo.num_env_groups=2",
+        "algo.group_size=2",
+        "algo.max_actions_per_traj=3",
+        "algo.max_tokens_per_step=8",
+        "algo.sequence_length=512",
+        // One rank plays one episode, the other two.
+        "algo.val_batch_size=3",
+        "training.max_skipped_steps=0",
+    ];
+    let results = ThreadRanks::run(2, LONG, |_| {
+        let registry = Registry::linked()?;
+        let layers = settings.iter().try_fold(ConfigLayers::new(), |layers, one| layers.set(one))?;
+        let context = BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None };
+        Trainer::new(layers.load(Some(&registry))?, &registry, &context)?.run(None, &Session::default())
+    });
+    for result in results {
+        assert_eq!(result.unwrap_or_else(|error| panic!("{}", error.chain())).steps, 1);
+    }
 }

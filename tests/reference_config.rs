@@ -38,9 +38,15 @@ fn rolls_configuration_runs_unchanged() {
         ("training.gradient_accumulation_steps", "2", "2 devices"),
         ("model.lora_rank", "4", "reward_fl_config.yaml"),
     ] {
-        let line = text.lines().find(|l| l.split_whitespace().next() == Some(key)).unwrap_or_else(|| panic!("{text}"));
+        let line = text
+            .lines()
+            .find(|l| l.strip_prefix(key).is_some_and(|l| l.starts_with(':')))
+            .unwrap_or_else(|| panic!("{text}"));
         assert!(line.contains(value) && line.contains(origin), "{line}");
     }
+    std::fs::write(here.join("listed.yaml"), &text).unwrap();
+    let again = roll(here, &["config", "--config", "listed.yaml"]);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
     assert_eq!(said.matches("without effect here").count(), 1, "{said}");
     assert!(said.contains("system_envs") && said.contains("min_timestep_boundary"), "{said}");
 

@@ -104,6 +104,18 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         remove_the_end(&world.path(&halved), "step-000004");
         let output = signal_at(language(&world, "agentic_ppo", &signalled, &settings), "step 1/", &["-TERM"]);
         fails(&output, 130, &["interrupted", &format!("roll run --resume {signalled}")]);
+        // Killed after its first validation, before its first step: the validation is not done again.
+        let killed = format!("{name}-killed");
+        let mut child = language(&world, "agentic_ppo", &killed, &settings).stderr(Stdio::null()).spawn().unwrap();
+        let validation = world.path(&killed).join("evaluations/step-000000/validation.json");
+        while !validation.exists() {
+            assert!(child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        kill(&mut child);
+        world.done(&["run", "--resume", &killed]);
+        assert_alike(&world, &killed, &whole, 4, &[weights, WEIGHTS[1]]);
+        assert_eq!(episodes(&killed), episodes(&whole), "episodes of {killed}");
         for out in [&halved, &signalled] {
             let done = checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().unwrap().step();
             assert!((1..4).contains(&done), "{done} steps of {out}");
@@ -203,6 +215,92 @@ fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
     eprintln!("{killed} kills, {writing} of them while a checkpoint was written; {alike} runs of {alike} ended alike");
 }
 
+/// What the directory of a run shows.
+struct Seen<'a>(&'a Path);
+
+impl Seen<'_> {
+    fn has(&self, file: &str) -> bool {
+        self.0.join(file).exists()
+    }
+
+    /// Whether a folder holds as many finished files.
+    fn holds(&self, folder: &str, files: usize) -> bool {
+        let entries = std::fs::read_dir(self.0.join(folder)).into_iter().flatten().flatten();
+        entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).count() >= files
+    }
+}
+
+/// Moments of a run of six steps that evaluates three clips before, after four steps and at the end.
+type Moment = (&'static str, fn(Seen<'_>) -> bool);
+const MOMENTS: [Moment; 13] = [
+    ("the configuration is there", |run| run.has("config.yaml")),
+    ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
+    ("two clips are evaluated", |run| run.holds("evaluations/step-000000", 2)),
+    ("all are evaluated, and no step is done", |run| run.holds("samples/reference", 3) || run.has("metrics.jsonl")),
+    ("the first step is done", |run| run.has("metrics.jsonl")),
+    ("a checkpoint is being written", |run| is_writing(run.0)),
+    ("a checkpoint waits for its evaluation", |run| run.has("checkpoints/step-000004/manifest.json")),
+    ("a clip is evaluated in the middle", |run| run.holds("evaluations/step-000004", 1)),
+    ("the evaluation is added", |run| run.has("checkpoints/step-000004/trainer/record-evaluated.json")),
+    ("a clip is evaluated at the end", |run| run.holds("evaluations/step-000006", 1)),
+    ("the summary is there", |run| run.has("summary.json")),
+    ("the curves are there", |run| run.has("curves.png")),
+    ("the report is there", |run| run.has("report.html")),
+];
+
+#[test]
+fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evaluates_no_clip_twice() {
+    let world = World::new(3);
+    let settings =
+        [&REWARD_FL[..], &["save_steps=1", "max_ckpt_to_keep=3", "evaluation.train_samples=3", "evaluation.every=4"]]
+            .concat();
+    world.train("whole", 6, &settings);
+    let run = world.path("run");
+    let mut random = ChaCha8Rng::seed_from_u64(17);
+    let (mut killed, mut first_clip) = (0, None);
+    for (name, has_come) in MOMENTS {
+        let mut child = start(&world, "run", 6, &settings);
+        while !has_come(Seen(&run)) && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        std::thread::sleep(Duration::from_micros(random.random_range(0..2000)));
+        let hit = kill(&mut child);
+        eprintln!("{}: {name}", if hit { "killed" } else { "over before" });
+        killed += usize::from(hit);
+        if run.join("evaluations/step-000000/train-000.json").exists() {
+            let written = || std::fs::metadata(run.join("samples/before/train-000.mp4")).unwrap().modified().unwrap();
+            first_clip.get_or_insert_with(written);
+        }
+    }
+    assert!(killed >= MOMENTS.len() - 3, "only {killed} kills");
+    // `roll run --resume DIR || sleep 1`, until it is done.
+    let ends = (0..3).map(|_| start(&world, "run", 6, &settings).wait_with_output().unwrap());
+    assert!(ends.into_iter().any(|output| output.status.success()));
+    assert_alike(&world, "run", "whole", 6, &WEIGHTS);
+    let clip = |out: &str, name: &str| std::fs::read(world.path(out).join("samples").join(name)).unwrap();
+    for name in ["before/train-001.mp4", "step-000004/train-000.mp4", "after/train-002.mp4"] {
+        assert!(clip("run", name) == clip("whole", name), "{name}");
+    }
+    let last = std::fs::metadata(run.join("samples/before/train-000.mp4")).unwrap().modified().unwrap();
+    assert_eq!(first_clip, Some(last), "the first clip was evaluated again");
+    assert!(!run.join("evaluations").exists(), "leftovers");
+}
+
+#[test]
+fn results_of_an_evaluation_are_not_taken_for_another_configuration() {
+    let world = World::new(3);
+    let settings = [&REWARD_FL[..], &["evaluation.train_samples=3"]].concat();
+    let mut child = start(&world, "run", 2, &settings);
+    while !Seen(&world.path("run")).holds("evaluations/step-000000", 2) {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert!(kill(&mut child));
+    world.done(&["run", "--resume", "run", "--set", "seed=7"]);
+    world.train("whole", 2, &[&settings[..], &["seed=7"]].concat());
+    assert_alike(&world, "run", "whole", 2, &WEIGHTS);
+}
+
 /// Begins the run, or goes on with it.
 fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
     let mut command = match world.path(out).join("config.yaml").exists() {
@@ -268,7 +366,7 @@ fn a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from() {
         ("evaluating 2 clips before", "-TERM"),
         ("step 1/", "-INT"),
         ("evaluating 2 clips after step 5", "-TERM"),
-        ("step 6/", "-TERM"),
+        ("step 6/", "-HUP"),
     ]
     .into_iter()
     .enumerate()

@@ -34,6 +34,9 @@ impl Configuration {
         for assignment in &args.set {
             layers = layers.set(assignment)?;
         }
+        for key in &args.unset {
+            layers = layers.set_text(key, "null", "--unset")?;
+        }
         if args.plugins_replace {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
         }

@@ -58,9 +58,8 @@ fn faces(own: &MergedConfig) -> Result<ConfigLayers> {
 }
 
 fn names_another_reward(own: &MergedConfig) -> bool {
-    let rewards = own.peek("reward").and_then(|rewards| rewards.as_array());
-    let mut names = rewards.into_iter().flatten().filter_map(|reward| reward.get("name"));
-    names.any(|name| name != "insightface")
+    let first = own.peek("reward").and_then(|rewards| rewards.get(0)?.get("name"));
+    first.is_some_and(|name| name != "insightface")
 }
 
 /// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.

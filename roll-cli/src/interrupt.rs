@@ -8,20 +8,32 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 const CODE: i32 = 130;
 
 /// What asks a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
-/// `odls_base_sigkill_timeout` seconds first, and kills after as many more.
+/// `odls_base_sigkill_timeout` seconds first, and kills after as many more. SIGHUP comes when the terminal is closed.
 #[cfg(unix)]
-const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, signal_hook::consts::SIGUSR1];
+const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, signal_hook::consts::SIGUSR1, SIGHUP];
 #[cfg(not(unix))]
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
-/// From now on the first of these signals asks the run to stop; the next one ends the process at once.
+/// Its number on every system that has it.
+const SIGHUP: i32 = 1;
+
+/// From now on the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll run`,
+/// which begins with SIGHUP ignored, goes on when the terminal is closed.
 pub fn catch() -> Result<StopSignal> {
     let signal = StopSignal::default();
-    for number in SIGNALS {
+    for number in SIGNALS.into_iter().filter(|number| *number != SIGHUP || !is_ignored(SIGHUP)) {
         // In this order: the second handler must not arm the first for the same signal.
         signal_hook::flag::register_conditional_shutdown(number, CODE, signal.flag())
             .and_then(|_| signal_hook::flag::register(number, signal.flag()))
             .map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
     Ok(signal)
+}
+
+/// Whether the process ignores a signal, where the system says it in `/proc`.
+fn is_ignored(number: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (number - 1) & 1 == 1
 }

@@ -1,23 +1,66 @@
-//! Logs go to standard error, in step with the progress bar.
+//! Logs go to standard error, in step with the progress bars.
 
+use std::fmt::Result as Formatted;
 use std::io::{IsTerminal, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use tracing_indicatif::IndicatifLayer;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
-/// Starts logging: `ROLL_LOG` holds a filter ("debug", "roll_models=trace"), else notices and warnings are shown. Of
-/// several ranks each says which it is, and those after the first only warn.
-pub fn init(quiet: bool, rank: Option<usize>) {
-    let default = if quiet || rank.is_some_and(|rank| rank > 0) { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_env("ROLL_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let bars = IndicatifLayer::new();
-    let lines = fmt::layer()
-        .with_writer(Prefixed { writer: bars.get_stderr_writer(), prefix: prefix(rank) })
-        .with_target(false)
-        .without_time()
-        .with_ansi(std::io::stderr().is_terminal());
-    tracing_subscriber::registry().with(filter).with(lines).with(bars).init();
+use crate::progress;
+
+/// Variables that hold a filter ("debug", "roll_models=trace"), the first one that is there counts.
+const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// Warnings and errors only, and no progress bars.
+    pub quiet: bool,
+    /// 1: what each part does; 2: everything.
+    pub verbose: u8,
+}
+
+impl Verbosity {
+    fn filter(self, rank: Option<usize>) -> EnvFilter {
+        let said = match self {
+            Self { quiet: true, .. } => Some("warn"),
+            Self { verbose: 1, .. } => Some("info,roll=debug"),
+            Self { verbose: 2.., .. } => Some("debug,roll=trace"),
+            _ => None,
+        };
+        let of_variable = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (said, FILTERS.iter().find_map(of_variable)) {
+            (Some(said), _) => EnvFilter::new(said),
+            (None, Some(filter)) => EnvFilter::new(filter),
+            // Of several ranks those after the first only warn.
+            (None, None) => EnvFilter::new(if rank.is_some_and(|rank| rank > 0) { "warn" } else { "info" }),
+        }
+    }
+}
+
+/// Starts logging. In a terminal that can do it there are colours and progress bars; elsewhere each line has its time. Of
+/// several ranks each says which it is.
+pub fn init(verbosity: Verbosity, rank: Option<usize>) {
+    let terminal = std::io::stderr().is_terminal();
+    let dumb = variable("TERM").is_some_and(|term| term == "dumb");
+    let colours = terminal && !dumb && variable("NO_COLOR").is_none();
+    if verbosity.quiet || !terminal || dumb {
+        progress::hide();
+    }
+    let prefix = prefix(rank);
+    let lines = fmt::layer().with_writer(move || Line { prefix: prefix.clone() }).with_target(false).with_ansi(colours);
+    let filter = verbosity.filter(rank);
+    match terminal && verbosity.verbose == 0 {
+        true => tracing_subscriber::registry().with(filter).with(lines.without_time()).init(),
+        false => tracing_subscriber::registry().with(filter).with(lines.with_timer(Utc)).init(),
+    }
+}
+
+/// A variable that is set to something, as <https://no-color.org> has it.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// What stands before the lines of a rank.
@@ -25,33 +68,72 @@ pub fn prefix(rank: Option<usize>) -> String {
     rank.map(|rank| format!("[rank {rank}] ")).unwrap_or_default()
 }
 
-/// Writes something before each event.
-struct Prefixed<W> {
-    writer: W,
+/// One event: it is written at once, above the bars.
+struct Line {
     prefix: String,
 }
 
-impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for Prefixed<W> {
-    type Writer = PrefixedLine<'a, W::Writer>;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        PrefixedLine { writer: self.writer.make_writer(), prefix: &self.prefix }
-    }
-}
-
-/// One event: it is written at once.
-struct PrefixedLine<'a, W> {
-    writer: W,
-    prefix: &'a str,
-}
-
-impl<W: Write> Write for PrefixedLine<'_, W> {
+impl Write for Line {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
-        self.writer.write_all(&[self.prefix.as_bytes(), event].concat())?;
+        let line = [self.prefix.as_bytes(), event].concat();
+        // A reader that went away, or a terminal that was closed, is no reason to stop.
+        progress::above_bars(|| drop(std::io::stderr().write_all(&line)));
         Ok(event.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.writer.flush()
+        Ok(())
+    }
+}
+
+/// `2026-11-22T14:26:51Z`.
+struct Utc;
+
+impl FormatTime for Utc {
+    fn format_time(&self, writer: &mut Writer<'_>) -> Formatted {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        writer.write_str(&utc(seconds))
+    }
+}
+
+/// A time of the Gregorian calendar from seconds since 1970, by the days of years that begin in March (Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms").
+fn utc(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, time) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_795_357_611, "2026-11-22T14:26:51Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(seconds), time);
+        }
+    }
+
+    #[test]
+    fn the_arguments_come_before_the_variables() {
+        let filter = |quiet, verbose, rank| Verbosity { quiet, verbose }.filter(rank).to_string();
+        assert_eq!(filter(true, 0, None), "warn");
+        assert!(filter(false, 1, None).contains("roll=debug"));
+        assert!(filter(false, 3, Some(2)).contains("roll=trace"));
     }
 }

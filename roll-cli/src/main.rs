@@ -13,6 +13,7 @@ mod logging;
 mod progress;
 mod ranks;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
-    logging::init(args.quiet, rank);
+    logging::init(logging::Verbosity { quiet: args.quiet, verbose: args.verbose }, rank);
     let (job, result) = match job {
         Ok(job) => {
             let result = job.run(|| commands::dispatch(args.command));
@@ -61,5 +62,6 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
     let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
     // At once, so that the lines of several ranks do not mix.
-    eprint!("{}", lines.collect::<String>());
+    // Its reader may have gone away.
+    let _ = std::io::stderr().write_all(lines.collect::<String>().as_bytes());
 }

@@ -1,7 +1,7 @@
 //! A training algorithm.
 
 use crate::{
-    Environment, Error, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result, RewardScorer,
+    Environment, Error, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result, RewardScorer, Sample,
     StepContext, StepReport, Validation,
 };
 
@@ -45,6 +45,13 @@ pub trait Algorithm: Send {
     /// has no evaluation on clips.
     fn evaluate(&mut self, _context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         Ok(None)
+    }
+
+    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before the
+    /// first step. Gives false when it has no use for them: they are then generated and scored ([`Algorithm::evaluate`]).
+    /// The algorithms of plugins are not asked.
+    fn hold_out(&mut self, _clips: &[Sample]) -> bool {
+        false
     }
 
     /// Runs the model on tasks that training never sees, without training it. `None`: this algorithm has no validation.

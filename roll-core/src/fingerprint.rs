@@ -36,6 +36,11 @@ impl Fingerprint {
         self.text(name, format_args!("{:?} {:?}", tensor.dtype(), tensor.shape())).part(name, tensor.as_bytes())
     }
 
+    /// Adds values.
+    pub fn f32s(self, name: &str, values: &[f32]) -> Self {
+        self.part(name, bytemuck::cast_slice(values))
+    }
+
     /// Adds the contents of a file; its name and time do not count, so that a copy is the same. Of files above 16 MiB a
     /// block of 4 KiB is read in every MiB: weights that were trained on differ everywhere, and reading tens of
     /// gigabytes for a key would take longer than what the key saves.
@@ -95,6 +100,11 @@ mod tests {
         assert_ne!(base, of("x", "yz", &Tensor::zeros([3, 2])));
         assert_ne!(base, of("x", "yz", &Tensor::full([2, 3], 1e-30)));
         assert_ne!(Fingerprint::new("a").finish(), Fingerprint::new("b").finish());
+        let mut values = vec![0.5f32; 3000];
+        let of = |values: &[f32]| Fingerprint::new("k").f32s("v", values).finish();
+        let before = of(&values);
+        values[2999] = 0.5f32.next_up();
+        assert!(before != of(&values) && before != of(&values[..2999]));
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl HeadlineFormat {
     pub fn write(self, value: f64) -> String {
         match self {
             Self::Decimal => format!("{value:.4}"),
+            Self::Scientific if value == 0.0 => "0".into(),
             Self::Scientific => format!("{value:.2e}"),
             Self::Percent => format!("{:.1} %", 100.0 * value),
         }

@@ -13,6 +13,7 @@ pub mod diffusion;
 pub mod environment;
 pub mod error;
 pub mod evaluation;
+pub mod file_check;
 pub mod files;
 #[cfg(feature = "fingerprint")]
 pub mod fingerprint;
@@ -43,6 +44,7 @@ pub use diffusion::{
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
+pub use file_check::{FileCheck, FilesFound};
 #[cfg(feature = "fingerprint")]
 pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};

@@ -76,6 +76,11 @@ impl Batches {
         self
     }
 
+    /// What is dealt out.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
     /// Samples of one step over all ranks.
     pub fn global_batch(&self) -> usize {
         self.per_rank * self.world_size

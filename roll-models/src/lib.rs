@@ -2,6 +2,7 @@
 
 pub mod causal_lm;
 mod comma_list;
+mod headers;
 pub mod hub;
 pub mod inspect;
 pub mod lora;

@@ -3,17 +3,21 @@
 use std::ops::Range;
 
 use roll_core::{
-    Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Progress, Registry,
-    Result, RewardScorer, Sample, VideoUnit, communicator,
+    Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
+    RewardScorer, Sample, VideoUnit, communicator,
 };
 use roll_data::{DataConfig, Dataset};
 use roll_rewards::WeightedSum;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Loaded;
+use crate::progress::Watch;
 use crate::statistics::{Gain, paired_gain};
 
 mod gather;
+mod kept;
+
+pub(crate) use kept::{Kept, forget, key};
 
 /// What is evaluated, and the rewards that are measured only. The clips are shared out among the ranks.
 pub struct Evaluator {
@@ -44,9 +48,6 @@ pub enum SetName {
     Unseen,
 }
 
-/// What was generated at one moment, set by set.
-pub type Generated = Vec<(SetName, Vec<Evaluated>)>;
-
 /// The numbers of one moment, set by set.
 pub type Results = Vec<(SetName, Vec<Clip>)>;
 
@@ -61,15 +62,32 @@ pub struct Clip {
     pub kl: Option<f64>,
 }
 
-/// The numbers of what was generated.
-pub fn results(generated: &Generated) -> Results {
-    let finite = |value: f64| value.is_finite().then_some(value);
-    let clip = |e: &Evaluated| Clip {
-        origin: e.origin.clone(),
-        scores: e.scores.iter().map(|score| score.and_then(finite)).collect(),
-        kl: finite(e.kl),
-    };
-    generated.iter().map(|(name, evaluated)| (*name, evaluated.iter().map(clip).collect())).collect()
+impl Clip {
+    /// The numbers of what was made of a sample.
+    fn of(evaluated: &Evaluated) -> Self {
+        let finite = |value: f64| value.is_finite().then_some(value);
+        Self {
+            origin: evaluated.origin.clone(),
+            scores: evaluated.scores.iter().map(|score| score.and_then(finite)).collect(),
+            kl: finite(evaluated.kl),
+        }
+    }
+}
+
+/// What an evaluation works with, besides its clips and rewards.
+pub(crate) struct Means<'a> {
+    /// What evaluates.
+    pub algorithm: &'a mut dyn Algorithm,
+    /// What is evaluated.
+    pub model: &'a mut dyn Model,
+    /// The reward that is trained on.
+    pub reward: Option<&'a mut (dyn RewardScorer + 'static)>,
+    /// Source of every random draw.
+    pub noise: &'a Noise,
+    /// The ranks that share the clips.
+    pub ranks: &'a dyn Communicator,
+    /// Told what goes on.
+    pub progress: &'a Watch,
 }
 
 /// Scores of a set before and after training.
@@ -133,35 +151,28 @@ impl Evaluator {
         &self.skipped
     }
 
+    /// This rank's part of the clips that are not trained on, if there are any.
+    pub(crate) fn unseen(&self) -> Option<&[Sample]> {
+        self.sets.iter().find(|set| set.name == SetName::Unseen).map(|set| &set.samples[set.own.clone()])
+    }
+
     /// The samples of a set: all of them on rank 0, and this rank's part elsewhere.
     pub fn samples(&self, name: SetName) -> &[Sample] {
         self.sets.iter().find(|set| set.name == name).map(|set| set.samples.as_slice()).unwrap_or_default()
     }
 
-    /// Generates and scores everything, each rank its part; every rank then has all numbers, in the order of the clips,
-    /// and rank 0 all videos. `None` when the algorithm has no evaluation.
-    pub fn run(
-        &mut self,
-        algorithm: &mut dyn Algorithm,
-        model: &mut dyn Model,
-        reward: Option<&mut (dyn RewardScorer + 'static)>,
-        noise: &Noise,
-        progress: &dyn Progress,
-        ranks: &dyn Communicator,
-    ) -> Result<Option<Generated>> {
-        let mut reward = reward;
-        let mut generated = Generated::new();
-        for Set { name, samples, own, clips } in &self.sets {
-            let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
-            rewards.extend(reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
-            rewards.extend(self.checks.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
-            let mut context = EvaluationContext { samples: &samples[own.clone()], model, rewards, noise, progress };
-            match algorithm.evaluate(&mut context)? {
-                Some(evaluated) => generated.push((*name, gather::evaluated(ranks, evaluated, *clips)?)),
-                None => return Ok(None),
-            }
+    /// Generates and scores all clips, each rank its part, one clip after the other; every rank then has all numbers, in
+    /// the order of the clips. Rank 0 gets each video as soon as it is there, and writes it: no rank holds more than
+    /// one. What `kept` has from a process before is not done again. `None` when the algorithm has no evaluation.
+    pub(crate) fn run(&mut self, means: &mut Means<'_>, kept: Option<&Kept<'_>>) -> Result<Option<Results>> {
+        let (mut results, mut done) = (Results::new(), 0);
+        for set in &self.sets {
+            let Some(clips) = set.evaluate(means, self.checks.as_deref_mut(), kept, &mut done)? else {
+                return Ok(None);
+            };
+            results.push((set.name, clips));
         }
-        Ok(Some(generated))
+        Ok(Some(results))
     }
 }
 
@@ -194,13 +205,85 @@ impl Set {
             return Err(Error::config(key, problem));
         }
         agreed(ranks, clips)?;
-        let (rank, world) = (ranks.rank().0, ranks.world_size());
-        let mut own = rank * clips / world..(rank + 1) * clips / world;
-        if rank > 0 {
+        let mut own = part(clips, ranks.rank().0, ranks.world_size());
+        if ranks.rank().0 > 0 {
             samples = samples.drain(own.clone()).collect();
             own = 0..samples.len();
         }
         Ok((Self { name, samples, own, clips }, skipped))
+    }
+
+    /// See [`Evaluator::run`]; `done` counts the clips of all sets, for the progress bar.
+    fn evaluate(
+        &self,
+        means: &mut Means<'_>,
+        mut checks: Option<&mut (dyn RewardScorer + 'static)>,
+        kept: Option<&Kept<'_>>,
+        done: &mut u64,
+    ) -> Result<Option<Vec<Clip>>> {
+        let (ranks, world) = (means.ranks, means.ranks.world_size());
+        let found = |(i, sample)| kept.and_then(|kept| kept.find(self.name, i, sample));
+        let found: Vec<Option<Clip>> = self.samples.iter().enumerate().map(found).collect();
+        // Only rank 0 has files, and all samples.
+        let mut clips = communicator::join(ranks, &found)?.swap_remove(0);
+        let open = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
+        let open: Vec<Vec<usize>> = (0..world).map(open).collect();
+        *done += clips.iter().flatten().count() as u64;
+        // Ranks come to the collectives of a round together: each gives one clip, or none when it has no more.
+        means.progress.set(*done);
+        for round in 0..open.iter().map(Vec::len).max().unwrap_or(0) {
+            let own = match open[ranks.rank().0].get(round) {
+                Some(&i) => {
+                    let first = part(self.clips, ranks.rank().0, world).start;
+                    let sample = &self.samples[self.own.start + i - first];
+                    let evaluated = evaluate(means, checks.as_deref_mut(), sample)?;
+                    gather::Own::Clip(i, evaluated)
+                }
+                None => gather::Own::Nothing,
+            };
+            let Some(evaluated) = gather::joined(ranks, own)? else { return Ok(None) };
+            for (i, evaluated) in evaluated {
+                if let (Some(kept), Some(sample)) = (kept, self.samples.get(i)) {
+                    kept.keep(self.name, i, sample, &evaluated)?;
+                }
+                clips[i] = Some(Clip::of(&evaluated));
+                *done += 1;
+            }
+            means.progress.set(*done);
+        }
+        Ok(Some(clips.into_iter().flatten().collect()))
+    }
+}
+
+/// The positions, of `count` clips, that a rank evaluates.
+fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
+    rank * count / world..(rank + 1) * count / world
+}
+
+/// What the algorithm makes of one sample; `None` when it has no evaluation.
+fn evaluate(
+    means: &mut Means<'_>,
+    checks: Option<&mut (dyn RewardScorer + 'static)>,
+    sample: &Sample,
+) -> Result<Option<Evaluated>> {
+    let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
+    rewards.extend(means.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
+    rewards.extend(checks.map(|r| r as &mut dyn RewardScorer));
+    let mut context = EvaluationContext {
+        samples: std::slice::from_ref(sample),
+        model: means.model,
+        rewards,
+        noise: means.noise,
+        progress: means.progress,
+    };
+    let evaluated = means.algorithm.evaluate(&mut context)?;
+    let Some(mut evaluated) = evaluated else { return Ok(None) };
+    match (evaluated.pop(), evaluated.len()) {
+        (Some(one), 0) => Ok(Some(one)),
+        (one, more) => {
+            let found = more + usize::from(one.is_some());
+            Err(Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))
+        }
     }
 }
 
@@ -292,6 +375,26 @@ mod tests {
         assert!(skipped[0].0.contains("metadata.csv") && skipped[0].1.contains("0.mp4"), "{skipped:?}");
         let strict = dataset(dir.path(), 3, &[0], OnBadSample::Error);
         assert!(Set::read(SetName::Train, &strict, Some(1), &SingleRank).is_err());
+    }
+
+    #[test]
+    fn a_clip_that_one_rank_alone_cannot_read_ends_all_ranks_with_its_name() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        for policy in [OnBadSample::Error, OnBadSample::Skip] {
+            let read = ThreadRanks::run(3, Duration::from_secs(60), |ranks| {
+                let rank = ranks.rank().0;
+                let broken: &[usize] = if rank == 1 { &[2] } else { &[] };
+                let data = dataset(dirs[rank].path(), 4, broken, policy);
+                Set::read(SetName::Unseen, &data, None, ranks.as_ref()).map(drop)
+            });
+            for (rank, read) in read.into_iter().enumerate() {
+                let told = read.unwrap_err().chain();
+                match policy {
+                    OnBadSample::Error => assert!(told.contains("2.mp4"), "rank {rank}: {told}"),
+                    OnBadSample::Skip => assert!(told.contains("[4, 3, 4]"), "rank {rank}: {told}"),
+                }
+            }
+        }
     }
 
     #[test]

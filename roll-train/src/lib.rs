@@ -35,6 +35,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod evaluation;
 pub mod metrics;
+pub mod on_finish;
 pub mod progress;
 pub mod results;
 pub mod run_dir;

@@ -3,6 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// `3 clips`, `1 clip`.
+pub fn counted(count: u64, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {one}s"),
+    }
+}
+
 /// What surrounds a run: where it shows its progress, and who may stop it. The default shows nothing and never stops.
 pub struct Session {
     /// Shows progress on rank 0.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <run>/config.yaml                          the resolved configuration
+//!       evaluations/                         results of an evaluation that is under way
 //!       metrics.jsonl                        one object per step
 //!       events.out.tfevents.*                the same for TensorBoard, and sample videos
 //!       samples/step-000025/                 generated videos
@@ -36,29 +37,52 @@ pub struct RunLock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDir {
     path: PathBuf,
+    /// It did not exist, or was empty.
+    is_new: bool,
 }
 
 impl RunDir {
     /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error with
     /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
     pub fn create(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
-        let run = Self { path: path.into() };
-        if existing == Existing::Refuse
-            && let Some(trace) = run.trace()
-        {
-            let problem = format!("already holds a run (it has {trace}); choose another directory, or resume that run");
-            return Err(Error::bad_file(run.path, problem));
-        }
+        let path = path.into();
+        Self::would_create(&path, existing)?;
+        let is_new = fs::read_dir(&path).map_or(true, |mut entries| entries.next().is_none());
+        let run = Self { path, is_new };
         fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
         Ok(run)
     }
 
+    /// Fails where [`RunDir::create`] would refuse the directory; makes nothing.
+    pub fn would_create(path: &Path, existing: Existing) -> Result<()> {
+        let run = Self { path: path.into(), is_new: false };
+        match run.trace() {
+            Some(trace) if existing == Existing::Refuse => {
+                let problem =
+                    format!("already holds a run (it has {trace}); choose another directory, or resume that run");
+                Err(Error::bad_file(run.path, problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The directory of a run that exists. Fails when there is none.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let run = Self { path: path.into() };
+        let run = Self { path: path.into(), is_new: false };
         match run.trace() {
             Some(_) => Ok(run),
-            None => Err(Error::bad_file(run.path, "holds no run (neither config.yaml nor checkpoints/ is there)")),
+            None => {
+                let of = run.path.parent().filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent);
+                let problem = match of {
+                    Some(of) => format!(
+                        "is a checkpoint: a run goes on from the newest one of its directory, {}; move newer ones away to \
+                         go on from this one",
+                        of.display()
+                    ),
+                    None => "holds no run (neither config.yaml nor checkpoints/ is there)".into(),
+                };
+                Err(Error::bad_file(run.path, problem))
+            }
         }
     }
 
@@ -91,6 +115,18 @@ impl RunDir {
         Ok(())
     }
 
+    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that held
+    /// something before, or has metrics or checkpoints, stays.
+    pub fn discard_beginning(&self) -> Result<()> {
+        if !self.is_new || self.metrics_path().exists() || self.checkpoints().exists() {
+            return Ok(());
+        }
+        match fs::remove_dir_all(&self.path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::file("delete", &self.path)(e)),
+            _ => Ok(()),
+        }
+    }
+
     /// The name of something only a run leaves.
     fn trace(&self) -> Option<&'static str> {
         ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"].into_iter().find(|n| self.path.join(n).exists())
@@ -114,6 +150,11 @@ impl RunDir {
     /// `summary.json`.
     pub fn summary_path(&self) -> PathBuf {
         self.path.join("summary.json")
+    }
+
+    /// `evaluations/`.
+    pub fn evaluations(&self) -> PathBuf {
+        self.path.join("evaluations")
     }
 
     /// `checkpoints/`.
@@ -156,6 +197,26 @@ mod tests {
         assert!(told.contains("config.yaml") && told.contains("a/b"), "{told}");
         RunDir::create(&path, Existing::Continue).unwrap();
         RunDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_beginning_is_deleted_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = |name: &str| {
+            let run = RunDir::create(dir.path().join(name), Existing::Refuse).unwrap();
+            run.write_config("seed: 1\n").unwrap();
+            run
+        };
+        begin("new").discard_beginning().unwrap();
+        assert!(!dir.path().join("new").exists());
+        fs::create_dir(dir.path().join("mine")).unwrap();
+        fs::write(dir.path().join("mine/notes.txt"), "x").unwrap();
+        begin("mine").discard_beginning().unwrap();
+        let trained = begin("trained");
+        fs::write(trained.metrics_path(), "").unwrap();
+        trained.discard_beginning().unwrap();
+        RunDir::open(trained.path()).unwrap().discard_beginning().unwrap();
+        assert!(dir.path().join("mine/notes.txt").exists() && trained.config_path().exists());
     }
 
     #[test]

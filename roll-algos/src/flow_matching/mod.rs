@@ -12,14 +12,15 @@ mod prepared;
 mod report;
 #[cfg(test)]
 mod tests;
+mod validation;
 
 use std::sync::Arc;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model, Noise, Purpose,
-    Registration, Result, ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, VelocityInput,
-    Video,
+    Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model, Noise, Progress,
+    Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, Validation,
+    VelocityInput, Video,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -51,13 +52,15 @@ pub struct FlowMatching {
     no_prompt: Option<Tensor>,
     /// The embedding of the negative prompt.
     negative: Option<Tensor>,
+    /// Clips that are not trained on, if there are any; this rank's part.
+    held_out: Option<Vec<Sample>>,
 }
 
 impl FlowMatching {
     /// With these options.
     pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
-        Self { config, prepared, no_prompt: None, negative: None }
+        Self { config, prepared, no_prompt: None, negative: None, held_out: None }
     }
 }
 
@@ -78,9 +81,28 @@ impl Algorithm for FlowMatching {
 
     fn headlines(&self) -> Vec<Headline> {
         vec![
-            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/loss", "loss", "Loss").validated_by(
+                "val/loss",
+                "loss",
+                "clips that were not trained on",
+            ),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
         ]
+    }
+
+    fn hold_out(&mut self, clips: &[Sample]) -> bool {
+        self.held_out = Some(clips.to_vec());
+        true
+    }
+
+    fn validate(
+        &mut self,
+        _step: u64,
+        model: &mut dyn Model,
+        noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        self.validation(model, noise, progress)
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
@@ -186,11 +208,20 @@ impl FlowMatching {
 
     /// The parts that depend on the sample alone, computed once while the cache has room.
     fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
+        self.prepared_by(ctx.model, ctx.progress, sample)
+    }
+
+    fn prepared_by(
+        &mut self,
+        model: &mut dyn Model,
+        progress: &dyn Progress,
+        sample: &Sample,
+    ) -> Result<Arc<Prepared>> {
         if let Some(prepared) = self.prepared.get(sample) {
             return Ok(prepared);
         }
-        ctx.progress.phase("encoding prompt and clip");
-        let prepared = Prepared::new(diffusion(ctx.model)?, sample)?;
+        progress.phase("encoding prompt and clip");
+        let prepared = Prepared::new(diffusion(model)?, sample)?;
         Ok(self.prepared.insert(sample, prepared))
     }
 

@@ -47,7 +47,7 @@ impl Tally {
     }
 
     pub(super) fn skip(&mut self, sample: &Sample, reason: &str) {
-        tracing::warn!(sample = %sample.origin, reason, "the sample is skipped");
+        tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 

@@ -20,7 +20,10 @@ pub(super) fn evaluate(
     let samples = ctx.samples;
     let count = samples.len();
     let one = |(i, sample): (usize, &Sample)| {
-        ctx.progress.phase(&format!("evaluating clip {} of {count}", i + 1));
+        match count {
+            1 => ctx.progress.phase("generating and scoring"),
+            _ => ctx.progress.phase(&format!("evaluating clip {} of {count}", i + 1)),
+        }
         if ctx.progress.interrupted() {
             return Err(roll_core::Error::Interrupted);
         }

@@ -37,6 +37,7 @@ pub use crate::update::OnNonfinite;
 pub use config::{FrameRate, Reference, RewardFlConfig};
 pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
+pub use prepared::reference_video;
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
 use crate::ranks::{draw_key, repeats};

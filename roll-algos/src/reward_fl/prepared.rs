@@ -109,7 +109,7 @@ fn input(sample: &Sample) -> Result<ConditionInput> {
 }
 
 /// What the reward compares the sample's result with.
-pub(super) fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
+pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
     let still = |image: Tensor| -> Result<_> {
         let shape = [&[1], image.shape()].concat();
         Ok(Arc::new(Video::new(image.reshape(shape)?, sample.video.fps())?))

@@ -6,13 +6,15 @@
 pub mod conversations;
 #[cfg(test)]
 mod tests;
+mod validation;
 
 use std::path::PathBuf;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Options,
-    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
+    Options, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
+    Validation,
 };
 
 use crate::AlgorithmError;
@@ -42,6 +44,9 @@ pub enum TrainOn {
 pub struct SftConfig {
     /// JSON lines, each `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`.
     pub data: Option<PathBuf>,
+    /// Conversations that are not trained on, in the same form: their loss is measured before and after training, and
+    /// every `evaluation.every` steps. `null`: none.
+    pub val_data: Option<PathBuf>,
     /// Conversations of one update, over all ranks.
     pub batch_size: usize,
     /// Conversations whose gradient is computed at once.
@@ -60,6 +65,7 @@ impl Default for SftConfig {
     fn default() -> Self {
         Self {
             data: None,
+            val_data: None,
             batch_size: 32,
             micro_batch_size: 8,
             sequence_length: None,
@@ -74,6 +80,7 @@ impl Default for SftConfig {
 pub struct Sft {
     config: SftConfig,
     conversations: Conversations,
+    held_out: Option<Conversations>,
 }
 
 impl Sft {
@@ -84,7 +91,7 @@ impl Sft {
                 return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
             }
         }
-        Ok(Self { config, conversations })
+        Ok(Self { config, conversations, held_out: None })
     }
 
     fn open(options: &Options, context: &BuildContext) -> Result<Self> {
@@ -94,7 +101,8 @@ impl Sft {
             return Err(Error::config("algo.data", problem));
         };
         let conversations = Conversations::read(&context.resolve(path))?;
-        Self::new(config, conversations)
+        let held_out = config.val_data.as_ref().map(|path| Conversations::read(&context.resolve(path))).transpose()?;
+        Ok(Self { held_out, ..Self::new(config, conversations)? })
     }
 }
 
@@ -117,10 +125,25 @@ impl Algorithm for Sft {
 
     fn headlines(&self) -> Vec<Headline> {
         vec![
-            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/loss", "loss", "Loss").validated_by(
+                "val/loss",
+                "loss",
+                "conversations that were not trained on",
+            ),
             Headline::new("actor/entropy", "", "Entropy of tokens"),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
         ]
+    }
+
+    fn validate(
+        &mut self,
+        _step: u64,
+        model: &mut dyn Model,
+        _noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        let Some(held_out) = &self.held_out else { return Ok(None) };
+        validation::loss(&self.config, held_out, model, progress).map(Some)
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
@@ -133,7 +156,7 @@ impl Algorithm for Sft {
     }
 }
 
-/// Sums over the trained tokens of a step.
+/// Sums over trained tokens.
 #[derive(Default)]
 struct Sums {
     negative_log_likelihood: f64,
@@ -222,8 +245,17 @@ impl Sft {
     }
 }
 
-/// Adds the gradient of some conversations to the strategy.
-fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
+/// What the model makes of some conversations.
+struct Evaluated {
+    sums: Sums,
+    /// Which columns are trained on.
+    trained: Vec<bool>,
+    /// Columns: one less than the longest conversation has tokens.
+    columns: usize,
+    pullback: Option<Pullback>,
+}
+
+fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evaluated> {
     let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
     let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
     for tokens in chunk {
@@ -235,18 +267,24 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
     }
     let shape = [chunk.len(), width];
     let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
-    let (stats, pullback) = language(ctx.model, NAME)?.evaluate(&ids, &mask, Adapter::On, Grad::Record)?;
+    let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, Adapter::On, grad)?;
     let over = |values: &Tensor| -> Result<f64> {
         let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
         Ok(values.map(|(v, _)| f64::from(*v)).sum())
     };
     let sums = Sums { negative_log_likelihood: -over(&stats.log_probs)?, entropy: over(&stats.entropy)? };
+    Ok(Evaluated { sums, trained, columns: width.saturating_sub(1), pullback })
+}
+
+/// Adds the gradient of some conversations to the strategy.
+fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
+    let Evaluated { sums, trained, columns, pullback } = evaluate(ctx.model, chunk, Grad::Record)?;
     if sums.negative_log_likelihood.is_finite() {
         let slope = (-1.0 / total) as f32;
         let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
         cotangent.resize(2 * trained.len(), 0.0);
         let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
-        let cotangent = Tensor::new(cotangent, [2, chunk.len(), width - 1])?;
+        let cotangent = Tensor::new(cotangent, [2, chunk.len(), columns])?;
         ctx.strategy.before_last_pull(ctx.model)?;
         pullback.pull(&cotangent).while_doing(|| "pulling back the loss".into())?;
         ctx.strategy.accumulate(ctx.model)?;

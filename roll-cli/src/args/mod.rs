@@ -15,7 +15,7 @@ pub use bench::Bench;
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
-pub use runs::{Plan, Plot, Report, Run};
+pub use runs::{Check, Machine, Plan, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyKind,
@@ -25,20 +25,44 @@ pub use weights::{
 #[derive(Debug, Parser)]
 #[command(
     name = "roll",
-    version,
+    version = version(),
     arg_required_else_help = true,
     after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 130 interrupted (after a checkpoint).\n`roll COMMAND --help` has examples of each command."
 )]
 pub struct Args {
-    /// Warnings and errors only.
-    #[arg(long, short, global = true)]
+    /// Warnings and errors only, and no progress bars.
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
+    /// More of what goes on; twice for all of it. `ROLL_LOG` or `RUST_LOG` choose by part, as `roll_models=debug`.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
     /// What collectives of several processes go over; `nccl` needs a build with that feature, and a GPU for each process.
     #[arg(long, global = true, value_enum, default_value = "mpi")]
     pub collectives: Collectives,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The version, and what is built in beside it.
+fn version() -> &'static str {
+    static VERSION: std::sync::LazyLock<String> = std::sync::LazyLock::new(version_and_features);
+    &VERSION
+}
+
+fn version_and_features() -> String {
+    let features = [
+        (cfg!(feature = "flex"), "flex"),
+        (cfg!(feature = "libtorch"), "libtorch"),
+        (cfg!(feature = "cuda"), "cuda"),
+        (cfg!(feature = "wgpu"), "wgpu"),
+        (cfg!(feature = "hub"), "hub"),
+        (cfg!(feature = "onnxruntime"), "onnxruntime"),
+        (cfg!(feature = "mpi"), "mpi"),
+        (cfg!(feature = "nccl"), "nccl"),
+    ];
+    let features: Vec<&str> = features.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), features.join(", "))
 }
 
 /// What large collectives go over.
@@ -55,9 +79,14 @@ pub enum Collectives {
 pub enum Command {
     /// Train.
     #[command(
-        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     go on where it stopped\n  roll run --resume runs/my --steps 200                         and further than it was to go\n\nSIGINT (Ctrl-C), SIGTERM and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
+        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     go on where it stopped\n  roll run --resume runs/my --steps 200                         and further than it was to go\n\nSIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
     )]
     Run(Run),
+    /// Look at everything that a run needs, before it is paid for: files, data, faces, memory, time.
+    #[command(
+        after_help = "Examples:\n  roll check --config my.yaml\n  roll check --config my.yaml --on 1x80 --samples 100\n\nIt takes the arguments of `roll run`, reads headers of weights, writes nothing, and exits with 1 if the run would fail."
+    )]
+    Check(Check),
     /// Generate a video from a prompt and an image, with or without an adapter.
     #[command(
         after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
@@ -156,6 +185,9 @@ pub struct ConfigArgs {
     /// One value, `training.learning_rate=1e-5`; overrides files and environment.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Takes a value back to its default, and an optional section out; as `--set KEY=null`.
+    #[arg(long, value_name = "KEY")]
+    pub unset: Vec<String>,
     /// Algorithm, as `algo.name`.
     #[arg(long, value_name = "NAME")]
     pub algo: Option<String>,

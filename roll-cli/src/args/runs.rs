@@ -21,16 +21,33 @@ pub struct Run {
     /// and values given here; on any number of ranks.
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
+    /// Look at everything that the run needs, as `roll check` does, and do not run.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
-/// Arguments of `roll plan`.
+/// Arguments of `roll check`.
 #[derive(Debug, ClapArgs)]
-pub struct Plan {
+pub struct Check {
     #[command(flatten)]
-    pub config: ConfigArgs,
-    /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
-    #[arg(long, value_name = "NAME")]
-    pub network: Option<String>,
+    pub run: Run,
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Clips whose references the reward looks at.
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub samples: usize,
+}
+
+impl Check {
+    /// Of a run, on this machine.
+    pub fn of(run: Run) -> Self {
+        Self { run, machine: Machine::default(), samples: 16 }
+    }
+}
+
+/// Where a run would be.
+#[derive(Debug, Default, ClapArgs)]
+pub struct Machine {
     /// Devices: 1x24, 1x80, 1x141, 8x80 (number and GB of memory); this machine unless given.
     #[arg(long, value_name = "CLUSTER")]
     pub on: Option<String>,
@@ -43,6 +60,18 @@ pub struct Plan {
     /// TFLOP/s that a device sustains, instead of those of `--on`, or of a product measured here.
     #[arg(long, value_name = "N")]
     pub tflops: Option<f64>,
+}
+
+/// Arguments of `roll plan`.
+#[derive(Debug, ClapArgs)]
+pub struct Plan {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    #[command(flatten)]
+    pub machine: Machine,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

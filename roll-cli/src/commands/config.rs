@@ -5,12 +5,12 @@ use roll_core::Result;
 use crate::args::ConfigArgs;
 use crate::configuration::Configuration;
 
-/// Prints one line per value.
+/// Prints one line per value, which together are a configuration that `--config` takes.
 pub fn print(args: ConfigArgs) -> Result<()> {
     let configuration = Configuration::read(&args, &[])?;
     let registry = configuration.registry()?;
     for entry in configuration.or_demo()?.load(&registry)?.listing()? {
-        println!("{:<44} {:<32} # {}", entry.key, entry.value, entry.origin);
+        println!("{:<44} {:<32} # {}", entry.key + ":", entry.value, entry.origin);
     }
     Ok(())
 }

@@ -3,15 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use roll_algos::sampling::{Conditions, SamplingOptions, negative_context};
-use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Result, Video};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Progress, Result, Video};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
-use roll_train::progress::Bar;
 
 use super::adapters::open_model;
 use crate::args::{Generate, SamplingArgs};
 use crate::configuration::{Configuration, build_context};
-use crate::progress::TerminalBar;
+use crate::progress::Spinner;
 
 /// Size of a video where neither the arguments nor the configuration say it, `[height, width]`.
 const SIZE: [usize; 2] = [480, 832];
@@ -44,8 +43,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
     let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
     for (prompt, output) in prompts.into_iter().zip(&outputs) {
-        let bar = TerminalBar::new(sampling.schedule.steps() as u64, "steps");
-        Bar::phase(&bar, "encoding");
+        let progress = Spinner::new("encoding");
         let input = ConditionInput { prompt, image: image.clone(), end_image: end_image.clone(), frames, size };
         let conditioning = encode(diffusion, &input)?;
         let negative = match sampling.guidance.is_on() {
@@ -54,10 +52,10 @@ pub fn generate(args: Generate) -> Result<()> {
         };
         let conditions = Conditions::new(&conditioning, negative);
         let noise = loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?;
-        let latents = sampling.generate(diffusion, &conditions, &noise, adapter, &bar)?;
-        Bar::phase(&bar, "decoding");
+        let latents = sampling.generate(diffusion, &conditions, &noise, adapter, &progress)?;
+        progress.phase("decoding");
         let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
-        bar.finish();
+        drop(progress);
         write(output, &Video::new(frames, fps)?)?;
         println!("{}", output.display());
     }

@@ -3,6 +3,7 @@
 mod adapters;
 mod ask;
 mod bench;
+mod check;
 mod config;
 mod convert_lora;
 mod data;
@@ -23,12 +24,14 @@ mod shards;
 
 use roll_core::Result;
 
-use crate::args::Command;
+use crate::args::{Check, Command};
 
 /// Does what was asked.
 pub fn dispatch(command: Command) -> Result<()> {
     match command {
+        Command::Run(args) if args.dry_run => check::check(Check::of(args)),
         Command::Run(args) => run::run(args),
+        Command::Check(args) => check::check(args),
         Command::Generate(args) => generate::generate(args),
         Command::Ask(args) => ask::ask(args),
         Command::Score(args) => score::score(args),

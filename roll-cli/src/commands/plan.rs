@@ -1,7 +1,7 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_core::plan::{Needs, PlanInput, Speed};
-use roll_core::{Error, Result, error};
+use roll_core::{Error, Registry, Result, error};
 use roll_train::config::Loaded;
 
 use crate::args;
@@ -13,21 +13,9 @@ pub fn plan(args: args::Plan) -> Result<()> {
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
     let config = &loaded.config;
-    let passes = registry.passes(&config.algo.name, &config.algo.options)?;
-    let division = registry.division(&config.strategy.name, &config.strategy.options)?;
-    let machine = machine(&args, &loaded)?;
-    let ranks = if division.all_ranks { machine.devices } else { 1 };
-    let input = PlanInput {
-        network: args.network.clone(),
-        frames: config.data.num_frames,
-        size: config.data.height.zip(config.data.width).map(|(height, width)| [height, width]),
-        samples: config.training.samples_per_rank(),
-        ranks,
-        passes,
-        division,
-        speed: machine.speed,
-    };
-    let needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(&loaded))?;
+    let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
+    let machine = machine(&args.machine, &loaded)?;
+    let (input, needs) = estimate(&loaded, &registry, args.network.clone(), size, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine),
@@ -35,18 +23,44 @@ pub fn plan(args: args::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Where the run would be.
-struct Machine {
-    name: String,
-    devices: usize,
-    /// Bytes of one device.
-    memory: f64,
-    speed: Speed,
-    /// Device memory is host memory.
-    shared: bool,
+/// What each rank needs for clips of this size; the model's usual one where it is `None`.
+pub fn estimate(
+    loaded: &Loaded,
+    registry: &Registry,
+    network: Option<String>,
+    size: Option<[usize; 2]>,
+    machine: &Machine,
+) -> Result<(PlanInput, Needs)> {
+    let config = &loaded.config;
+    let passes = registry.passes(&config.algo.name, &config.algo.options)?;
+    let division = registry.division(&config.strategy.name, &config.strategy.options)?;
+    let input = PlanInput {
+        network,
+        frames: config.data.num_frames,
+        size,
+        samples: config.training.samples_per_rank(),
+        ranks: if division.all_ranks { machine.devices } else { 1 },
+        passes,
+        division,
+        speed: machine.speed,
+    };
+    let needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(loaded))?;
+    Ok((input, needs))
 }
 
-fn machine(args: &args::Plan, loaded: &Loaded) -> Result<Machine> {
+/// Where the run would be.
+pub struct Machine {
+    pub name: String,
+    pub devices: usize,
+    /// Bytes of one device.
+    pub memory: f64,
+    pub speed: Speed,
+    /// Device memory is host memory.
+    pub shared: bool,
+}
+
+/// The machine that the arguments name, or this one.
+pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
     let mut machine = match &args.on {
         Some(name) => {
             let known = Cluster::ALL.iter().map(|c| c.name);
@@ -92,7 +106,7 @@ fn host_memory() -> f64 {
     line.and_then(|l| l.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0) * 1024.0
 }
 
-fn gigabytes(bytes: usize) -> f64 {
+pub fn gigabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e9
 }
 
@@ -129,7 +143,7 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine) {
 }
 
 /// GB on the device and on the host.
-fn totals(needs: &Needs) -> [f64; 2] {
+pub fn totals(needs: &Needs) -> [f64; 2] {
     let items = &needs.memory;
     [items.iter().map(|i| gigabytes(i.device)).sum(), items.iter().map(|i| gigabytes(i.host)).sum()]
 }

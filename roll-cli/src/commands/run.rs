@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt, communicator};
+use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{Session, Summary, Trainer, checkpoint};
 
+use super::check;
 use crate::args::Run;
 use crate::configuration::{Configuration, build_context};
 use crate::{interrupt, progress};
@@ -13,6 +15,9 @@ use crate::{interrupt, progress};
 /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
 pub fn run(args: Run) -> Result<()> {
     let mut args = args;
+    if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
+        return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
+    }
     let resumed = args.resume.take().map(RunDir::open).transpose()?;
     if let Some(dir) = &resumed {
         args.config.config.insert(0, dir.config_path());
@@ -24,6 +29,7 @@ pub fn run(args: Run) -> Result<()> {
     let context = build_context(&loaded);
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
+    let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let mut trainer = Trainer::new(loaded, &registry, &context)?;
     if let Some(dir) = &resumed {
         match checkpoint::newest_whole(&dir.checkpoints())? {
@@ -43,6 +49,7 @@ pub fn run(args: Run) -> Result<()> {
     };
     let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
     dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
+    estimated.iter().for_each(|line| tracing::info!("{line}"));
     let session = Session { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
     let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
@@ -56,7 +63,7 @@ pub fn run(args: Run) -> Result<()> {
 
 /// What a person wants to know of a run that is over.
 fn print(summary: &Summary, dir: &RunDir) {
-    println!("{} steps in {:.0} s", summary.steps, summary.seconds);
+    println!("{} in {:.0} s", counted(summary.steps, "step"), summary.seconds);
     for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         let (first, last) = (summary.first.get(&headline.metric), summary.last.get(&headline.metric));
         if let (Some(first), Some(last)) = (first, last) {
@@ -65,7 +72,9 @@ fn print(summary: &Summary, dir: &RunDir) {
         }
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
-        println!("  left out: {} samples, {} updates", summary.skipped_samples, summary.skipped_updates);
+        let [samples, updates] =
+            [(summary.skipped_samples, "sample"), (summary.skipped_updates, "update")].map(|(n, one)| counted(n, one));
+        println!("  left out: {samples}, {updates}");
     }
     for (name, line) in &summary.lines {
         println!("  {name:<15} {line}");
@@ -74,7 +83,9 @@ fn print(summary: &Summary, dir: &RunDir) {
         let adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
         println!("  {:<15} {}", if adapter { "adapter" } else { "weights" }, file.display());
     }
-    println!("  metrics         {}", dir.path().join("metrics.jsonl").display());
+    if dir.metrics_path().exists() {
+        println!("  metrics         {}", dir.metrics_path().display());
+    }
     for (name, path) in &summary.written {
         println!("  {name:<15} {}", path.display());
     }

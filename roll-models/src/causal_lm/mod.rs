@@ -6,6 +6,7 @@
 mod adapter;
 pub mod block;
 pub mod chat;
+mod check;
 pub mod config;
 mod generate;
 mod gguf;

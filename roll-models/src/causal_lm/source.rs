@@ -63,7 +63,7 @@ fn directory(directory: &Path) -> Result<Parts> {
 }
 
 /// The weights of a directory: an index of shards, else one file, else all safetensors that are there.
-fn open_weights(directory: &Path) -> Result<Checkpoint> {
+pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
     for name in ["model.safetensors.index.json", "model.safetensors"] {
         let path = directory.join(name);
         if path.exists() {

@@ -235,7 +235,7 @@ fn open_text(
 const MAX_TEXT_LEN: usize = 1 << 14;
 
 /// Rows of the text embedding; the experts of a checkpoint must agree.
-fn text_len(files: &ComponentFiles) -> Result<usize> {
+pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
     if length > MAX_TEXT_LEN {

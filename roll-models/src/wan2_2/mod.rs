@@ -2,6 +2,7 @@
 
 mod adapter;
 mod adapter_io;
+mod check;
 pub mod clip;
 pub mod components;
 pub mod conditioning;

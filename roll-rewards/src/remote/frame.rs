@@ -62,6 +62,20 @@ pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, T
     Ok(())
 }
 
+/// What is wrong with a header. Python writes numbers that JSON does not have.
+fn no_header(header: &[u8], error: &serde_json::Error) -> String {
+    let text = String::from_utf8_lossy(header);
+    // Every second piece between quotation marks is a string.
+    let plain = || text.split('"').step_by(2);
+    match ["NaN", "Infinity"].into_iter().find(|word| plain().any(|piece| piece.contains(word))) {
+        Some(word) => format!(
+            "a header with {word}, which JSON does not have: a score must be a finite number, or null where there is \
+             nothing to score"
+        ),
+        None => format!("a header that makes no sense: {error}"),
+    }
+}
+
 /// Reads a frame. Fails, without taking more memory than it must, on whatever is none.
 pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
     // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
@@ -82,8 +96,7 @@ pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, 
     }
     let mut header = vec![0; length];
     input.read_exact(&mut header)?;
-    let header: Header<T> = serde_json::from_slice(&header)
-        .map_err(|e| FrameError::NoFrame(format!("a header that makes no sense: {e}")))?;
+    let header: Header<T> = serde_json::from_slice(&header).map_err(|e| FrameError::NoFrame(no_header(&header, &e)))?;
     let mut tensors = Vec::new();
     let mut left = MAX_BYTES;
     for Listed { name, dtype, shape } in header.tensors {
@@ -137,6 +150,19 @@ mod tests {
         assert_eq!(body.call, "score");
         assert_eq!(tensors[0].1.f32s().unwrap(), [1.5, -2.0]);
         assert_eq!((tensors[1].0.as_str(), tensors[1].1.shape()), ("b", &[3usize][..]));
+    }
+
+    #[test]
+    fn a_number_that_json_does_not_have_is_named() {
+        let told = |header: &str| {
+            let mut bytes = MAGIC.to_vec();
+            bytes.extend((header.len() as u32).to_le_bytes());
+            bytes.extend(header.as_bytes());
+            read::<serde_json::Value>(&mut bytes.as_slice()).unwrap_err().to_string()
+        };
+        assert!(told(r#"{"tensors": [], "score": NaN}"#).contains("a header with NaN, which JSON does not have"));
+        assert!(told(r#"{"tensors": [], "details": {"a": -Infinity}}"#).contains("finite number"));
+        assert!(told(r#"{"tensors": [], "reason": "NaN", }"#).contains("makes no sense"));
     }
 
     #[test]

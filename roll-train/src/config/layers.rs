@@ -13,10 +13,11 @@ use super::merged::MergedConfig;
 use super::reference;
 use super::schema;
 use super::yaml::{Document, Map, parse_value};
+use crate::on_finish;
 use roll_core::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 8] = [
+pub const RESERVED_VARIABLES: [&str; 12] = [
     "ROLL_FIXTURES",
     "ROLL_REQUIRE",
     "ROLL_TEST_DATA",
@@ -25,10 +26,17 @@ pub const RESERVED_VARIABLES: [&str; 8] = [
     "ROLL_TARGET_DIR",
     "ROLL_DEMO",
     roll_core::plugin::PATH_VARIABLE,
+    on_finish::VARIABLES[0],
+    on_finish::VARIABLES[1],
+    on_finish::VARIABLES[2],
+    on_finish::VARIABLES[3],
 ];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
 const MAX_INDEX: usize = 63;
+
+/// A key has at most this many names: the deepest option has five.
+const MAX_DEPTH: usize = 16;
 
 /// Text whose default is `null`, so that the default does not tell its type.
 const OPTIONAL_TEXT: [&str; 5] =
@@ -101,8 +109,8 @@ impl ConfigLayers {
     }
 
     fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
-        if let Some(key) = map.keys().find(|k| !is_plain(k)) {
-            let problem = format!("`{key}` is no configuration key; write nested keys as nested maps");
+        if let Some(key) = map.keys().find(|k| !k.split(['.', '[']).all(|part| is_plain(part.trim_end_matches(']')))) {
+            let problem = format!("`{key}` is no configuration key; write nested keys as nested maps, or with dots");
             return Err(Error::bad_file(path, problem));
         }
         // A section with nothing under it (all of it commented out) says nothing.
@@ -115,18 +123,25 @@ impl ConfigLayers {
             let origin = reward.origin().map(String::from);
             *reward = Value::new(origin.as_ref(), ValueKind::Array(vec![reward.clone()]));
         }
-        let mut layer: Vec<_> = map.into_iter().collect();
-        layer.sort_by(|a, b| a.0.cmp(&b.0));
-        self.layers.push(Layer(layer));
+        let mut keys: Vec<_> = map.into_iter().collect();
+        keys.sort_by(|a, b| a.0.cmp(&b.0));
+        // `training.learning_rate: 1e-5` is what `roll config` prints.
+        let origin = path.display().to_string();
+        let layer = keys.into_iter().map(|(key, value)| match is_plain(&key) {
+            true => Ok((key, value)),
+            false => Ok((expression(&key, &origin)?, value)),
+        });
+        self.layers.push(Layer(layer.collect::<Result<_>>()?));
         Ok(self)
     }
 
     /// Adds `variables` whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` is `training.learning_rate`.
-    /// Values are YAML. Names in [`RESERVED_VARIABLES`] are left alone.
+    /// Values are YAML; an empty variable is as good as none. Names in [`RESERVED_VARIABLES`] are left alone.
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
         let mut variables: Vec<_> = variables
             .into_iter()
             .filter(|(name, _)| name.starts_with("ROLL_") && !RESERVED_VARIABLES.contains(&name.as_str()))
+            .filter(|(_, text)| !text.trim().is_empty())
             .collect();
         variables.sort();
         let mut layer = Vec::new();
@@ -195,6 +210,9 @@ fn is_plain(key: &str) -> bool {
 /// The path in the syntax of the `config` crate: `reward.0.weight` and `reward.weight` are `reward[0].weight`.
 fn expression(key: &str, origin: &str) -> Result<String> {
     let dotted = key.replace('[', ".").replace(']', "");
+    if dotted.split('.').count() > MAX_DEPTH {
+        return Err(Error::config(shortened(key), format!("more than {MAX_DEPTH} names in one key ({origin})")));
+    }
     let mut parts = dotted.split('.').peekable();
     let mut path = String::new();
     let mut first = true;
@@ -225,6 +243,11 @@ fn expression(key: &str, origin: &str) -> Result<String> {
         first = false;
     }
     Ok(path)
+}
+
+/// The beginning of a key that is too long to be told.
+fn shortened(key: &str) -> String {
+    key.chars().take(60).chain("...".chars()).collect()
 }
 
 fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {

@@ -28,6 +28,13 @@ impl Provenance {
         self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
+    /// Whether the component `name` is the word of an argument or a variable, and its option that of a file below: the file
+    /// may have meant another component.
+    pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
+        let said_now = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
+        self.explicit(name).is_some_and(said_now) && !said_now(self.place(option).trim_start_matches(" ("))
+    }
+
     fn explicit(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
@@ -281,6 +288,54 @@ mod tests {
     }
 
     #[test]
+    fn a_listing_is_a_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "exp_name: '2026'\nsteps: 5\nreward:\n  - {name: face_identity, weight: 2}\n  - name: face_identity\n\
+                    training: {learning_rate: 2.5e-6}\nalgo: {name: reward_fl, trainable_models: 'a: b # c'}\n";
+        let loaded = load(from_file(dir.path(), text)).unwrap();
+        let lines = loaded.listing().unwrap().into_iter().map(|e| format!("{}: {} # {}\n", e.key, e.value, e.origin));
+        let again = load(from_file(dir.path(), &lines.collect::<String>())).unwrap();
+        assert_eq!(again.config, loaded.config);
+        let told = message(load(from_file(dir.path(), "training.learnin_rate: 1\n")));
+        assert!(told.contains("`training.learning_rate`") && told.contains("train.yaml:1"), "{told}");
+        assert!(message(from_file(dir.path(), "training..x: 1\n")).contains("no configuration key"));
+    }
+
+    #[test]
+    fn null_and_an_empty_variable_are_what_is_not_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "seed: 1\nsteps: 5\ntraining:\n  learning_rate: 1e-3\n  warmup_steps: 3\nenv: {name: wan2_1}\n";
+        let unset = |keys: &[&str]| {
+            let layers = from_file(dir.path(), text).unwrap();
+            let layers = keys.iter().try_fold(layers, |layers, key| layers.set_text(key, "null", "--unset"));
+            load(layers).unwrap().config
+        };
+        let config = unset(&["seed", "steps", "training.learning_rate", "env"]);
+        assert_eq!((config.seed, config.steps, config.env), (42, None, None));
+        assert_eq!((config.training.learning_rate, config.training.warmup_steps), (2.5e-6, 3));
+        let config = unset(&["training", "env", "reward", "algo.mid_timestep"]);
+        assert_eq!(config.training, super::super::TrainingConfig::default());
+        let empty = [("ROLL_STEPS".to_string(), String::new()), ("ROLL_SEED".to_string(), " ".to_string())];
+        let layers = from_file(dir.path(), text).unwrap().environment(empty).unwrap();
+        let config = load(layers.set_text("env", "null", "--unset")).unwrap().config;
+        assert_eq!((config.seed, config.steps), (1, Some(5)));
+    }
+
+    #[test]
+    fn another_component_than_that_of_the_file_leaves_out_its_options_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "reward:\n  - name: face_identity\n    align: 3\n    mid_timestep: 7\n    weight: 2\n";
+        let told = message(load(from_file(dir.path(), text)));
+        assert!(told.contains("`reward.0.align`"), "{told}");
+        let renamed = from_file(dir.path(), text).unwrap().set("reward.name=face_identity").unwrap();
+        let loaded = load(Ok(renamed.clone())).unwrap();
+        assert!(loaded.notes.len() == 1 && loaded.notes[0].contains("align"), "{:?}", loaded.notes);
+        let reward = &loaded.config.reward[0];
+        assert_eq!((reward.weight, &reward.options["mid_timestep"]), (2.0, &7.into()));
+        assert!(message(load(renamed.set("reward.algin=3"))).contains("algin"));
+    }
+
+    #[test]
     fn text_stays_text_where_text_is_wanted() {
         let loaded = load(ConfigLayers::new().set("exp_name=2026")).unwrap();
         assert_eq!(loaded.config.exp_name.as_deref(), Some("2026"));
@@ -290,5 +345,7 @@ mod tests {
         assert_eq!(load(from_file(dir.path(), "training:\n  # learning_rate: 1\nalgo:\n")).unwrap().config.seed, 42);
         assert!(message(ConfigLayers::new().set("seed")).contains("key=value"));
         assert!(message(ConfigLayers::new().set("a..b=1")).contains("not a key"));
+        let deep = format!("{}=1", "a.".repeat(1_000_000));
+        assert!(message(ConfigLayers::new().set(&deep)).len() < 200);
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::loaded::{Loaded, Provenance};
-use super::schema;
+use super::{schema, trackers};
 use roll_core::{Error, Registry, Result};
 
 /// A configuration that is merged but not checked: component names and options can be checked only with a registry,
@@ -47,10 +47,12 @@ impl MergedConfig {
     /// Checks every key and value. With a registry, component names and the options of components are checked too, and
     /// their defaults filled in.
     pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
-        let Self { mut tree, provenance, notes } = self;
+        let Self { mut tree, provenance, mut notes } = self;
+        notes.extend(trackers::settle(&mut tree));
+        schema::fill_nulls(&mut tree);
         schema::check_keys(&tree, &provenance)?;
         if let Some(registry) = registry {
-            schema::check_components(&mut tree, registry, &provenance)?;
+            notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
         }
         let config: RunConfig = serde_path_to_error::deserialize(tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");

@@ -16,6 +16,7 @@ mod notes;
 mod reference;
 mod run;
 mod schema;
+mod trackers;
 mod training;
 mod yaml;
 
@@ -26,4 +27,5 @@ pub use merged::MergedConfig;
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
 pub use run::RunConfig;
+pub use trackers::Tracker;
 pub use training::TrainingConfig;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{EvaluationConfig, TrainingConfig};
+use super::{EvaluationConfig, Tracker, TrainingConfig};
 use roll_core::{Component, Error, Noise, Result, RewardComponent};
 use roll_data::DataConfig;
 
@@ -39,6 +39,13 @@ pub struct RunConfig {
     pub logging_steps: u64,
     /// Number of checkpoints to keep; older ones are deleted. At least 1. Default: `null`, all are kept.
     pub max_ckpt_to_keep: Option<usize>,
+    /// Where metrics go: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports are drawn
+    /// from). Default: both. ROLL's other values have no effect.
+    pub track_with: Vec<Tracker>,
+    /// A command, with its arguments, that is run when the run ends: done, failed or interrupted. It finds how in its
+    /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard
+    /// input, and is killed after 60 seconds. Default: an empty list, none.
+    pub on_finish: Vec<String>,
     /// Libraries (dylibs) with further components; `roll plugins` lists what they offer. Default: an empty list.
     pub plugins: Vec<PathBuf>,
     /// Let components of `plugins` replace built-in ones of the same name. Default: false, such a name is an error.
@@ -76,6 +83,8 @@ impl Default for RunConfig {
             sample_steps: 25,
             logging_steps: 1,
             max_ckpt_to_keep: None,
+            track_with: vec![Tracker::Tensorboard, Tracker::Jsonl],
+            on_finish: Vec::new(),
             plugins: Vec::new(),
             plugins_replace: false,
             algo: Component::named("reward_fl"),

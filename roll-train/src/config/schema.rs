@@ -82,26 +82,41 @@ pub(super) fn check_keys(tree: &Json, provenance: &Provenance) -> Result<()> {
     Ok(())
 }
 
-/// Checks names and options of components, and fills in the defaults of options.
-pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<()> {
+/// Puts the default where `null` was said and is no value: `training: null` and `--unset seed` take back what other layers
+/// said. Options of components have their defaults in the registry.
+pub(super) fn fill_nulls(tree: &mut Json) {
+    let (Json::Object(tree), Json::Object(defaults)) = (tree, defaults()) else { return };
+    for (name, default) in defaults {
+        match tree.get_mut(&name) {
+            Some(Json::Object(_)) | None if is_component(&name) => {}
+            Some(value) => fill(value, default),
+            None => {}
+        }
+    }
+}
+
+/// Checks names and options of components, and fills in the defaults of options. Returns what to tell the user.
+pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
     for kind in Kind::ALL {
         let section = kind.section();
         match tree.get_mut(section) {
             Some(Json::Array(items)) => {
                 for (i, item) in items.iter_mut().enumerate() {
-                    check_component(&format!("{section}.{i}"), kind, item, registry, provenance)?;
+                    notes.extend(check_component(&format!("{section}.{i}"), kind, item, registry, provenance)?);
                 }
             }
             // A section that may be left out.
             Some(Json::Null) | None => {}
-            Some(item) => check_component(section, kind, item, registry, provenance)?,
+            Some(item) => notes.extend(check_component(section, kind, item, registry, provenance)?),
         }
     }
     let checks = tree.get_mut("evaluation").and_then(|section| section.get_mut("check")).and_then(Json::as_array_mut);
     for (i, item) in checks.into_iter().flatten().enumerate() {
-        check_component(&format!("evaluation.check.{i}"), Kind::Reward, item, registry, provenance)?;
+        let key = format!("evaluation.check.{i}");
+        notes.extend(check_component(&key, Kind::Reward, item, registry, provenance)?);
     }
-    Ok(())
+    Ok(notes)
 }
 
 fn check_component(
@@ -110,7 +125,7 @@ fn check_component(
     component: &mut Json,
     registry: &Registry,
     provenance: &Provenance,
-) -> Result<()> {
+) -> Result<Option<String>> {
     let Json::Object(map) = component else {
         return Err(not_a_map(key, component, provenance));
     };
@@ -138,13 +153,26 @@ fn check_component(
     if weighted {
         known.insert("weight".into(), Json::Null);
     }
-    if let Some(option) = map.keys().find(|k| !own(k) && !defaults.contains_key(*k)) {
-        return Err(unknown(&format!("{key}.{option}"), &known, provenance));
+    let mut left_out = Vec::new();
+    let unknown_options: Vec<String> = map.keys().filter(|k| !own(k) && !defaults.contains_key(*k)).cloned().collect();
+    for option in unknown_options {
+        let option_key = format!("{key}.{option}");
+        if !provenance.is_renamed(&format!("{key}.name"), &option_key) {
+            return Err(unknown(&option_key, &known, provenance));
+        }
+        map.shift_remove(&option);
+        left_out.push(option);
     }
     for (option, default) in defaults {
         fill(map.entry(option).or_insert(Json::Null), default);
     }
-    Ok(())
+    Ok((!left_out.is_empty()).then(|| {
+        let place = provenance.place(&format!("{key}.name"));
+        format!(
+            "`{key}` is `{name}` now{place}: what a file says for another {kind} is left out: {}",
+            left_out.join(", ")
+        )
+    }))
 }
 
 /// Puts `default` where nothing was said; maps merge. A `null` that was said stays only where the default is `null`

@@ -32,8 +32,9 @@ pub struct TrainingConfig {
     /// A gradient with a larger global L2 norm is scaled down to this norm. At least 0; 0 turns clipping off.
     /// Default: 1.
     pub max_grad_norm: f64,
-    /// The run stops after this many steps if not one sample of any of them could be trained on, and says why. 0: never.
-    /// Default: 5.
+    /// The run stops after this many steps if none of them trained anything, and says why: every sample was left out, or
+    /// every update, or no parameter changed. Later it stops after ten times as many such steps in a row, and so does an
+    /// agent from its beginning; a run that never changed a parameter fails at its end. 0: never. Default: 5.
     pub max_skipped_steps: u64,
 }
 

@@ -1,30 +1,46 @@
 //! What the ranks evaluated, put together.
 
-use roll_core::{Communicator, Error, Evaluated, Rank, Result, Tensor, Video, communicator};
+use roll_core::{Communicator, Evaluated, Rank, Result, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
 
-/// What all ranks evaluated, one rank after another: `clips` in all. Videos come to rank 0 alone, one at a time.
-pub(super) fn evaluated(ranks: &dyn Communicator, own: Vec<Evaluated>, clips: usize) -> Result<Vec<Evaluated>> {
-    if ranks.world_size() == 1 {
-        return Ok(own);
-    }
-    let told: Vec<Told> = own.iter().map(Told::of).collect();
-    let mut videos = own.into_iter().map(|evaluated| evaluated.video);
-    let mut all = Vec::new();
-    for (rank, told) in communicator::join(ranks, &told)?.into_iter().enumerate() {
-        for told in told {
-            let own = if rank == ranks.rank().0 { videos.next().flatten() } else { None };
-            let video = match &told.video {
-                Some(shape) if rank > 0 => sent(ranks, Rank(rank), own, shape)?,
-                _ => own,
-            };
-            all.push(told.with(video));
+/// What a rank brings.
+pub(super) enum Own {
+    /// All its clips are done.
+    Nothing,
+    /// The clip at this position of the set; `None` when the algorithm has no evaluation.
+    Clip(usize, Option<Evaluated>),
+}
+
+/// The clips of all ranks with their positions, one rank after another; `None` when the algorithm has no evaluation.
+/// Videos come to rank 0 alone, one at a time.
+pub(super) fn joined(ranks: &dyn Communicator, own: Own) -> Result<Option<Vec<(usize, Evaluated)>>> {
+    let (own, supported) = match own {
+        Own::Nothing => (None, true),
+        Own::Clip(position, evaluated) => {
+            let supported = evaluated.is_some();
+            (evaluated.map(|evaluated| (position, evaluated)), supported)
         }
+    };
+    if ranks.world_size() == 1 {
+        return Ok(supported.then(|| own.into_iter().collect()));
     }
-    match all.len() == clips {
-        true => Ok(all),
-        false => Err(Error::Misuse(format!("the algorithm evaluated {} clips of {clips}", all.len()))),
+    let told = own.as_ref().map(|(position, evaluated)| (*position, Told::of(evaluated)));
+    let told = communicator::join(ranks, &(supported, told))?;
+    if told.iter().any(|(supported, _)| !supported) {
+        return Ok(None);
     }
+    let mut own = own.and_then(|(_, evaluated)| evaluated.video);
+    let mut all = Vec::new();
+    for (rank, told) in told.into_iter().enumerate() {
+        let Some((position, told)) = told.1 else { continue };
+        let own = if rank == ranks.rank().0 { own.take() } else { None };
+        let video = match &told.video {
+            Some(shape) if rank > 0 => sent(ranks, Rank(rank), own, shape)?,
+            _ => own,
+        };
+        all.push((position, told.with(video)));
+    }
+    Ok(Some(all))
 }
 
 /// A clip's numbers as their bits: JSON, which carries them, has no NaN.
@@ -108,16 +124,19 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_ranks_join_to_the_bits_of_the_whole_and_rank_0_has_the_videos() {
-        let whole: Vec<Evaluated> = (0..5).map(clip).collect();
+    fn the_clips_of_ranks_join_bit_by_bit_and_rank_0_has_the_videos() {
         for world in [1, 2, 3, 8] {
+            // Every rank but the last has a clip.
+            let clips = if world == 1 { 1 } else { world - 1 };
+            let whole: Vec<Evaluated> = (0..clips).map(clip).collect();
             let found = ThreadRanks::run(world, Duration::from_secs(60), |ranks| {
                 let rank = ranks.rank().0;
-                let own = (rank * 5 / world..(rank + 1) * 5 / world).map(clip).collect();
-                evaluated(ranks.as_ref(), own, 5)
+                let own = if rank < clips { Own::Clip(10 + rank, Some(clip(rank))) } else { Own::Nothing };
+                joined(ranks.as_ref(), own)
             });
             for (rank, found) in found.into_iter().enumerate() {
-                let found = found.unwrap();
+                let (positions, found): (Vec<usize>, Vec<Evaluated>) = found.unwrap().unwrap().into_iter().unzip();
+                assert!(positions.into_iter().eq(10..10 + clips));
                 assert_eq!(bits(&found, false), bits(&whole, false), "rank {rank} of {world}");
                 if rank == 0 {
                     assert_eq!(bits(&found, true), bits(&whole, true), "{world} ranks");
@@ -128,8 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn a_clip_too_few_is_an_error_on_every_rank() {
-        let found = ThreadRanks::run(2, Duration::from_secs(60), |ranks| evaluated(ranks.as_ref(), vec![clip(0)], 3));
-        assert!(found.iter().all(|found| found.as_ref().is_err_and(|e| e.to_string().contains("2 clips of 3"))));
+    fn an_algorithm_without_evaluation_has_none_on_every_rank() {
+        let found = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
+            let own = if ranks.rank().0 == 0 { Own::Clip(0, None) } else { Own::Nothing };
+            joined(ranks.as_ref(), own)
+        });
+        assert!(found.into_iter().all(|found| found.unwrap().is_none()));
     }
 }

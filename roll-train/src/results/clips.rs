@@ -1,29 +1,19 @@
 //! Evaluated clips as MP4 files: `samples/MOMENT/SET-000.mp4`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use roll_core::{Error, Result, Video};
 use roll_data::{ReadOptions, read_video, write_mp4};
 
 use super::labels::SetLabels;
-use crate::evaluation::{Evaluator, Generated, SetName};
+use crate::evaluation::{Evaluator, SetName};
 use crate::run_dir::RunDir;
-
-/// Writes the clips generated at one moment to `samples/MOMENT`.
-pub fn save_clips(dir: &RunDir, moment: &str, generated: &Generated, labels: &SetLabels) -> Result<()> {
-    for (name, evaluated) in generated {
-        for (i, video) in evaluated.iter().enumerate().filter_map(|(i, e)| Some((i, e.video.as_ref()?))) {
-            write_mp4(clip_path(&folder(dir, moment)?, *name, i, labels), video)?;
-        }
-    }
-    Ok(())
-}
 
 /// Writes the clips of the data set to `samples/reference`.
 pub fn save_references(dir: &RunDir, evaluator: &Evaluator, labels: &SetLabels) -> Result<()> {
     for name in [SetName::Train, SetName::Unseen] {
         for (i, sample) in evaluator.samples(name).iter().enumerate() {
-            write_mp4(clip_path(&folder(dir, "reference")?, name, i, labels), &sample.video)?;
+            write_mp4(clip_path(dir, "reference", name, i, labels)?, &sample.video)?;
         }
     }
     Ok(())
@@ -36,8 +26,9 @@ pub fn folder(dir: &RunDir, moment: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn clip_path(folder: &Path, name: SetName, i: usize, labels: &SetLabels) -> PathBuf {
-    folder.join(format!("{}-{i:03}.mp4", labels.of(name)))
+/// The file of a clip; creates its folder.
+pub fn clip_path(dir: &RunDir, moment: &str, name: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
+    Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(name))))
 }
 
 /// Reads the videos of one set that were saved at a moment; a process before this one may have generated them. A clip
@@ -49,9 +40,8 @@ pub fn read_saved(
     count: usize,
     labels: &SetLabels,
 ) -> Result<Vec<Option<Video>>> {
-    let folder = folder(dir, moment)?;
     let read = |i: usize| -> Result<Option<Video>> {
-        let path = clip_path(&folder, name, i, labels);
+        let path = clip_path(dir, moment, name, i, labels)?;
         path.is_file().then(|| read_video(&path, &ReadOptions::default())).transpose()
     };
     (0..count).map(read).collect()

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::labels::SetLabels;
 use super::record::{Record, Validated};
 use crate::evaluation::{self, Change, Results};
+use crate::progress::counted;
 
 /// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`.
 pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
@@ -93,13 +94,16 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
     for (name, Change { clips, missing, before, after, gain }) in changes(record, labels) {
         let [low, high] = gain.ci95;
         let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
+        // One clip says nothing of how sure the difference is.
+        let interval = if clips > 1 { format!("95 % {low:+.3} to {high:+.3}; ") } else { String::new() };
+        let clips = counted(clips as u64, "clip");
         lines.push((
             name.replace('_', " "),
-            format!("{before:.3} -> {after:.3}, {:+.3} (95 % {low:+.3} to {high:+.3}; {clips} clips{gone})", gain.mean),
+            format!("{before:.3} -> {after:.3}, {:+.3} ({interval}{clips}{gone})", gain.mean),
         ));
     }
     if let Some(kl) = kl(record) {
-        lines.push(("kl".into(), format!("{kl:.3e}")));
+        lines.push(("kl".into(), if kl == 0.0 { "0".into() } else { format!("{kl:.3e}") }));
     }
     lines
 }

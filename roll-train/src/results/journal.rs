@@ -16,7 +16,7 @@ use super::{figures, headlines};
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
 
-/// Writer of these files. It opens after the first step, so that a run that fails earlier leaves no files.
+/// Writer of these files. All but the configuration come after the first step.
 pub(crate) struct Journal {
     /// The run directory; `None` on all ranks but 0.
     pub(crate) dir: Option<RunDir>,
@@ -41,6 +41,14 @@ impl Journal {
         }
     }
 
+    /// Writes the configuration of a run that has none yet: with it the run can go on, from its beginning if need be.
+    pub(crate) fn begin(&self, loaded: &Loaded) -> Result<()> {
+        match &self.dir {
+            Some(dir) if !dir.config_path().exists() => dir.write_config(&loaded.resolved_yaml()?),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes the configuration and opens the metrics, which keep only the steps of earlier processes.
     pub(crate) fn open(&mut self, loaded: &Loaded, record: &Record, labels: &SetLabels) -> Result<()> {
         let (Some(dir), None) = (&self.dir, &self.metrics) else { return Ok(()) };
@@ -49,7 +57,7 @@ impl Journal {
         let first = if self.before == 0 { 0 } else { self.before + 1 };
         // An earlier process that stopped before the evaluation of its last step did not log that step.
         let first = first - u64::from(self.before > 0 && record.pending.is_some());
-        let metrics = self.metrics.insert(MetricsWriter::create(dir.path(), first)?);
+        let metrics = self.metrics.insert(MetricsWriter::create(dir.path(), first, &loaded.config.track_with)?);
         let mut found = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
             found.extend(figures::metrics(&evaluation.results, labels));
@@ -79,8 +87,16 @@ impl Journal {
     pub(crate) fn tell(&mut self, step: u64, report: &StepReport) -> Result<()> {
         let (Some(dir), Some(metrics)) = (&self.dir, &mut self.metrics) else { return Ok(()) };
         self.trajectories.write(&report.records)?;
-        for (sample, reason) in &report.skipped {
-            tracing::warn!("step {step}: {sample} was left out: {reason}");
+        let mut skipped: Vec<(&(String, String), u64)> = Vec::new();
+        for left_out in &report.skipped {
+            match skipped.iter_mut().find(|(other, _)| *other == left_out) {
+                Some((_, times)) => *times += 1,
+                None => skipped.push((left_out, 1)),
+            }
+        }
+        for ((sample, reason), times) in skipped {
+            let often = if times > 1 { format!(" {times} times") } else { String::new() };
+            tracing::warn!("step {step}: {sample} was left out{often}: {reason}");
         }
         if !report.applied {
             tracing::warn!("step {step}: nothing was updated");
@@ -123,7 +139,7 @@ fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>, headlines: &[Hea
             add(&format!("validation {} ", held_out.label), &held_out.metric, &write);
         }
     }
-    add("lr ", "lr", &|v| format!("{v:.1e}"));
+    add("lr ", "lr", &|v| if v == 0.0 { "0".into() } else { format!("{v:.1e}") });
     add("", "time/total", &|v| format!("{v:.1} s"));
     line
 }

@@ -2,7 +2,8 @@
 //!
 //! | File | Written by | When |
 //! |---|---|---|
-//! | `config.yaml` | `journal` | after the first step |
+//! | `config.yaml` | `journal` | before the first evaluation |
+//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip, until a checkpoint has it |
 //! | `headlines.json` | [`headlines`], through `journal` | after the first step |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
@@ -36,7 +37,7 @@ use self::record::Record;
 use crate::evaluation::{Evaluator, SetName};
 use crate::run_dir::RunDir;
 
-pub(crate) use clips::{save_clips, save_references};
+pub(crate) use clips::{clip_path, save_references};
 pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;
@@ -49,7 +50,10 @@ pub(crate) fn write(
     headlines: &[Headline],
     labels: &SetLabels,
 ) -> Result<Vec<(&'static str, PathBuf)>> {
-    let mut written = vec![("curves", curves::write(dir, headlines)?)];
+    let mut written = Vec::new();
+    if dir.metrics_path().exists() {
+        written.push(("curves", curves::write(dir, headlines)?));
+    }
     if let (Some((before, _)), Some(evaluator)) = (record.ends(), evaluator) {
         for moment in ["before", "after"] {
             written.push((moment, clips::folder(dir, moment)?));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use roll_core::files::write_atomically;
 use roll_core::{Error, Result, StepReport};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,11 @@ pub struct Record {
     pub skipped_updates: u64,
     /// Number of updates whose gradient was scaled down to `training.max_grad_norm`.
     pub clipped_updates: u64,
+    /// Steps in a row, until the last one, in which no parameter changed.
+    pub idle_steps: u64,
+    /// Hash of the parameters after the last step, where they are few enough to be looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<u64>,
     /// Evaluations in the order of their steps.
     pub evaluations: Vec<Evaluation>,
     /// Validations in the order of their steps.
@@ -71,8 +77,11 @@ pub struct Validated {
 }
 
 impl Record {
-    /// Counts what a step left out or clipped.
-    pub fn step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64) {
+    /// Counts what a step left out or clipped. `parameters` is a hash of them after the step.
+    pub fn step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters: Option<u64>) {
+        let changed = report.applied && (parameters.is_none() || parameters != self.parameters);
+        self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };
+        self.parameters = parameters;
         self.skipped_samples += report.skipped.len() as u64;
         let room = NAMED.saturating_sub(self.skipped.len());
         let named = report.skipped.iter().take(room).cloned();
@@ -102,13 +111,28 @@ impl Record {
 /// The record's file in a checkpoint.
 pub(crate) const RECORD_FILE: &str = "trainer/record.json";
 
+/// The record once the evaluation of the checkpoint's step is done, where the checkpoint was written before it. No part
+/// of the manifest: it comes later, whole by a rename, or not at all.
+const AMENDED_FILE: &str = "trainer/record-evaluated.json";
+
 /// Reads the record of a checkpoint; empty if the checkpoint's version of roll wrote none.
 pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     if !checkpoint.manifest().files.contains_key(RECORD_FILE) {
         return Ok(Record::default());
     }
     let problem = |e| Error::bad_file(checkpoint.path().join(RECORD_FILE), format!("no record of a run: {e}"));
-    serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)
+    let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
+    let amended = std::fs::read(checkpoint.path().join(AMENDED_FILE)).ok();
+    let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    // One that cannot be read costs the evaluation again.
+    Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))
+}
+
+/// Adds what was measured after the checkpoint was written.
+pub(crate) fn amend(checkpoint: &Checkpoint, record: &Record) -> Result<()> {
+    let json =
+        serde_json::to_vec_pretty(record).map_err(Error::failed("the record of the run cannot be written as JSON"))?;
+    write_atomically(&checkpoint.path().join(AMENDED_FILE), &json)
 }
 
 /// Metrics in the form that JSON can represent.

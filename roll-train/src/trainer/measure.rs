@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Result, Validation};
+use roll_backends::overlap::OverlappedRanks;
+use roll_core::{Result, Validation, communicator};
 
 use super::Trainer;
 use crate::checkpoint::step_name;
-use crate::evaluation::{self, Results};
-use crate::progress::{Session, Watch};
+use crate::evaluation::{self, Kept, Means, Results};
+use crate::progress::{Session, Watch, counted};
 use crate::results::record::{self, Evaluation, Skipped, Validated};
 use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
@@ -17,30 +18,33 @@ impl Trainer {
     pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &Session) -> Result<Option<Results>> {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
-        match self.done {
-            0 => tracing::info!("evaluating {} clips before training", evaluator.clips()),
-            step => tracing::info!("evaluating {} clips after step {step}", evaluator.clips()),
-        }
         let ranks = self.strategy.communicator();
         let bar = Watch::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
-        let reward = self.reward.as_deref_mut();
-        let generated =
-            evaluator.run(self.algorithm.as_mut(), self.model.as_mut(), reward, &self.noise, &bar, ranks)?;
+        let clips = counted(evaluator.clips() as u64, "clip");
+        match self.done {
+            0 => tracing::info!("evaluating {clips} before training"),
+            step => tracing::info!("evaluating {clips} after step {step}"),
+        }
+        let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
+        let moments = match (self.done, self.done == self.steps) {
+            (0, _) => vec!["before".to_string()],
+            (step, true) => vec!["after".into(), step_name(step)],
+            (step, false) => vec![step_name(step)],
+        };
+        let kept = dir.map(|dir| Kept::new(dir, self.done, moments, &self.labels, key));
+        let mut means = Means {
+            algorithm: self.algorithm.as_mut(),
+            model: self.model.as_mut(),
+            reward: self.reward.as_deref_mut(),
+            noise: &self.noise,
+            ranks,
+            progress: &bar,
+        };
+        let evaluated = evaluator.run(&mut means, kept.as_ref());
         bar.finish();
-        let Some(generated) = generated else { return Ok(None) };
-        let results = evaluation::results(&generated);
-        if let Some(dir) = dir {
-            let moments = match (self.done, self.done == self.steps) {
-                (0, _) => vec!["before".to_string()],
-                (step, true) => vec!["after".into(), step_name(step)],
-                (step, false) => vec![step_name(step)],
-            };
-            for moment in moments {
-                results::save_clips(dir, &moment, &generated, &self.labels)?;
-            }
-            if self.done == 0 {
-                results::save_references(dir, evaluator, &self.labels)?;
-            }
+        let Some(results) = evaluated? else { return Ok(None) };
+        if let (Some(dir), 0) = (dir, self.done) {
+            results::save_references(dir, evaluator, &self.labels)?;
         }
         if self.record.evaluations.is_empty() {
             let skipped = evaluator.skipped().iter();
@@ -55,10 +59,37 @@ impl Trainer {
 
     /// Lets the model do what it is trained for, if the algorithm has such a notion; returns the metrics.
     pub(super) fn validate(&mut self, journal: &mut Journal, bar: &Watch) -> Result<BTreeMap<String, f64>> {
-        let found = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
-        let Some(Validation { metrics, records }) = found else { return Ok(BTreeMap::new()) };
+        let Some(Validation { metrics, records }) = self.validation(journal.dir.as_ref(), bar)? else {
+            return Ok(BTreeMap::new());
+        };
         journal.keep(records)?;
         self.record.validations.push(Validated { step: self.done, metrics: record::stored(&metrics) });
         Ok(metrics)
+    }
+
+    /// What a process before this one kept, or what the algorithm finds.
+    fn validation(&mut self, dir: Option<&RunDir>, bar: &Watch) -> Result<Option<Validation>> {
+        if !self.validates {
+            return self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar);
+        }
+        let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
+        let kept = dir.map(|dir| Kept::new(dir, self.done, Vec::new(), &self.labels, key));
+        let found = kept.as_ref().and_then(Kept::find_validation);
+        // Only rank 0 has files.
+        let bits = |(name, value): (&String, &f64)| (name.clone(), value.to_bits());
+        let told: Option<Vec<_>> = found.as_ref().map(|validation| validation.metrics.iter().map(bits).collect());
+        if let Some(told) = communicator::join(self.strategy.communicator(), &told)?.swap_remove(0) {
+            let metrics = told.into_iter().map(|(name, value)| (name, f64::from_bits(value))).collect();
+            return Ok(Some(Validation { metrics, records: found.map(|v| v.records).unwrap_or_default() }));
+        }
+        // Ranks play different numbers of turns: one that is done must serve the others their part of divided weights
+        // until all are, which the ranks as they are do not.
+        let ranks = OverlappedRanks::of(communicator::current());
+        let (algorithm, model, noise) = (self.algorithm.as_mut(), self.model.as_mut(), &self.noise);
+        let found = communicator::within(ranks, || algorithm.validate(self.done, model, noise, bar))?;
+        if let (Some(kept), Some(validation)) = (&kept, &found) {
+            kept.keep_validation(validation)?;
+        }
+        Ok(found)
     }
 }

@@ -3,6 +3,8 @@
 mod idle;
 mod measure;
 mod open;
+mod overview;
+mod parameters;
 mod state;
 mod summary;
 
@@ -20,12 +22,14 @@ use crate::cache::CacheStore;
 use crate::checkpoint::Checkpoint;
 use crate::config::Loaded;
 use crate::evaluation::Evaluator;
+use crate::on_finish::OnFinish;
 use crate::progress::{Session, Watch};
 use crate::results::record::{self, Record};
 use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
 
 pub use open::reward;
+pub use overview::epochs;
 pub use summary::Summary;
 
 /// Everything a run consists of, checked before anything is written.
@@ -38,6 +42,8 @@ pub struct Trainer {
     /// `None`: the algorithm brings its own.
     data: Option<Batches>,
     evaluator: Option<Evaluator>,
+    /// The algorithm has something to validate on.
+    validates: bool,
     /// Of `data.cache_dir`.
     store: Option<CacheStore>,
     schedule: LrSchedule,
@@ -60,33 +66,43 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Trains, writing to `dir`, which only rank 0 has. Nothing is written before the first step is done. When the
-    /// session asks it to stop, it ends with [`Error::Interrupted`], after a checkpoint.
-    pub fn run(mut self, dir: Option<&RunDir>, session: &Session) -> Result<Summary> {
+    /// Trains, writing to `dir`, which only rank 0 has. What the run needs to go on is there before its first evaluation;
+    /// a mistake of the user that shows before the first step is done leaves nothing. When the session asks it to stop,
+    /// it ends with [`Error::Interrupted`], after a checkpoint.
+    pub fn run(self, dir: Option<&RunDir>, session: &Session) -> Result<Summary> {
+        let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
+        let (done, outcome) = self.run_to_its_end(dir, session);
+        if let Some(on_finish) = on_finish {
+            on_finish.tell(done, &outcome);
+        }
+        outcome
+    }
+
+    /// Gives the number of steps done as well.
+    fn run_to_its_end(mut self, dir: Option<&RunDir>, session: &Session) -> (u64, Result<Summary>) {
         let bar = Watch::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
         bar.set(self.done);
         let mut journal = Journal::new(dir, self.done, self.headlines.clone());
         let start = Instant::now();
         self.seconds_before = self.record.seconds;
         if let Some(dir) = dir {
-            tracing::info!(
-                "{} trainable parameters, {} steps, writing to {}",
-                self.model.parameter_count(),
-                self.steps - self.done,
-                dir.path().display()
-            );
+            self.overview(dir).iter().for_each(|line| tracing::info!("{line}"));
         }
-        let trained = self.train(&mut journal, session, &bar, start);
+        let trained = journal.begin(&self.loaded).and_then(|()| self.train(&mut journal, session, &bar, start));
         bar.finish();
         self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
-        match trained {
-            Err(error) if error.fault() == Fault::Interrupt => {
-                self.stop(&mut journal)?;
-                Err(Error::Interrupted)
+        let outcome = match trained {
+            Err(error) if error.fault() == Fault::Interrupt => self.stop(&mut journal).and(Err(Error::Interrupted)),
+            Err(error) => {
+                let discarded = match (dir, self.done, error.fault()) {
+                    (Some(dir), 0, Fault::User) => dir.discard_beginning(),
+                    _ => Ok(()),
+                };
+                discarded.and(Err(error))
             }
-            Err(error) => Err(error),
-            Ok(()) => self.finish(dir),
-        }
+            Ok(()) => return (self.done, self.finish(dir)),
+        };
+        (self.done, outcome)
     }
 
     fn train(&mut self, journal: &mut Journal, session: &Session, bar: &Watch, start: Instant) -> Result<()> {
@@ -99,6 +115,9 @@ impl Trainer {
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
+        }
+        if self.record.parameters.is_none() {
+            self.record.parameters = parameters::glance(self.model.as_mut())?.map(|glance| glance.hash);
         }
         while self.done < self.steps {
             if self.is_asked_to_stop(session)? {
@@ -113,21 +132,34 @@ impl Trainer {
             let (mut report, learning_rate) = stepped?;
             self.done += 1;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
-            self.record.step(self.done, &report, self.loaded.config.training.max_grad_norm);
+            let glance = parameters::glance(self.model.as_mut())?;
+            report.metrics.extend(glance.map(|glance| (parameters::NORM.to_string(), glance.norm)));
+            let max_grad_norm = self.loaded.config.training.max_grad_norm;
+            self.record.step(self.done, &report, max_grad_norm, glance.map(|glance| glance.hash));
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.tell(self.done, &report)?;
             self.complete(journal, session, bar, report.metrics)?;
             bar.set(self.done);
-            let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
-            idle::check(&self.record, self.done, batch, self.loaded.config.training.max_skipped_steps)?;
+            let stopped = self.is_idle();
+            if stopped.is_err() {
+                self.rescue(journal);
+            }
+            stopped?;
         }
-        Ok(())
+        self.is_idle()
     }
 
-    /// What follows a step: evaluation, metrics, checkpoint. Stopped in the evaluation, it is done again from its
-    /// beginning by the process that goes on.
+    /// Fails when nothing is trained.
+    fn is_idle(&self) -> Result<()> {
+        let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
+        let limit = self.loaded.config.training.max_skipped_steps;
+        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit })
+    }
+
+    /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the
+    /// evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
     fn complete(
         &mut self,
         journal: &mut Journal,
@@ -141,6 +173,9 @@ impl Trainer {
         let (logs, evaluates, saves) =
             (due(config.logging_steps) || last, due(config.evaluation.every) || last, due(config.save_steps) || last);
         self.record.pending = Some(record::stored(&metrics));
+        if saves && evaluates && self.measures() {
+            self.save(journal)?;
+        }
         if evaluates {
             let evaluated = self.evaluate(journal.dir.as_ref(), session);
             if evaluated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
@@ -162,8 +197,14 @@ impl Trainer {
         }
         if saves {
             self.save(journal)?;
+            self.amend(journal)?;
         }
         Ok(())
+    }
+
+    /// Whether an evaluation takes time.
+    fn measures(&self) -> bool {
+        self.evaluator.is_some() || self.validates
     }
 
     /// Sample videos come with the first step, with every so many, and with the last.

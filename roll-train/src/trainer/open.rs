@@ -60,6 +60,16 @@ impl Trainer {
             Some(dataset) => Evaluator::open(&loaded, dataset, unit, registry, context, communicator)?,
             None => None,
         };
+        let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
+        let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || source != DataSource::Clips;
+        let evaluator = evaluator.filter(|_| !validates);
+        if validates && (config.evaluation.train_samples > 0 || !config.evaluation.check.is_empty()) {
+            tracing::warn!(
+                "`evaluation.train_samples` and `evaluation.check` have no effect: `{}` measures its loss on the clips of \
+                 `evaluation.metadata`, and generates none",
+                config.algo.name
+            );
+        }
         let data = dataset.map(|dataset| {
             let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
             data.in_micro_batches(t.per_device_train_batch_size)
@@ -90,6 +100,7 @@ impl Trainer {
             strategy,
             data: data.map(|data| data.up_to(steps)),
             evaluator,
+            validates,
             store,
             schedule,
             noise,

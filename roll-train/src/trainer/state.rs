@@ -10,8 +10,10 @@ use roll_models::weights::{self, save_safetensors};
 
 use super::Trainer;
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
+use crate::evaluation;
+use crate::progress::counted;
 use crate::results::Journal;
-use crate::results::record::{RECORD_FILE, recorded};
+use crate::results::record::{self, RECORD_FILE, recorded};
 
 /// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
@@ -20,6 +22,16 @@ const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let names = checkpoint.manifest().files.keys();
     names.filter(|name| is_adapter(name)).map(|name| checkpoint.path().join(name)).collect()
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    match text.chars().all(plain) && !text.is_empty() {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
 }
 
 fn is_adapter(name: &str) -> bool {
@@ -89,6 +101,17 @@ impl Trainer {
         }
     }
 
+    /// Adds what was measured after the checkpoint of this step was written, and forgets what an evaluation kept of its
+    /// parts: the checkpoint has it all.
+    pub(super) fn amend(&mut self, journal: &mut Journal) -> Result<()> {
+        let (Some(dir), Some(saved)) = (journal.dir.clone(), &self.saved) else { return Ok(()) };
+        if saved.step() == self.done && recorded(saved)?.pending.is_some() {
+            journal.sync()?;
+            record::amend(saved, &self.record)?;
+        }
+        evaluation::forget(&dir, self.done)
+    }
+
     fn write(
         &self,
         checkpoints: &std::path::Path,
@@ -126,7 +149,8 @@ impl Trainer {
         // The others wait until it is written: `mpirun` ends the whole job with the first rank that leaves.
         self.strategy.communicator().barrier()?;
         if let Some(dir) = &journal.dir {
-            tracing::warn!("stopped after {} steps; go on with: roll run --resume {}", self.done, dir.path().display());
+            let steps = counted(self.done, "step");
+            tracing::warn!("stopped after {steps}; go on with: roll run --resume {}", quoted(dir.path()));
         }
         Ok(())
     }
@@ -142,6 +166,25 @@ impl Trainer {
         match self.save(journal) {
             Ok(()) => tracing::warn!("what was trained in {steps} steps is in {}", at.display()),
             Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {}", error.chain()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::quoted;
+
+    #[test]
+    fn a_path_is_quoted_where_a_shell_would_cut_it() {
+        for (path, expected) in [
+            ("runs/my-2", "runs/my-2"),
+            ("my d\u{e4}t\u{e4} \u{6587}/run 2", "'my d\u{e4}t\u{e4} \u{6587}/run 2'"),
+            ("it's", "'it'\\''s'"),
+            ("a$b", "'a$b'"),
+        ] {
+            assert_eq!(quoted(Path::new(path)), expected);
         }
     }
 }

@@ -7,6 +7,7 @@ use roll_core::{Error, Headline, Result};
 
 use super::{Trainer, state};
 use crate::cache::CacheStore;
+use crate::evaluation;
 use crate::results::record::{self, Skipped};
 use crate::results::{self, trajectories};
 use crate::run_dir::RunDir;
@@ -79,6 +80,7 @@ impl Trainer {
             written: Vec::new(),
         };
         let Some(dir) = dir else { return Ok(summary) };
+        evaluation::forget(dir, self.done)?;
         let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
         dir.write_summary(&json)?;
         summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;

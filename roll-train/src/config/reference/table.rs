@@ -25,6 +25,7 @@ pub const SAME: &[(&str, &str)] = &[
     ("output_dir", "output_dir"),
     ("save_steps", "save_steps"),
     ("logging_steps", "logging_steps"),
+    ("track_with", "track_with"),
     ("max_grad_norm", "training.max_grad_norm"),
     ("actor_train.data_args.file_name", "data.metadata"),
     ("actor_train.training_args.learning_rate", "training.learning_rate"),

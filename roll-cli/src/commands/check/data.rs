@@ -1,0 +1,215 @@
+//! What a run would train on.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use roll_algos::reward_fl::{Reference, reference_video};
+use roll_core::{BuildContext, DataSource, Rank, Registry, Result, RewardScorer, VideoUnit};
+use roll_data::{Batches, DataConfig, Dataset, OnBadSample, probe};
+use roll_train::config::Loaded;
+use roll_train::progress::counted;
+use roll_train::trainer::{epochs, reward};
+
+use super::findings::Findings;
+use crate::configuration::build_context;
+
+/// At most this many clips of a data set are looked at.
+const CLIPS: usize = 2000;
+/// At most this many of what is wrong are named.
+const NAMED: usize = 3;
+/// At most this many sizes are named.
+const SIZES: usize = 4;
+
+/// What the rest of the checks go by.
+#[derive(Debug, Default)]
+pub struct Data {
+    /// Height and width of the largest shape that is trained on.
+    pub largest: Option<[usize; 2]>,
+    /// Steps of the run.
+    pub steps: Option<u64>,
+}
+
+/// Looks at the data of the algorithm, and at the references of `samples` clips.
+pub fn look(loaded: &Loaded, registry: &Registry, unit: VideoUnit, samples: usize, found: &mut Findings) -> Data {
+    let config = &loaded.config;
+    let context = build_context(loaded);
+    let algorithm = match registry.algorithm(&config.algo.name, &config.algo.options, &context) {
+        Ok(algorithm) => algorithm,
+        Err(error) => {
+            found.problem(error.chain());
+            return Data::default();
+        }
+    };
+    let most = config.max_steps.unwrap_or(u64::MAX);
+    let epochs = config.training.num_train_epochs;
+    match algorithm.data_source() {
+        DataSource::Own { steps_per_epoch } => {
+            found.good(format!("`{}` brings its own data", config.algo.name));
+            if let Some(env) = &config.env {
+                let made = registry.environment(&env.name, &env.options, &context);
+                found.outcome(made.map(|_| format!("environment `{}`", env.name)));
+            }
+            let all = steps_per_epoch.map(|steps| steps.saturating_mul(epochs).min(most));
+            Data { largest: None, steps: config.steps.or(all) }
+        }
+        DataSource::Clips => clips(loaded, registry, &context, unit, samples, found),
+    }
+}
+
+fn clips(
+    loaded: &Loaded,
+    registry: &Registry,
+    context: &BuildContext,
+    unit: VideoUnit,
+    samples: usize,
+    found: &mut Findings,
+) -> Data {
+    let config = &loaded.config;
+    let data = config.data.resolved(|path| context.resolve(path));
+    let Some((dataset, largest)) = set("clips", &data, unit, found) else { return Data::default() };
+    let dataset = Arc::new(dataset);
+    let t = &config.training;
+    let batches = Batches::new(dataset.clone(), config.noise(), t.samples_per_rank(), Rank(0), 1)
+        .in_micro_batches(t.per_device_train_batch_size);
+    let most = config.max_steps.unwrap_or(u64::MAX);
+    let steps = config.steps.unwrap_or_else(|| batches.steps(t.num_train_epochs).min(most));
+    let each = counted(batches.global_batch() as u64, "clip");
+    found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(batches.epoch(steps))));
+    if config.evaluation.metadata.is_some() {
+        let held_out = DataConfig {
+            metadata: config.evaluation.metadata.clone(),
+            base_path: config.evaluation.base_path.clone(),
+            ..config.data.clone()
+        };
+        set("clips to evaluate", &held_out.resolved(|path| context.resolve(path)), unit, found);
+    }
+    if !config.reward.is_empty() {
+        found.section("reward");
+        match reward(loaded, registry, context) {
+            Ok(Some(mut reward)) => references(loaded, &dataset, reward.as_mut(), samples, found),
+            Ok(None) => {}
+            Err(error) => found.problem(error.chain()),
+        }
+    }
+    Data { largest, steps: Some(steps) }
+}
+
+/// Counts, sizes and lengths of a data set; `None` when it cannot be opened. Gives its largest size too.
+fn set(
+    what: &str,
+    config: &DataConfig,
+    unit: VideoUnit,
+    found: &mut Findings,
+) -> Option<(Dataset, Option<[usize; 2]>)> {
+    let dataset = match Dataset::open(config, unit) {
+        Ok(dataset) => dataset,
+        Err(error) => {
+            found.problem(error.chain());
+            return None;
+        }
+    };
+    let rows = &dataset.metadata().rows;
+    let looked_at = rows.len().min(CLIPS);
+    let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
+    for row in &rows[..looked_at] {
+        let pictures = [row.image.as_deref(), row.end_image.as_deref()];
+        match probe(&row.video, config.decoder).and_then(|probed| pictures_are_there(&pictures).map(|()| probed)) {
+            Ok(probed) => {
+                *sizes.entry(probed.size).or_default() += 1;
+                short += usize::from(probed.frames < config.num_frames);
+            }
+            Err(error) => bad.push(format!("{}: {}", dataset.metadata().place(row), error.chain())),
+        }
+    }
+    let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
+    found.good(format!("{} {what}, {} can be read{limit}", rows.len(), looked_at - bad.len()));
+    let mut named: Vec<_> = sizes.iter().collect();
+    named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let more = named.len().saturating_sub(SIZES);
+    let listed = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height}"));
+    let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
+    if !sizes.is_empty() {
+        found.good(format!("{}{more}", listed.collect::<Vec<_>>().join(", ")));
+    }
+    if short > 0 {
+        found.note(format!(
+            "{short} have fewer than the {} of `data.num_frames`",
+            counted(config.num_frames as u64, "frame")
+        ));
+    }
+    if !bad.is_empty() {
+        let more = bad.len().saturating_sub(NAMED);
+        let mut told = bad[..bad.len() - more].join("\n");
+        if more > 0 {
+            told.push_str(&format!("\nand {more} more"));
+        }
+        match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
+            true => found.problem(told),
+            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{told}")),
+        }
+    }
+    let largest = match dataset.has_buckets() {
+        true => {
+            let mut shapes = BTreeMap::<_, usize>::new();
+            (0..rows.len()).filter_map(|i| dataset.bucket(i)).for_each(|b| *shapes.entry(b).or_default() += 1);
+            for (bucket, count) in &shapes {
+                let [height, width] = bucket.size;
+                found.good(format!("bucket of {width}x{height}, {} frames: {count}", bucket.frames));
+            }
+            shapes.keys().map(|bucket| bucket.size).max_by_key(|[height, width]| height * width)
+        }
+        false => match config.height.zip(config.width) {
+            Some((height, width)) => Some([height, width]),
+            None => sizes
+                .keys()
+                .filter_map(|size| roll_data::target_size(*size, config.max_pixels, [unit.height, unit.width]).ok())
+                .max_by_key(|[h, w]| h * w),
+        },
+    };
+    Some((dataset, largest))
+}
+
+fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
+    for path in paths.iter().copied().flatten() {
+        std::fs::metadata(path).map_err(roll_core::Error::file("read", path))?;
+    }
+    Ok(())
+}
+
+/// In how many of the first references the reward finds something to compare with.
+fn references(loaded: &Loaded, dataset: &Dataset, reward: &mut dyn RewardScorer, samples: usize, found: &mut Findings) {
+    let kind = loaded.config.algo.options.get("reference").cloned();
+    let kind = kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip);
+    let looked_at = dataset.len().min(samples);
+    let (mut prepared, mut without) = (0, Vec::new());
+    for i in 0..looked_at {
+        let sample = match dataset.sample(i) {
+            Ok(sample) => sample,
+            Err(error) => {
+                without.push(error.chain());
+                continue;
+            }
+        };
+        match reference_video(&sample, kind).and_then(|reference| reward.prepare(&reference)) {
+            Ok(_) => prepared += 1,
+            Err(error) => match error.missing_reason() {
+                Some(reason) => without.push(format!("{}: {reason}", sample.origin)),
+                None => return found.problem(error.chain()),
+            },
+        }
+    }
+    let name = reward.name().to_string();
+    let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
+    found.good(format!("`{name}` can compare with {prepared} {limit}"));
+    if !without.is_empty() {
+        let more = without.len().saturating_sub(NAMED);
+        let told = without[..without.len() - more].join("\n");
+        let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
+        let told = format!("not with:\n{told}{more}");
+        match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
+            true => found.problem(told),
+            false => found.note(told),
+        }
+    }
+}

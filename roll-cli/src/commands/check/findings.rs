@@ -1,0 +1,64 @@
+//! What was found, section by section.
+
+use roll_core::{Error, Result};
+use roll_train::progress::counted;
+
+/// Width of the names of sections.
+const NAME: usize = 8;
+
+/// Prints findings as they come, and remembers whether the run would fail.
+#[derive(Debug, Default)]
+pub struct Findings {
+    section: &'static str,
+    problems: u64,
+}
+
+impl Findings {
+    /// What follows is about this.
+    pub fn section(&mut self, name: &'static str) {
+        self.section = name;
+    }
+
+    /// Something is as it should be.
+    pub fn good(&mut self, text: impl AsRef<str>) {
+        self.print("", text.as_ref());
+    }
+
+    /// Something that does not stop the run.
+    pub fn note(&mut self, text: impl AsRef<str>) {
+        self.print("note: ", text.as_ref());
+    }
+
+    /// Something that would stop the run.
+    pub fn problem(&mut self, text: impl AsRef<str>) {
+        self.problems += 1;
+        self.print("PROBLEM: ", text.as_ref());
+    }
+
+    /// One or the other.
+    pub fn outcome(&mut self, outcome: Result<String>) {
+        match outcome {
+            Ok(text) => self.good(text),
+            Err(error) => self.problem(error.chain()),
+        }
+    }
+
+    fn print(&mut self, mark: &str, text: &str) {
+        for (i, line) in text.lines().enumerate() {
+            let indent = if i == 0 { mark.to_string() } else { " ".repeat(mark.len()) };
+            println!("{:<NAME$} {indent}{line}", self.section);
+            self.section = "";
+        }
+    }
+
+    /// Says what follows from it.
+    pub fn end(self) -> Result<()> {
+        match self.problems {
+            0 => {
+                println!("nothing was found that would stop the run");
+                Ok(())
+            }
+            n => Err(Error::failed("the run would fail")(format!("{} above", counted(n, "problem")))),
+        }
+    }
+}

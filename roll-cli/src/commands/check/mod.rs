@@ -1,0 +1,154 @@
+//! `roll check`: what a run needs, looked at before it is paid for. Headers are read, no weights, and nothing is written.
+
+mod data;
+mod findings;
+
+use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
+use roll_train::config::Loaded;
+use roll_train::progress::counted;
+use roll_train::run_dir::{Existing, RunDir};
+
+use self::findings::Findings;
+use super::plan::{Machine, estimate, gigabytes, machine, totals};
+use crate::args::Check;
+use crate::configuration::{Configuration, build_context};
+
+/// Prints what is found; fails when the run would fail.
+pub fn check(args: Check) -> Result<()> {
+    let mut run = args.run;
+    if let Some(dir) = &run.resume {
+        run.config.config.insert(0, RunDir::open(dir)?.config_path());
+    }
+    let steps = run.steps.map(|n| ("steps", n.to_string(), "--steps"));
+    let configuration = Configuration::read(&run.config, steps.as_slice())?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.or_demo()?.load(&registry)?;
+    let mut found = Findings::default();
+
+    found.section("run");
+    let config = &loaded.config;
+    let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
+    found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
+    found.outcome(roll_backends::device(&config.backend).map(|_| format!("backend {}", config.backend)));
+    if let Some(dir) = run.out.filter(|dir| dir.exists()) {
+        found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
+    }
+    for note in loaded.without_effect(&registry)? {
+        found.note(note);
+    }
+
+    found.section("model");
+    let files = files(&loaded, &registry, &mut found);
+    let complete = files.as_ref().is_some_and(|files| files.missing.is_none());
+    let unit = files.map(|files| files.unit).unwrap_or_default();
+
+    found.section("data");
+    let data = data::look(&loaded, &registry, unit, args.samples, &mut found);
+
+    found.section("memory");
+    if complete {
+        let size = data.largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]));
+        let planned = machine(&args.machine, &loaded).and_then(|machine| {
+            let (_, needs) = estimate(&loaded, &registry, None, size, &machine)?;
+            Ok((machine, needs))
+        });
+        match planned {
+            Ok((machine, needs)) => {
+                let known = args.machine.on.is_some() || args.machine.memory.is_some() || on_the_host(config);
+                memory(&needs, &machine, known, &mut found);
+                time(&needs, data.steps, &mut found);
+            }
+            Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
+            Err(error) => found.problem(error.chain()),
+        }
+    } else {
+        found.note("no estimate without the model's files");
+    }
+    found.end()
+}
+
+/// Memory and time of a run in one line; `None` where they cannot be told.
+pub fn estimated(loaded: &Loaded, registry: &Registry) -> Option<String> {
+    let config = &loaded.config;
+    let machine = machine(&crate::args::Machine::default(), loaded).ok()?;
+    let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
+    let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
+    let [device, host] = totals(&needs);
+    let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
+    let memory = match on_the_host(config) {
+        true => format!("{:.1} of {:.1} GB", device + host, machine.memory / 1e9),
+        false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
+    };
+    Some(format!("by estimate {memory}, {} a step (`roll plan` says what for)", duration(seconds)))
+}
+
+/// The device's memory is that of this machine.
+fn on_the_host(config: &roll_train::config::RunConfig) -> bool {
+    ["flex", "libtorch"].contains(&config.backend.as_str())
+}
+
+/// What is there of the model's files; `None` when opening them would fail.
+fn files(loaded: &Loaded, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
+    let model = &loaded.config.model;
+    let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked());
+    let Some(check) = FileCheck::of(Kind::Model, &model.name).filter(|_| linked) else {
+        found.note(format!("`{}` cannot look at its files before it opens them", model.name));
+        return Some(FilesFound::default());
+    };
+    match (check.check)(&model.options, &build_context(loaded)) {
+        Ok(files) => {
+            files.lines.iter().for_each(|line| found.good(line));
+            if let Some(missing) = &files.missing {
+                found.note(format!("a run would download files first: {missing}"));
+            }
+            Some(files)
+        }
+        Err(error) => {
+            found.problem(error.chain());
+            None
+        }
+    }
+}
+
+fn memory(needs: &roll_core::plan::Needs, machine: &Machine, known: bool, found: &mut Findings) {
+    for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
+        let host =
+            if item.host > 0 { format!(", {:.2} GB of host memory", gigabytes(item.host)) } else { String::new() };
+        found.good(format!("{:<28} {:>8.2} GB{host}", item.name, gigabytes(item.device)));
+    }
+    let [device, host] = totals(needs);
+    let need = if machine.shared { device + host } else { device };
+    let have = machine.memory / 1e9;
+    let place = format!("on each device of {}, for {}", machine.name, needs.work);
+    match (known, need <= have) {
+        (false, _) => found.note(format!("{device:.1} GB {place}; `--memory GB` says whether that fits")),
+        (true, true) => found.good(format!("{need:.1} of {have:.1} GB {place} (an estimate)")),
+        (true, false) => {
+            let mut problem = format!("{need:.1} GB are needed, {have:.1} are there, {place}");
+            needs.hints.iter().for_each(|hint| problem.push_str(&format!("\n{hint}")));
+            found.problem(problem);
+        }
+    }
+}
+
+fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings) {
+    let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
+    found.section("time");
+    let all = steps.map(|steps| format!(", {} for {}", duration(seconds * steps as f64), counted(steps, "step")));
+    let ranks = communicator::current().world_size();
+    let ranks = if ranks > 1 { format!(" on {ranks} ranks") } else { String::new() };
+    found.good(format!(
+        "{} a step{}{ranks}, by estimate, without evaluations",
+        duration(seconds),
+        all.unwrap_or_default()
+    ));
+}
+
+/// "5.3 s", "12 min", "3.4 h".
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        ..100.0 => format!("{seconds:.1} s"),
+        ..6000.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}

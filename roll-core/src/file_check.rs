@@ -1,0 +1,34 @@
+//! What a component finds in its files before a run: headers are read, weights are not, and nothing is written.
+
+use crate::{BuildContext, Kind, Options, Result, VideoUnit};
+
+/// How a component looks at its files. Submit with `inventory::submit!`, beside the [`crate::Registration`] of the same
+/// kind and name.
+pub struct FileCheck {
+    /// The kind of the component.
+    pub kind: Kind,
+    /// Its name.
+    pub name: &'static str,
+    /// Fails as opening the component would, as far as headers tell.
+    pub check: fn(&Options, &BuildContext) -> Result<FilesFound>,
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FilesFound {
+    /// A line for each part, for people: "VAE: 1 file, 0.51 GB, 194 tensors".
+    pub lines: Vec<String>,
+    /// Files that a run would download first: what depends on them cannot be told.
+    pub missing: Option<String>,
+    /// Steps in which the model's videos go.
+    pub unit: VideoUnit,
+}
+
+inventory::collect!(FileCheck);
+
+impl FileCheck {
+    /// That of the component of this kind and name, as it is linked in.
+    pub fn of(kind: Kind, name: &str) -> Option<&'static Self> {
+        inventory::iter::<Self>.into_iter().find(|check| check.kind == kind && check.name == name)
+    }
+}

@@ -1,0 +1,55 @@
+//! The files of a language model by their headers.
+
+use roll_core::registry::parse_options;
+use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result};
+
+use super::chat::ChatTemplate;
+use super::config::LmConfig;
+use super::loading::CausalLmOptions;
+use super::source;
+use super::tokenizer::Tokenizer;
+use crate::headers::{has_all, told};
+use crate::hub::Hub;
+
+roll_core::inventory::submit! {
+    FileCheck { kind: Kind::Model, name: "causal_lm", check }
+}
+
+fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
+    let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
+    let Some(path) = &options.model_path else {
+        return Ok(FilesFound {
+            lines: vec!["the small language model that is built in".into()],
+            ..FilesFound::default()
+        });
+    };
+    let hub = Hub::from_env();
+    let here = Hub { remote: None, ..hub.clone() };
+    let place = match source::locate(path, context.resolve(path), &here) {
+        Err(error) if hub.remote.is_some() && !context.resolve(path).exists() => {
+            return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() });
+        }
+        place => place?,
+    };
+    if place.is_file() {
+        let bytes = std::fs::metadata(&place).map_err(Error::file("read", &place))?.len();
+        let line = format!("{}: one file of {:.2} GB, not looked into", place.display(), bytes as f64 / 1e9);
+        return Ok(FilesFound { lines: vec![line], ..FilesFound::default() });
+    }
+    let config = LmConfig::read(&place.join("config.json"))?;
+    let file = source::open_weights(&place)?;
+    has_all(&file, &config.weights())?;
+    let mut lines = vec![told("language model", &file), format!("context of {} tokens", config.context)];
+    let tokenizer = place.join("tokenizer.json");
+    match tokenizer.exists() {
+        true => {
+            Tokenizer::load(&tokenizer)?;
+            lines.push("tokenizer: tokenizer.json".into());
+        }
+        false => lines.push("tokenizer: none (tokenizer.json is not there)".into()),
+    }
+    if ChatTemplate::load(&place)?.is_none() {
+        lines.push("chat template: none".into());
+    }
+    Ok(FilesFound { lines, ..FilesFound::default() })
+}

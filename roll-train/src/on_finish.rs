@@ -1,0 +1,132 @@
+//! The command of `on_finish`: told how a run ended, whatever the end was.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use roll_core::{Error, Fault, Result};
+use serde_json::{Value, json};
+
+use crate::trainer::Summary;
+
+/// A command that takes longer is killed: a run that is over must not hold its machine.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a running command is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the variables of the command are called: status ("done", "failed", "interrupted"), directory, steps done, and the
+/// error of a run that failed.
+pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
+
+/// A command and the run that it is told of.
+pub(crate) struct OnFinish {
+    command: Vec<String>,
+    dir: PathBuf,
+}
+
+impl OnFinish {
+    /// Without a directory (on all ranks but 0) or a command there is nothing to tell.
+    pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
+        let dir = dir.filter(|_| !command.is_empty())?;
+        Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
+    }
+
+    /// Runs the command. What goes wrong with it is a warning: the run ended as it did.
+    pub(crate) fn tell(&self, steps: u64, outcome: &Result<Summary>) {
+        if let Err(problem) = self.run(steps, outcome, TIME_LIMIT) {
+            tracing::warn!("`on_finish`: {} {problem}", self.command.join(" "));
+        }
+    }
+
+    fn run(&self, steps: u64, outcome: &Result<Summary>, limit: Duration) -> Result<(), String> {
+        let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        let error = outcome.as_ref().err().map(Error::chain).unwrap_or_default();
+        let facts = facts(&dir, steps, outcome);
+        let status = facts["status"].as_str().unwrap_or_default().to_string();
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(Stdio::inherit());
+        let values = [status.as_str().into(), dir.into_os_string(), steps.to_string().into(), error.into()];
+        command.envs(VARIABLES.into_iter().zip(values));
+        let mut child = command.spawn().map_err(|e| format!("cannot be started: {e}"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A command that reads nothing must not hold us up; what it leaves unread is no problem of ours.
+            std::thread::spawn(move || drop(stdin.write_all(facts.to_string().as_bytes())));
+        }
+        match ended(&mut child, limit).map_err(|e| format!("cannot be waited for: {e}"))? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(format!("failed ({status})")),
+            None => {
+                let _ = child.kill(); // it may have ended just now
+                let _ = child.wait();
+                Err(format!("took longer than {} s and was killed", limit.as_secs_f64()))
+            }
+        }
+    }
+}
+
+/// What the command gets on its standard input.
+fn facts(dir: &Path, steps: u64, outcome: &Result<Summary>) -> Value {
+    let (status, error) = match outcome {
+        Ok(_) => ("done", None),
+        Err(error) if error.fault() == Fault::Interrupt => ("interrupted", None),
+        Err(error) => ("failed", Some(error.chain())),
+    };
+    let summary = outcome.as_ref().ok().and_then(|summary| serde_json::to_value(summary).ok());
+    json!({ "status": status, "run": dir, "steps": steps, "error": error, "summary": summary })
+}
+
+/// Waits for the end; `None` when it does not come in time.
+fn ended(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        match child.try_wait()? {
+            None if begun.elapsed() < limit => std::thread::sleep(LOOK),
+            ended => return Ok(ended),
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, dir: &Path) -> OnFinish {
+        OnFinish::new(&["sh", "-c", script].map(String::from), Some(dir)).unwrap()
+    }
+
+    #[test]
+    fn the_command_gets_facts_in_variables_and_as_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "cat > '{0}/in'; echo \"$ROLL_RUN_STATUS $ROLL_RUN_STEPS $ROLL_RUN_DIR $ROLL_RUN_ERROR\" > '{0}/env'",
+            dir.path().display()
+        );
+        for (outcome, status, error) in [
+            (Err(Error::Interrupted), "interrupted", Value::Null),
+            (Err(Error::Misuse("the disk is full".into())), "failed", json!("the disk is full")),
+        ] {
+            shell(&script, dir.path()).run(7, &outcome, TIME_LIMIT).unwrap();
+            let told: Value = serde_json::from_slice(&std::fs::read(dir.path().join("in")).unwrap()).unwrap();
+            assert_eq!((&told["status"], &told["steps"], &told["error"]), (&json!(status), &json!(7), &error));
+            let env = std::fs::read_to_string(dir.path().join("env")).unwrap();
+            assert!(env.starts_with(&format!("{status} 7 {}", dir.path().display())), "{env}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_fails_hangs_or_is_not_there_is_told_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let problem = |script: &str, limit| {
+            shell(script, dir.path()).run(1, &Err(Error::Interrupted), limit).err().unwrap_or_default()
+        };
+        assert!(problem("exit 3", TIME_LIMIT).contains("failed (exit status: 3)"));
+        assert!(problem("exec sleep 600", Duration::from_millis(50)).contains("took longer than 0.05 s"));
+        let none = OnFinish::new(&["./no-such-program".into()], Some(dir.path())).unwrap();
+        none.tell(1, &Err(Error::Interrupted));
+        assert!(none.run(1, &Err(Error::Interrupted), TIME_LIMIT).unwrap_err().contains("cannot be started"));
+        assert!(OnFinish::new(&[], Some(dir.path())).is_none() && OnFinish::new(&["true".into()], None).is_none());
+    }
+}

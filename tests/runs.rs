@@ -1,0 +1,271 @@
+//! How a run is looked at before, what it says, and how it ends.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use world::{SETTINGS, SHORT, World, fails, said};
+
+const REWARD_FL: [&str; 6] =
+    ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
+
+fn run(world: &World, out: &str, steps: u64, settings: &[&str]) -> Output {
+    world.training(out, steps, settings).output().unwrap()
+}
+
+/// `roll check` of the run that [`run`] would make.
+fn check(world: &World, settings: &[&str]) -> Output {
+    let mut command = world.command(&["check", "--tflops", "1"]);
+    for setting in SETTINGS.iter().chain(&REWARD_FL).chain(settings) {
+        command.args(["--set", setting]);
+    }
+    command.output().unwrap()
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn files(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap().flatten() {
+        match entry.path().is_dir() {
+            true => found.extend(files(&entry.path())),
+            false => found.push(entry.path().display().to_string()),
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_run_that_trains_nothing_fails_and_says_why() {
+    let world = World::new(3);
+    let frozen = run(&world, "frozen", 6, &[&REWARD_FL[..], &["training.learning_rate=0"]].concat());
+    fails(&frozen, 1, &["no parameter changed in the first 5 steps", "learning rate"]);
+    assert_eq!(world.metrics("frozen").len(), 5, "it stopped after five of six steps");
+    let short = run(&world, "short", 2, &[&REWARD_FL[..], &["training.learning_rate=0"]].concat());
+    fails(&short, 1, &["no parameter changed in the first 2 steps"]);
+    let warmup = ["training.lr_scheduler_type=linear", "training.warmup_steps=1"];
+    fails(&run(&world, "warmup", 1, &[&REWARD_FL[..], &warmup].concat()), 1, &["the first 1 step"]);
+    let asked = ["training.learning_rate=0", "training.max_skipped_steps=0"];
+    assert!(run(&world, "asked", 2, &[&REWARD_FL[..], &asked].concat()).status.success());
+    // One that is resumed at its end is none the better.
+    fails(&world.roll(&["run", "--resume", "short"]), 1, &["no parameter changed"]);
+}
+
+#[test]
+fn the_norm_of_the_parameters_is_in_the_metrics_and_changes() {
+    let world = World::new(3);
+    world.train("run", 2, &REWARD_FL);
+    let norms: Vec<f64> = world.metrics("run").iter().map(|row| row["actor/param_norm"].as_f64().unwrap()).collect();
+    assert!(norms[0] > 0.0 && norms[0] != norms[1], "{norms:?}");
+}
+
+#[test]
+fn flow_matching_measures_its_loss_on_clips_that_it_does_not_train_on() {
+    let world = World::new(3);
+    let settings = [
+        "algo.name=flow_matching",
+        "sample_steps=0",
+        "training.learning_rate=1e-2",
+        "evaluation.metadata=metadata.csv",
+    ];
+    world.train("run", 4, &[&settings[..], &["evaluation.every=2"]].concat());
+    let rows = world.metrics("run");
+    let losses: Vec<f64> = rows.iter().filter_map(|row| row.get("val/loss")?.as_f64()).collect();
+    assert_eq!(losses.len(), 3, "before, after two steps, after four: {rows:?}");
+    assert!(losses[2] < losses[0], "{losses:?}");
+    let summary = world.summary("run");
+    assert_eq!((summary["loss_before"].as_f64(), summary["loss_after"].as_f64()), (Some(losses[0]), Some(losses[2])));
+    // Kept in the checkpoint: a run that goes on has the same.
+    world.done(&["run", "--resume", "run", "--steps", "5"]);
+    assert_eq!(world.summary("run")["loss_before"].as_f64(), Some(losses[0]));
+    // A model that is not trained has the same loss each time: the noise is the same.
+    let still = ["training.learning_rate=0", "training.max_skipped_steps=0"];
+    world.train("still", 1, &[&settings[..], &still].concat());
+    let rows = world.metrics("still");
+    assert_eq!(rows[0]["val/loss"], rows[1]["val/loss"]);
+}
+
+#[test]
+fn supervised_training_measures_its_loss_on_conversations_that_it_does_not_train_on() {
+    let world = World::new(0);
+    let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
+    std::fs::write(world.path("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
+    std::fs::write(world.path("held.jsonl"), format!("{line}\n")).unwrap();
+    let mut command = world.command(&["run", "--algo", "sft", "--model", "causal_lm", "--out", "run", "--steps", "6"]);
+    for setting in
+        ["algo.data=talk.jsonl", "algo.val_data=held.jsonl", "algo.batch_size=2", "training.learning_rate=1e-2"]
+    {
+        command.args(["--set", setting]);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let summary = world.summary("run");
+    let [before, after] = ["loss_before", "loss_after"].map(|key| summary[key].as_f64().unwrap());
+    assert!(after < before && world.metrics("run")[0]["val/tokens"].as_f64().unwrap() > 0.0, "{before} {after}");
+    assert!(printed(&output).contains("conversations that were not trained on"), "{}", printed(&output));
+}
+
+#[test]
+fn a_check_finds_a_run_fit_and_writes_nothing() {
+    let world = World::new(3);
+    let before = files(&world.path("."));
+    let output = check(&world, &["evaluation.metadata=metadata.csv", "algo.reference=image", "steps=7"]);
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", said(&output));
+    for part in [
+        "transformer `dit2`",
+        "a LoRA of rank 2 is trained",
+        "tokenizer:",
+        "3 clips, 3 can be read",
+        "3 of 64x64",
+        "7 steps of 1 clip each",
+        "clips to evaluate",
+        "can compare with 3 of the first 3 references",
+        "GB on each device",
+        "for 7 steps",
+        "nothing was found",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    assert_eq!(files(&world.path(".")), before);
+    let dry = run(&world, "run", 1, &REWARD_FL);
+    assert!(dry.status.success());
+    let again = world.training("run", 1, &REWARD_FL).arg("--dry-run").output().unwrap();
+    fails(&again, 1, &["the run would fail"]);
+    assert!(printed(&again).contains("PROBLEM: ") && printed(&again).contains("already holds a run"));
+}
+
+#[test]
+fn a_check_fails_where_the_run_would() {
+    let world = World::new(3);
+    let problem = |settings: &[&str], parts: &[&str]| {
+        let output = check(&world, settings);
+        let text = printed(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}{}", said(&output));
+        parts.iter().for_each(|part| assert!(text.contains(part), "no {part} in:\n{text}"));
+        text
+    };
+    std::fs::write(world.path("1.mp4"), "no video").unwrap();
+    let strict = problem(&["data.on_bad_sample=error"], &["PROBLEM", "1.mp4", "3 clips, 2 can be read"]);
+    assert!(strict.contains("GB on each device"), "it looks at the rest too:\n{strict}");
+    let lenient = check(&world, &["data.on_bad_sample=skip"]);
+    assert!(lenient.status.success() && printed(&lenient).contains("left out"), "{}", printed(&lenient));
+    std::fs::copy(world.path("0.mp4"), world.path("1.mp4")).unwrap();
+    assert!(check(&world, &[]).status.success());
+    problem(&["data.metadata=none.csv"], &["none.csv"]);
+    problem(&["reward.name=insightface", "reward.reward_model_path=nowhere"], &["nowhere"]);
+    problem(&["model.trainable_models=dit3"], &["dit3"]);
+    let too_small = world.command(&["check", "--tflops", "1", "--memory", "0.001"]).args(set(&[])).output().unwrap();
+    assert!(printed(&too_small).contains("are needed, 0.0 are there"), "{}", printed(&too_small));
+    fails(&too_small, 1, &["the run would fail"]);
+    let weights = world.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    problem(&[], &["diffusion_pytorch_model.safetensors"]);
+    // A mistake in the configuration itself is told as everywhere.
+    fails(&check(&world, &["model.lora_rnak=2"]), 2, &["lora_rank"]);
+}
+
+/// The arguments of a run that works, and more.
+fn set(settings: &[&str]) -> Vec<String> {
+    let all = SETTINGS.iter().chain(&REWARD_FL).chain(settings);
+    all.flat_map(|setting| ["--set".to_string(), setting.to_string()]).collect()
+}
+
+#[test]
+fn a_command_is_told_how_the_run_ended() {
+    let world = World::new(3);
+    let hook = "on_finish=[sh, -c, 'echo $ROLL_RUN_STATUS $ROLL_RUN_STEPS >> told; cat >> json; echo >> json']";
+    let settings = [&REWARD_FL[..], &[hook]].concat();
+    assert!(run(&world, "done", 2, &settings).status.success());
+    fails(&run(&world, "failed", 2, &[&settings[..], &["training.learning_rate=0"]].concat()), 1, &["no parameter"]);
+    assert_eq!(std::fs::read_to_string(world.path("told")).unwrap(), "done 2\nfailed 2\n");
+    let json = std::fs::read_to_string(world.path("json")).unwrap();
+    let told: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(told[0]["summary"]["steps"] == 2 && told[0]["run"].as_str().unwrap().ends_with("/done"));
+    assert!(told[1]["error"].as_str().unwrap().contains("no parameter changed"));
+    let missing = run(&world, "missing", 1, &[&REWARD_FL[..], &["on_finish=[./nowhere]"]].concat());
+    assert!(missing.status.success() && said(&missing).contains("`on_finish`"), "{}", said(&missing));
+}
+
+#[test]
+fn metrics_go_where_they_are_wanted() {
+    let world = World::new(3);
+    let events = |out: &str| files(&world.path(out)).iter().any(|file| file.contains("events.out.tfevents"));
+    assert!(run(&world, "board", 1, &[&REWARD_FL[..], &["track_with=tensorboard"]].concat()).status.success());
+    assert!(events("board") && !world.path("board/metrics.jsonl").exists() && world.path("board/report.html").exists());
+    let output = run(&world, "lines", 1, &[&REWARD_FL[..], &["track_with=[jsonl, wandb]"]].concat());
+    assert!(!events("lines") && world.metrics("lines").len() == 1 && said(&output).contains("wandb"));
+}
+
+#[test]
+fn another_reward_may_take_the_place_of_the_one_in_a_run() {
+    let world = World::new(3);
+    assert!(run(&world, "run", 1, &REWARD_FL).status.success());
+    let config = world.path("run/config.yaml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let line = text.lines().find(|line| line.contains("name: brightness")).unwrap();
+    let indented = " ".repeat(line.find("name").unwrap());
+    std::fs::write(&config, text.replace(line, &format!("{line}\n{indented}align: 3"))).unwrap();
+    fails(&world.roll(&["run", "--resume", "run", "--steps", "2"]), 2, &["`reward.0.align`"]);
+    let output = world.roll(&["run", "--resume", "run", "--steps", "2", "--set", "reward.name=brightness"]);
+    assert!(output.status.success() && said(&output).contains("left out: align"), "{}", said(&output));
+}
+
+#[test]
+fn what_is_logged_is_what_was_asked_for() {
+    let world = World::new(3);
+    let with = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let _ = std::fs::remove_dir_all(world.path("run"));
+        let mut command: Command = world.training("run", 1, &REWARD_FL);
+        command.args(arguments).envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    let plain = with(&[], &[]);
+    assert!(plain.contains("step 1/1") && plain.starts_with("20") && plain.contains("Z  INFO"), "{plain}");
+    for part in ["trains", "with the reward `brightness`", "3 clips of 64x64, up to 5 frames; 1 step of 1 clip each"] {
+        assert!(plain.contains(part), "no {part} in:\n{plain}");
+    }
+    assert!(!plain.contains('\x1b') && !plain.contains("1 steps"), "{plain}");
+    assert_eq!(with(&["-q"], &[]), "");
+    assert_eq!(with(&[], &[("RUST_LOG", "error")]), "");
+    assert_eq!(with(&[], &[("ROLL_LOG", "error"), ("RUST_LOG", "info")]), "");
+    assert!(with(&["-v"], &[("RUST_LOG", "error")]).contains("step 1/1"));
+    assert!(with(&[], &[("ROLL_STEPS", ""), ("ROLL_LOG", "")]).contains("step 1/1"));
+}
+
+#[test]
+fn a_terminal_without_colours_or_bars_gets_none() {
+    let world = World::new(3);
+    if Command::new("script").arg("--version").output().is_err() {
+        roll_testing::skip!("`script`, which makes terminals, is not installed");
+    }
+    let arguments: Vec<String> = set(&[]).iter().map(|argument| format!("'{argument}'")).collect();
+    let program = world.command(&[]).get_program().to_string_lossy().into_owned();
+    let in_terminal = |out: &str, variables: &[(&str, &str)]| {
+        let line = format!("stty cols 80; '{program}' run --out {out} --steps 2 {}", arguments.join(" "));
+        let mut command = Command::new("script");
+        command.args(["-qec", &line, "/dev/null"]).current_dir(world.path(".")).env_remove("NO_COLOR");
+        command.env("TERM", "xterm-256color").envs(variables.iter().copied()).stdin(std::process::Stdio::null());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", printed(&output));
+        printed(&output)
+    };
+    let coloured = in_terminal("coloured", &[]);
+    assert!(coloured.contains("\x1b[32m INFO") && coloured.contains("2 steps"), "{coloured:?}");
+    assert!(!coloured.contains("0s left") && !coloured.contains("0 s left"), "{coloured:?}");
+    let plain = in_terminal("plain", &[("NO_COLOR", "1")]);
+    assert!(!plain.contains("\x1b[32m") && plain.contains("INFO step 2/2"), "{plain:?}");
+    let dumb = in_terminal("dumb", &[("TERM", "dumb")]);
+    assert!(!dumb.contains('\x1b') && dumb.contains("INFO step 2/2"), "{dumb:?}");
+}
