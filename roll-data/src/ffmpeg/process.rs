@@ -33,6 +33,10 @@ impl Program {
 
     /// Starts it; what it writes is read from the second.
     pub fn start(self, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
+        self.start_within(LIMIT, arguments)
+    }
+
+    fn start_within(self, limit: Duration, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
         let mut command = Command::new(self.name());
         command.args(["-hide_banner", "-v", "error"]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -48,7 +52,7 @@ impl Program {
         let (ended, end) = mpsc::channel::<()>();
         let watched = Arc::clone(&child);
         thread::spawn(move || {
-            if end.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let _ = lock(&watched).kill();
             }
         });
@@ -58,8 +62,7 @@ impl Program {
             let _ = io::copy(&mut stderr, &mut io::sink()); // it must not wait for a reader
             String::from_utf8_lossy(&told).into_owned()
         });
-        let started = Instant::now();
-        Ok((Running { program: self, child, told: Some(told), _ended: ended, started }, stdout))
+        Ok((Running { program: self, child, told: Some(told), _ended: ended, limit, started: Instant::now() }, stdout))
     }
 
     /// What it writes, up to [`MAX_INDEX_BYTES`].
@@ -83,6 +86,7 @@ pub(super) struct Running {
     told: Option<thread::JoinHandle<String>>,
     /// Dropping it ends the watch.
     _ended: mpsc::Sender<()>,
+    limit: Duration,
     started: Instant,
 }
 
@@ -103,8 +107,8 @@ impl Running {
             return Ok(());
         }
         let name = self.program.name();
-        if self.started.elapsed() >= LIMIT {
-            return Err(format!("{name} took longer than {} s and was ended", LIMIT.as_secs()));
+        if self.started.elapsed() >= self.limit {
+            return Err(format!("{name} took longer than {} s and was ended", self.limit.as_secs_f64()));
         }
         Err(format!("{name}: {}", plain(&told).unwrap_or_else(|| status.to_string())))
     }
@@ -161,8 +165,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_goes_on_for_ever_is_ended() {
+        // As fast as it is watched: without end.
+        let arguments = ["-nostdin", "-re", "-f", "lavfi", "-i", "testsrc2=size=16x16", "-f", "rawvideo", "pipe:1"];
+        let arguments = arguments.map(OsString::from);
+        let (mut running, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments) {
+            Err(Failure::Absent(_)) => roll_testing::skip!("ffmpeg is not in the PATH", needs = "ffmpeg"),
+            started => started.unwrap(),
+        };
+        io::copy(&mut stdout, &mut io::sink()).unwrap();
+        let told = running.finish().unwrap_err();
+        assert!(told.contains("took longer than 0.3 s"), "{told}");
+        // What nobody waits for ends with its last owner.
+        let (running, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
+        drop(running);
+        io::copy(&mut stdout, &mut io::sink()).unwrap();
+    }
 
     #[test]
     fn what_a_program_says_is_told_without_its_addresses() {
