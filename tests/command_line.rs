@@ -68,3 +68,16 @@ fn no_example_and_no_demo_has_a_key_without_effect() {
         assert!(told.is_empty() || told[0].contains("every weight"), "{files:?}: {told:?}");
     }
 }
+
+#[test]
+fn a_reward_is_tried_on_a_video_frame_by_frame_with_a_picture_of_its_gradient() {
+    let world = World::new(1);
+    let said = world.done(&["rewards", "try", "brightness", "0.mp4", "--output", "gradient.png"]);
+    for part in ["brightness: -", "luma", "along the gradient", "wrote gradient.png", "#####"] {
+        assert!(said.contains(part), "no {part} in: {said}");
+    }
+    assert!(std::fs::read(world.path("gradient.png")).unwrap().starts_with(b"\x89PNG"));
+    fails(&world.roll(&["rewards", "try", "no_such_reward", "0.mp4"]), 2, &["no_such_reward"]);
+    let still = world.done(&["rewards", "try", "motion", "0.mp4", "--every", "100"]);
+    assert!(still.contains("nothing to score"), "{still}");
+}

@@ -88,7 +88,7 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
 fn a_third_partys_reward_trains() {
     let world = World::new(2);
     let library = library("sharpness_reward");
-    let output = train(&world, "run", &["--plugin", &library, "--set", "reward.name=sharpness"]);
+    let output = train(&world, "run", &["--plugin", &library, "--set", "reward.name=edges"]);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(results(&world, "run").0.len(), 3);
 }
@@ -121,13 +121,13 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
 fn options_of_a_plugin_are_keys_of_the_configuration() {
     let world = World::new(2);
     let library = library("sharpness_reward");
-    let listed = world.done(&["config", "--plugin", &library, "--set", "reward.name=sharpness"]);
+    let listed = world.done(&["config", "--plugin", &library, "--set", "reward.name=edges"]);
     let line = listed.lines().find(|l| l.starts_with("reward.0.scale")).unwrap_or_else(|| panic!("{listed}"));
     assert!(line.contains("0.05") && line.contains("default"), "{line}");
-    let wrong = ["config", "--plugin", &library, "--set", "reward.name=sharpness", "--set", "reward.scael=1"];
+    let wrong = ["config", "--plugin", &library, "--set", "reward.name=edges", "--set", "reward.scael=1"];
     fails(&world.roll(&wrong), 2, &["`reward.0.scael`", "did you mean `reward.0.scale`?"]);
 
-    let yaml = format!("plugins: [{library}]\nreward:\n  name: sharpness\n  scael: 1\n");
+    let yaml = format!("plugins: [{library}]\nreward:\n  name: edges\n  scael: 1\n");
     std::fs::write(world.path("train.yaml"), yaml).unwrap();
     fails(&world.roll(&["config", "--config", "train.yaml"]), 2, &["did you mean", "train.yaml:4"]);
     fails(&world.roll(&["config", "--set", "plugins=3"]), 2, &["`plugins`: expected a list of paths, found 3"]);

@@ -100,6 +100,11 @@ pub trait RewardScorer: Send {
         Ok(None)
     }
 
+    /// Whether another process computes it, so that this one waits: other rewards are scored meanwhile.
+    fn is_elsewhere(&self) -> bool {
+        false
+    }
+
     /// What to do with a [`Score::Missing`], and with a reference that gave [`crate::Error::NothingToScore`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip

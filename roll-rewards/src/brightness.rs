@@ -5,8 +5,7 @@ use roll_core::registry::{default_options, parse_options};
 use roll_core::{Error, Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde::{Deserialize, Serialize};
 
-/// Rec. 709 luma of red, green and blue.
-const LUMA: [f64; 3] = [0.2126, 0.7152, 0.0722];
+use crate::picture::luma::LUMA;
 
 /// Options of the reward `brightness`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

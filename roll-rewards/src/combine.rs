@@ -1,6 +1,7 @@
 //! Several rewards as one: their weighted sum.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use roll_core::{
     BuildContext, Error, Fingerprint, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
@@ -92,6 +93,48 @@ impl WeightedSum {
     }
 }
 
+/// What became of a part.
+enum Scored {
+    /// Its reference shows nothing to compare with, and why.
+    Without(String),
+    Asked {
+        outcome: Result<(Score, Option<Pullback>)>,
+        seconds: f64,
+    },
+}
+
+impl WeightedSum {
+    /// Scores with every part; those that are computed elsewhere at the same time.
+    fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<Scored> {
+        let score = |i: usize, part: &mut Part| {
+            if let Some(reason) = target.tensors.get(&nothing(i)) {
+                return Scored::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
+            }
+            let prefix = format!("{i}/");
+            let own =
+                target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
+            let own = Target { tensors: own.collect() };
+            let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
+            let outcome = part.scorer.score(video, prompt, &own, part_grad);
+            Scored::Asked { outcome, seconds: begun.elapsed().as_secs_f64() }
+        };
+        std::thread::scope(|threads| {
+            let (elsewhere, here): (Vec<_>, Vec<_>) =
+                self.parts.iter_mut().enumerate().partition(|(_, part)| part.scorer.is_elsewhere());
+            let score = &score;
+            let waiting: Vec<_> =
+                elsewhere.into_iter().map(|(i, part)| (i, threads.spawn(move || score(i, part)))).collect();
+            let mut scored: Vec<(usize, Scored)> = here.into_iter().map(|(i, part)| (i, score(i, part))).collect();
+            scored.extend(waiting.into_iter().map(|(i, thread)| match thread.join() {
+                Ok(one) => (i, one),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }));
+            scored.sort_by_key(|(i, _)| *i);
+            scored.into_iter().map(|(_, one)| one).collect()
+        })
+    }
+}
+
 impl RewardScorer for WeightedSum {
     fn name(&self) -> &str {
         &self.name
@@ -142,7 +185,7 @@ impl RewardScorer for WeightedSum {
         Ok(Some(key.finish()))
     }
 
-    /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details.
+    /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details, `time/<part>` its seconds.
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
             let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
@@ -150,22 +193,16 @@ impl RewardScorer for WeightedSum {
                 return Err(RewardError::PartNotDifferentiable { part: label.clone(), weight: *weight }.into());
             }
         }
+        let scored = self.score_parts(video, prompt, target, grad);
         let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
-        for (i, part) in self.parts.iter_mut().enumerate() {
+        for (part, scored) in self.parts.iter().zip(scored) {
             let counts = part.weight != 0.0;
-            let prefix = format!("{i}/");
-            let own =
-                target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
-            let own = Target { tensors: own.collect() };
             let part_grad = if counts { grad } else { Grad::Skip };
-            let (score, pullback) = match target.tensors.get(&nothing(i)) {
-                Some(reason) => {
-                    let reason = String::from_utf8_lossy(reason.as_bytes()).into_owned();
-                    (Score::Missing { reason }, None)
-                }
-                None => {
-                    let scored = part.scorer.score(video, prompt, &own, part_grad);
-                    scored.while_doing(|| format!("scoring with the reward `{}`", part.label))?
+            let (score, pullback) = match scored {
+                Scored::Without(reason) => (Score::Missing { reason }, None),
+                Scored::Asked { outcome, seconds } => {
+                    details.insert(format!("time/{}", part.label), seconds);
+                    outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
                 }
             };
             let value = match score {
@@ -303,6 +340,7 @@ mod tests {
         assert!((value_of(&score) - (0.7 * a - 1.5 * b)).abs() < 1e-9);
         let Score::Value { details, .. } = score else { unreachable!() };
         assert_eq!(details["brightness_2"], b);
+        assert!(details["time/brightness"] >= 0.0 && details.contains_key("time/brightness_2"));
         assert!(details.contains_key("brightness/luma"));
         let pulled = pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap();
         for ((p, a), b) in pulled.f32s().unwrap().iter().zip(da).zip(db) {
@@ -353,6 +391,36 @@ mod tests {
         assert_eq!(value_of(&score), 1.0);
         let pulled = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
         assert_eq!((pulled.shape(), pulled.f32s().unwrap().iter().all(|g| *g == 0.0)), (&[2, 3, 4, 5][..], true));
+    }
+
+    /// Answers once the other, on another thread, is asked too.
+    struct Meeting(std::sync::Arc<std::sync::Barrier>);
+
+    impl RewardScorer for Meeting {
+        fn name(&self) -> &str {
+            "meeting"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn is_elsewhere(&self) -> bool {
+            true
+        }
+        fn prepare(&mut self, _: &Video) -> Result<Target> {
+            Ok(Target::default())
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            self.0.wait();
+            Ok((Score::of(1.0), None))
+        }
+    }
+
+    #[test]
+    fn parts_that_are_computed_elsewhere_are_asked_at_the_same_time() {
+        let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
+        let meeting = || -> Box<dyn RewardScorer> { Box::new(Meeting(barrier.clone())) };
+        let mut sum = WeightedSum::new(vec![(1.0, meeting()), (0.0, brightness(0.5)), (2.0, meeting())]).unwrap();
+        assert_eq!(value_of(&score(&mut sum, Grad::Skip).unwrap().0), 3.0);
     }
 
     #[test]

@@ -1,14 +1,21 @@
-//! Rewards: a differentiable ONNX executor, the InsightFace identity score, brightness, programs and services elsewhere, and
-//! weighted sums.
+//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, what pixels tell without a
+//! network, programs and services elsewhere, and weighted sums.
 
 pub mod brightness;
+pub mod clip;
 pub mod combine;
 pub mod error;
+#[cfg(test)]
+mod gradient_check;
 pub mod insightface;
 pub mod onnx;
+pub mod onnx_reward;
+pub mod picture;
+pub mod pixels;
 pub mod remote;
 
 pub use brightness::Brightness;
 pub use combine::WeightedSum;
 pub use error::RewardError;
+pub use onnx_reward::OnnxReward;
 pub use remote::RemoteReward;

@@ -3,9 +3,10 @@
 use std::io::Write;
 
 /// What a test may need that not every machine has, as `ROLL_REQUIRE` and [`skip!`](crate::skip) name it.
-pub const CAPABILITIES: [(&str, &str); 11] = [
+pub const CAPABILITIES: [(&str, &str); 13] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
+    ("clip", "CLIP directories of `roll-rewards/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
     ("diffusers", "a Python (`$PYTHON`) with diffusers and PEFT"),
     ("ffmpeg", "`ffmpeg` and `ffprobe`, with the usual codecs"),
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
@@ -14,6 +15,7 @@ pub const CAPABILITIES: [(&str, &str); 11] = [
     ("mpi", "MPI: `mpicc` and `mpirun`"),
     ("onnxruntime", "ONNX Runtime's library"),
     ("python", "`python3`"),
+    ("torch", "a Python (`$PYTHON`, or `python3`) with PyTorch and NumPy"),
     ("vulkan", "a device of `wgpu`; Mesa's driver makes one of the CPU"),
 ];
 

@@ -16,8 +16,8 @@ use roll_rewards::insightface::face_transform::around_box;
 use roll_rewards::insightface::frames::to_pixels;
 use roll_rewards::insightface::losses::{embedding_loss, landmark_loss};
 use roll_rewards::insightface::pooling::{pooled_cosine, usable_references};
-use roll_rewards::insightface::resize::Resize;
 use roll_rewards::insightface::scrfd;
+use roll_rewards::picture::{Filter, Resize};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -155,7 +155,7 @@ fn embedding(report: &mut Report, inputs: &Inputs, device: &Device) -> Outcome {
 fn resizes(report: &mut Report, inputs: &Inputs, config: &Config) -> Outcome {
     let (image, [h, w]) = inputs.picture()?;
     for (name, &[oh, ow]) in &config.resize {
-        let resize = Resize::new([h, w], [oh, ow]);
+        let resize = Resize::new([h, w], [oh, ow], Filter::Bilinear);
         report.compare(&format!("resize.{name}"), &Tensor::new(resize.forward(image), [3, oh, ow])?);
         let gradient = resize.pull(inputs.values(&format!("g_resize.{name}"))?);
         report.compare(&format!("resize.{name}.grad"), &Tensor::new(gradient, [3, h, w])?);

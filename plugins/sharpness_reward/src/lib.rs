@@ -20,11 +20,11 @@ impl Default for Sharpness {
     }
 }
 
-roll_core::export_reward!("sharpness", "How much neighbouring pixels differ; needs no files", Sharpness);
+roll_core::export_reward!("edges", "How much neighbouring pixels differ; needs no files", Sharpness);
 
 impl RewardScorer for Sharpness {
     fn name(&self) -> &str {
-        "sharpness"
+        "edges"
     }
 
     fn differentiable(&self) -> bool {

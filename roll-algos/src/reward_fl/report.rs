@@ -113,7 +113,12 @@ impl Tally {
             details.entry(name).or_default().push(*value);
         }
         for (name, values) in details {
-            metrics.insert(format!("reward/{name}"), values.iter().sum::<f64>() / values.len() as f64);
+            // Seconds stand with the other times, which differ from run to run.
+            let metric = match name.strip_prefix("time/") {
+                Some(reward) => format!("time/score/{reward}"),
+                None => format!("reward/{name}"),
+            };
+            metrics.insert(metric, values.iter().sum::<f64>() / values.len() as f64);
         }
         if let Some(update) = &update {
             metrics.insert("actor/grad_norm".into(), update.grad_norm);

@@ -4,6 +4,7 @@ mod bench;
 mod data;
 mod models;
 mod plugins;
+mod rewards;
 mod runs;
 mod weights;
 
@@ -15,6 +16,7 @@ pub use bench::Bench;
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
+pub use rewards::{Rewards, RewardsAction, TryReward};
 pub use runs::{Check, Machine, Plan, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
@@ -107,6 +109,11 @@ pub enum Command {
         after_help = "Examples:\n  roll data inspect my/clips\n  roll data prepare my/clips prepared --set data.fps=16"
     )]
     Data(Data),
+    /// Try a reward on a video.
+    #[command(
+        after_help = "Example:\n  roll rewards try sharpness clip.mp4 --set reward.wanted=reference --reference other.mp4 --output gradient.png"
+    )]
+    Rewards(Rewards),
     /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
     #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
     InitTiny(InitTiny),

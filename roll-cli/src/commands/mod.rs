@@ -18,6 +18,7 @@ mod plan;
 mod plot;
 mod plugins;
 mod report;
+mod rewards;
 mod run;
 mod score;
 mod shards;
@@ -48,6 +49,7 @@ pub fn dispatch(command: Command) -> Result<()> {
         Command::MergeShards(args) => shards::merge_shards(args),
         Command::SplitShards(args) => shards::split_shards(args),
         Command::Inspect(args) => inspect::print(args),
+        Command::Rewards(args) => rewards::rewards(args),
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::print(args),
         Command::Completions { shell } => documents::completions(shell),

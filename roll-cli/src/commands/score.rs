@@ -1,16 +1,31 @@
 //! `roll score`: scores a video or picture with the configured reward.
 
-use roll_core::{Error, Grad, Result, Score};
+use std::path::Path;
+
+use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Video};
 use roll_data::{ReadOptions, read_video};
 use roll_train::trainer::reward;
 
 use crate::args;
 use crate::configuration::{Configuration, build_context};
 
-/// Scores `video` against the reference, or against itself.
-pub fn score(args: args::Score) -> Result<()> {
-    let named = args.reward.clone().map(|name| ("reward.name", name, "--reward"));
-    let configuration = Configuration::read(&args.config, named.as_slice())?;
+/// A reward, a video, and what the reward compares it with.
+pub(super) struct Scored {
+    pub(super) scorer: Box<dyn RewardScorer>,
+    pub(super) video: Video,
+    pub(super) target: Target,
+}
+
+/// Makes the configured reward, `name` if given, and reads `video` and the reference, or takes the video for it.
+pub(super) fn prepared(
+    config: &args::ConfigArgs,
+    name: Option<&str>,
+    video: &Path,
+    reference: Option<&Path>,
+    every: usize,
+) -> Result<Scored> {
+    let named = name.map(|name| ("reward.name", name.to_string(), "the reward's name"));
+    let configuration = Configuration::read(config, named.as_slice())?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
     let context = build_context(&loaded);
@@ -20,12 +35,19 @@ pub fn score(args: args::Score) -> Result<()> {
             "no reward is configured: use --config FILE, or --reward insightface --set reward.reward_model_path=DIR",
         )
     })?;
-    let video = read_video(&args.video, &ReadOptions { every: args.every, ..ReadOptions::default() })?;
-    let reference = match &args.reference {
+    let video = read_video(video, &ReadOptions { every, ..ReadOptions::default() })?;
+    let reference = match reference {
         Some(path) => read_video(path, &ReadOptions::default())?,
         None => video.clone(),
     };
     let target = scorer.prepare(&reference)?;
+    Ok(Scored { scorer, video, target })
+}
+
+/// Scores `video` against the reference, or against itself.
+pub fn score(args: args::Score) -> Result<()> {
+    let Scored { mut scorer, video, target } =
+        prepared(&args.config, args.reward.as_deref(), &args.video, args.reference.as_deref(), args.every)?;
     let (score, _) = scorer.score(&video, &args.prompt, &target, Grad::Skip)?;
     match (score, args.json) {
         (Score::Value { value, details }, true) => {

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::affine::Affine;
-use super::resize::Resize;
 use super::warp::Warp;
+use crate::picture::{Filter, Resize};
 
 /// Side of the crop that embedders take.
 pub const CROP: usize = 112;
@@ -85,7 +85,7 @@ impl Crop {
             Alignment::Reference => reference_warp(&to_crop, frame, CROP)?,
         };
         let small = warp.output != [CROP, CROP];
-        Some(Self { warp, stretch: small.then(|| Resize::new(warp.output, [CROP, CROP])) })
+        Some(Self { warp, stretch: small.then(|| Resize::new(warp.output, [CROP, CROP], Filter::Bilinear)) })
     }
 
     /// The crop, `[3, 112, 112]`, of a frame `[3, H, W]`.
@@ -110,7 +110,7 @@ impl Crop {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::insightface::gradient_check::{dot, noise};
+    use crate::gradient_check::{dot, noise};
 
     fn template_landmarks() -> [[f32; 2]; 5] {
         TEMPLATE.map(|p| p.map(|v| v as f32))

@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-use super::resize::Resize;
+use crate::picture::{Filter, Resize};
 
 /// A detected face, in pixels of the frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,7 +81,7 @@ impl Letterbox {
         }
         // The reference scales both axes back by the height's ratio.
         let scale = content[0] as f32 / h as f32;
-        Ok(Self { resize: Resize::new(frame, content), content, side, scale })
+        Ok(Self { resize: Resize::new(frame, content, Filter::Bilinear), content, side, scale })
     }
 
     /// The canvas, `[3, side, side]`, of a frame `[3, H, W]` in [-1, 1]; `padding` elsewhere.

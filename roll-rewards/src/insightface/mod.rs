@@ -12,7 +12,6 @@ pub mod frames;
 pub mod losses;
 pub mod networks;
 pub mod pooling;
-pub mod resize;
 pub mod reward;
 pub mod scrfd;
 pub mod warp;
@@ -23,7 +22,5 @@ pub use detection::Face;
 pub use networks::{FaceNetworks, FrameFace};
 pub use reward::IdentityReward;
 
-#[cfg(test)]
-mod gradient_check;
 #[cfg(test)]
 mod tests;

@@ -67,7 +67,7 @@ pub(super) fn product(a: &[f64], b: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::insightface::gradient_check::{dot, noise};
+    use crate::gradient_check::{dot, noise};
 
     #[test]
     fn the_gradient_agrees_with_central_differences() {

@@ -10,8 +10,8 @@ use roll_core::{
 use roll_testing::faces::{self, SIDE};
 
 use super::align::Alignment;
-use super::gradient_check::{dot, noise};
 use super::{ChannelOrder, Config, FaceNetworks, IdentityReward, Undetected};
+use crate::gradient_check::{dot, noise};
 use crate::onnx::Executor;
 
 const SIZE: [usize; 2] = [64, 64];

@@ -92,7 +92,7 @@ impl Warp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::insightface::gradient_check::{dot, noise};
+    use crate::gradient_check::{dot, noise};
 
     #[test]
     fn the_pull_is_the_transpose_of_the_warp() {

@@ -1,7 +1,7 @@
 //! ONNX graphs, read at run time and executed on Burn, forward and backward.
 //!
-//! A graph becomes a [`Model`]: [`Model::run`] gives every output for one float input, [`Model::vjp`] the first output
-//! and its pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
+//! A graph becomes a [`Model`]: [`Model::run`] gives every output for one float input, [`Model::vjp`] one output and its
+//! pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
 //! or with integers among them (text towers), run with [`Model::run_all`].
 //!
 //! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).

@@ -1,5 +1,6 @@
 //! An ONNX model: opening, running, differentiating.
 
+use std::ops::Range;
 use std::path::Path;
 
 use burn::tensor::Device;
@@ -31,6 +32,8 @@ pub struct Model {
     graph: Graph,
     batching: Batching,
     device: Device,
+    /// The output that [`Model::value`] gives and [`Model::vjp`] differentiates.
+    output: usize,
 }
 
 /// How several items run.
@@ -81,7 +84,19 @@ impl Model {
         let graph = read(path, bytes, device)?;
         let batching = Batching::of(&graph);
         tracing::debug!(path = %path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");
-        Ok(Self { graph, batching, device: device.clone() })
+        Ok(Self { graph, batching, device: device.clone(), output: 0 })
+    }
+
+    /// With another output than the first as the one that [`Model::value`] gives and [`Model::vjp`] differentiates.
+    /// Fails, listing the outputs, when none has this name.
+    pub fn with_output(mut self, name: &str) -> Result<Self, OnnxError> {
+        let ports = &self.graph.output_ports;
+        self.output = ports.iter().position(|port| port.name == name).ok_or_else(|| {
+            let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+            let problem = format!("it has no output `{name}`; its outputs are `{}`", names.join("`, `"));
+            OnnxError::BadFile { path: self.graph.path.clone(), problem }
+        })?;
+        Ok(self)
     }
 
     /// The file.
@@ -109,8 +124,16 @@ impl Model {
     /// Fails when `input` has another shape than declared (axis 0 aside), when the graph has other inputs, when a node's
     /// inputs do not fit together, and when an output is of integers.
     pub fn run(&self, input: &NdTensor) -> Result<Vec<NdTensor>> {
-        let outputs = self.forward(&[Value::Float(input.clone().untracked())])?;
+        let outputs = self.forward(&[Value::Float(input.clone().untracked())], 0..self.graph.outputs.len())?;
         outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
+    }
+
+    /// The output of [`Model::with_output`] alone, without gradient; what others need is not computed. Fails as
+    /// [`Model::run`] does.
+    pub fn value(&self, input: &NdTensor) -> Result<NdTensor> {
+        let wanted = self.output..self.output + 1;
+        let mut outputs = self.forward(&[Value::Float(input.clone().untracked())], wanted)?;
+        Ok(self.float(outputs.remove(0))?)
     }
 
     /// Every output, without gradient, for one tensor per input, in the file's order: floats for an input of floats, else
@@ -118,10 +141,13 @@ impl Model {
     ///
     /// Fails as [`Model::run`] does, and when a tensor is of another type than its input.
     pub fn run_all(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.forward(&self.upload(inputs)?)?.into_iter().map(|value| value.to_host()).collect()
+        self.forward(&self.upload(inputs)?, 0..self.graph.outputs.len())?
+            .into_iter()
+            .map(|value| value.to_host())
+            .collect()
     }
 
-    /// The first output for `input`, and its pullback. Fails as [`Model::run`] does.
+    /// The first output (or that of [`Model::with_output`]) for `input`, and its pullback. Fails as [`Model::run`] does.
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
         self.record(&[Value::Float(input.clone().untracked())])
     }
@@ -196,9 +222,8 @@ impl Model {
         inputs.iter().map(|tensor| Value::from_host(tensor, &self.device)).collect()
     }
 
-    fn forward(&self, inputs: &[Value]) -> Result<Vec<Value>> {
+    fn forward(&self, inputs: &[Value], outputs: Range<usize>) -> Result<Vec<Value>> {
         self.check(inputs)?;
-        let outputs = 0..self.graph.outputs.len();
         let (parts, items) = self.parts(inputs);
         let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
         for part in &parts {
@@ -230,7 +255,7 @@ impl Model {
                         integers => integers.clone(),
                     })
                     .collect();
-                let outputs = execute(&self.graph, &inputs, 0..1, items)?;
+                let outputs = execute(&self.graph, &inputs, self.output..self.output + 1, items)?;
                 outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
             })?;
             records.push(record);
@@ -240,7 +265,7 @@ impl Model {
         let value = self.float(self.stack(values)?)?;
         let recorded = Recorded {
             path: self.graph.path.clone(),
-            port: self.graph.output_ports[0].name.clone(),
+            port: self.graph.output_ports[self.output].name.clone(),
             input_shapes: shapes,
             output_shape: value.shape().to_vec(),
             device: self.device.clone(),

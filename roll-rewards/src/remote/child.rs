@@ -8,10 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde_json::Value as Json;
+use roll_core::Tensor;
+use serde_json::{Value as Json, json};
 
 use super::Message;
 use super::frame::{self, FrameError};
+use super::region::Region;
 
 /// Lines of standard error that an error message repeats.
 const LAST_LINES: usize = 8;
@@ -44,11 +46,18 @@ pub enum ChildError {
     },
 }
 
+/// A frame to send.
+struct Request {
+    message: Message,
+    /// Whether the child takes tensors from a shared file.
+    shared: bool,
+}
+
 /// A running child. Reading and writing happen on a thread, so that a child that neither reads nor writes can be given
 /// up; there is never more than one frame under way.
 pub struct Running {
     child: Child,
-    requests: Option<SyncSender<Message>>,
+    requests: Option<SyncSender<Request>>,
     answers: Receiver<Result<Message, FrameError>>,
     said: Arc<Mutex<VecDeque<String>>>,
 }
@@ -85,14 +94,19 @@ impl Running {
         }
         // Both were asked for above.
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let (requests, work) = sync_channel::<Message>(1);
+        let (requests, work) = sync_channel::<Request>(1);
         let (results, answers) = sync_channel(1);
         std::thread::spawn(move || {
             let Some((stdin, stdout)) = pipes else { return };
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
-            for (header, tensors) in work {
-                let answer =
-                    frame::write(&mut stdin, &header, &tensors).and_then(|()| frame::read::<Json>(&mut stdout));
+            let mut region = None;
+            for Request { message: (mut header, tensors), shared } in work {
+                let places = match shared && !tensors.is_empty() {
+                    true => placed(&mut region, &mut header, &tensors),
+                    false => vec![],
+                };
+                let answer = frame::write_placed(&mut stdin, &header, &tensors, &places)
+                    .and_then(|()| frame::read_with::<Json>(&mut stdout, region.as_ref()));
                 if results.send(answer).is_err() {
                     return;
                 }
@@ -101,11 +115,12 @@ impl Running {
         Ok(Self { child, requests: Some(requests), answers, said })
     }
 
-    /// Sends a frame and waits for the answer. After an error the child is of no use any more.
-    pub fn ask(&mut self, message: Message, limit: Duration) -> Result<Message, ChildError> {
+    /// Sends a frame, its tensors in a `shared` file if the child can, and waits for the answer. After an error the child is
+    /// of no use any more.
+    pub fn ask(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
         if let Some(requests) = &self.requests {
             // A thread that is gone says so through `answers`.
-            let _ = requests.send(message);
+            let _ = requests.send(Request { message, shared });
         }
         match self.answers.recv_timeout(limit) {
             Ok(Ok(answer)) => Ok(answer),
@@ -146,6 +161,31 @@ impl Running {
             false => format!("; its last lines: {}", said.iter().cloned().collect::<Vec<_>>().join(" / ")),
         }
     }
+}
+
+/// Puts tensors into the shared file and tells the child of it; no places where there is none: then they go through the
+/// pipe.
+fn placed(region: &mut Option<Region>, header: &mut Json, tensors: &[(String, Tensor)]) -> Vec<u64> {
+    match held(region, tensors) {
+        Ok((places, shared)) => {
+            header["shared"] = shared;
+            places
+        }
+        Err(error) => {
+            tracing::debug!("no shared memory, tensors go through the pipe: {error}");
+            *region = None;
+            vec![]
+        }
+    }
+}
+
+fn held(region: &mut Option<Region>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
+    let region = match region {
+        Some(region) => region,
+        None => region.insert(Region::new()?),
+    };
+    let places = region.hold(tensors)?;
+    Ok((places, json!({ "path": region.path(), "bytes": region.bytes() })))
 }
 
 impl Drop for Running {

@@ -26,6 +26,8 @@ pub struct Config {
     pub start_timeout: f64,
     /// How often the program is started again for one call, after it died or gave no answer in time.
     pub restarts: u32,
+    /// Whether frames go to a program through shared memory, if it says that it can.
+    pub shared_memory: bool,
     /// Handed to the program with `hello`.
     pub options: Options,
     /// What to do with a sample that has nothing to score.
@@ -39,6 +41,7 @@ impl Default for Config {
             timeout: 60.0,
             start_timeout: 300.0,
             restarts: 1,
+            shared_memory: true,
             options: Options::new(),
             on_missing: OnMissing::Skip,
         }
@@ -63,6 +66,8 @@ pub struct Program {
     directory: PathBuf,
     /// `None` before it is first asked and after it died.
     running: Option<Running>,
+    /// Whether the running one takes tensors from a shared file.
+    shares: bool,
 }
 
 impl Program {
@@ -74,7 +79,7 @@ impl Program {
         }
         super::check_seconds("reward.timeout", config.timeout)?;
         super::check_seconds("reward.start_timeout", config.start_timeout)?;
-        Ok(Self { config, directory, running: None })
+        Ok(Self { config, directory, running: None, shares: false })
     }
 
     fn no_answer(&self, call: &'static str, starts: u32, source: ChildError) -> Error {
@@ -83,10 +88,11 @@ impl Program {
     }
 
     /// Starts the program and says hello.
-    fn start(&self) -> std::result::Result<(Running, Message), ChildError> {
+    fn start(&mut self) -> std::result::Result<(Running, Message), ChildError> {
         let mut running = Running::start(&self.config.command, &self.directory)?;
         let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
-        let answer = running.ask((header, Vec::new()), Duration::from_secs_f64(self.config.start_timeout))?;
+        let answer = running.ask((header, Vec::new()), false, Duration::from_secs_f64(self.config.start_timeout))?;
+        self.shares = self.config.shared_memory && answer.0.get("shared") == Some(&Json::Bool(true));
         Ok((running, answer))
     }
 
@@ -96,7 +102,8 @@ impl Program {
             Some(running) => running,
             None => self.start()?.0,
         };
-        let answer = running.ask((header.clone(), tensors.to_vec()), Duration::from_secs_f64(self.config.timeout))?;
+        let message = (header.clone(), tensors.to_vec());
+        let answer = running.ask(message, self.shares, Duration::from_secs_f64(self.config.timeout))?;
         self.running = Some(running);
         Ok(answer)
     }

@@ -1,13 +1,16 @@
 //! The messages between this program and a reward that is a program of its own.
 //!
 //! A frame is `ROLL`, the length of a header (u32, little-endian), the header (JSON), and then the bytes of the tensors
-//! that the header lists, one after the other, row-major and little-endian, without padding.
+//! that the header lists, one after the other, row-major and little-endian, without padding. A tensor that is listed with
+//! `at` is not among them: it lies at that offset of the file that both sides know ([`super::region`]).
 
 use std::io::{BufRead, Read, Write};
 use std::sync::Arc;
 
 use roll_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
+
+use super::region::Region;
 
 /// What every frame begins with: a program that prints to its standard output is found out at once.
 const MAGIC: [u8; 4] = *b"ROLL";
@@ -24,6 +27,8 @@ struct Listed {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at: Option<u64>,
 }
 
 /// A header; what else stands in it depends on the call.
@@ -48,14 +53,28 @@ pub enum FrameError {
 
 /// Writes a frame.
 pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, Tensor)]) -> Result<(), FrameError> {
-    let listed =
-        tensors.iter().map(|(name, t)| Listed { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() });
+    write_placed(out, body, tensors, &[])
+}
+
+/// Writes a frame whose tensors lie at `places` of a region; all of them, or none where there are no places.
+pub fn write_placed<T: Serialize>(
+    out: &mut impl Write,
+    body: &T,
+    tensors: &[(String, Tensor)],
+    places: &[u64],
+) -> Result<(), FrameError> {
+    let listed = tensors.iter().enumerate().map(|(i, (name, t))| Listed {
+        name: name.clone(),
+        dtype: t.dtype(),
+        shape: t.shape().to_vec(),
+        at: places.get(i).copied(),
+    });
     let header = Header { tensors: listed.collect(), body };
     let header = serde_json::to_vec(&header).map_err(|e| FrameError::NoFrame(format!("writing a header: {e}")))?;
     out.write_all(&MAGIC)?;
     out.write_all(&(header.len() as u32).to_le_bytes())?;
     out.write_all(&header)?;
-    for (_, tensor) in tensors {
+    for (_, tensor) in tensors.iter().skip(places.len()) {
         out.write_all(tensor.as_bytes())?;
     }
     out.flush()?;
@@ -78,6 +97,14 @@ fn no_header(header: &[u8], error: &serde_json::Error) -> String {
 
 /// Reads a frame. Fails, without taking more memory than it must, on whatever is none.
 pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
+    read_with(input, None)
+}
+
+/// As [`read`]; tensors may lie in `region`.
+pub fn read_with<T: for<'a> Deserialize<'a>>(
+    input: &mut impl BufRead,
+    region: Option<&Region>,
+) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
     // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
     let there = input.fill_buf()?;
     let begins = there.len().min(MAGIC.len());
@@ -99,15 +126,27 @@ pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, 
     let header: Header<T> = serde_json::from_slice(&header).map_err(|e| FrameError::NoFrame(no_header(&header, &e)))?;
     let mut tensors = Vec::new();
     let mut left = MAX_BYTES;
-    for Listed { name, dtype, shape } in header.tensors {
+    for Listed { name, dtype, shape, at } in header.tensors {
         let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|n| *n <= left);
         let Some(bytes) = bytes else {
             return Err(FrameError::NoFrame(format!("the tensor `{name}` of shape {shape:?} is too large")));
         };
         left -= bytes;
-        // Grows as bytes come: a header may promise what is never sent.
-        let mut data = Vec::new();
-        input.by_ref().take(bytes as u64).read_to_end(&mut data)?;
+        let data = match (at, region) {
+            (None, _) => {
+                // Grows as bytes come: a header may promise what is never sent.
+                let mut data = Vec::new();
+                input.by_ref().take(bytes as u64).read_to_end(&mut data)?;
+                data
+            }
+            (Some(at), Some(region)) => region
+                .read(at, bytes)
+                .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` is not in the shared file: {e}")))?,
+            (Some(_), None) => {
+                let problem = format!("the tensor `{name}` is said to lie in a shared file, and there is none");
+                return Err(FrameError::NoFrame(problem));
+            }
+        };
         let tensor = Tensor::from_bytes(dtype, shape, Arc::new(data))
             .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` was cut off: {e}")))?;
         tensors.push((name, tensor));

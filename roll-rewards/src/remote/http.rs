@@ -26,6 +26,9 @@ pub struct Config {
     /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
     /// Mozilla trusts; for one of your own put a proxy before the service.
     pub url: String,
+    /// Environment variable that holds the service's token, sent as `Authorization: Bearer`; none unless given. The
+    /// token itself stands in no configuration, which runs keep.
+    pub token_env: Option<String>,
     /// Seconds that a request may take.
     pub timeout: f64,
     /// How often a call is repeated after the connection failed or the service answered 5xx.
@@ -42,6 +45,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             url: String::new(),
+            token_env: None,
             timeout: 60.0,
             retries: 2,
             busy_timeout: 600.0,
@@ -76,6 +80,8 @@ enum Outcome {
 pub struct Service {
     config: Config,
     agent: ureq::Agent,
+    /// The header `Authorization`.
+    authorization: Option<String>,
 }
 
 impl Service {
@@ -92,17 +98,30 @@ impl Service {
         }
         super::check_seconds("reward.timeout", config.timeout)?;
         super::check_seconds("reward.busy_timeout", config.busy_timeout)?;
+        let authorization = match &config.token_env {
+            Some(name) => match std::env::var(name) {
+                Ok(token) if !token.is_empty() => Some(format!("Bearer {token}")),
+                _ => {
+                    let problem = format!("the environment variable `{name}` holds no token");
+                    return Err(Error::config("reward.token_env", problem));
+                }
+            },
+            None => None,
+        };
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs_f64(config.timeout)))
             // Answers of any status are looked at here.
             .http_status_as_error(false)
             .build()
             .into();
-        Ok(Self { config, agent })
+        Ok(Self { config, agent, authorization })
     }
 
     fn once(&self, body: &[u8]) -> Outcome {
-        let request = self.agent.post(&self.config.url).header("Content-Type", "application/octet-stream");
+        let mut request = self.agent.post(&self.config.url).header("Content-Type", "application/octet-stream");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
         let mut response = match request.send(body) {
             Ok(response) => response,
             Err(error) => return Outcome::Failed(error.to_string()),

@@ -4,17 +4,21 @@
 //!
 //! | call      | header              | tensors              | answer                                                   |
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
-//! | `hello`   | `version`, `options`|                      | `name`, `differentiable`                                 |
+//! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`                       |
 //! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, when the reference shows nothing to compare with |
 //! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score in the frames |
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
-//! is the whole pullback, and nothing needs to be kept between calls.
+//! is the whole pullback, and nothing needs to be kept between calls. A program whose hello says `shared` gets tensors
+//! in a file in memory, `{"path", "bytes"}` of the header `shared`, and may write those of its answer over them.
 
 pub mod child;
 pub mod command;
 pub mod frame;
 pub mod http;
+#[cfg(all(test, unix))]
+mod python_tests;
+pub mod region;
 
 use std::collections::BTreeMap;
 
@@ -160,6 +164,10 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
             }
             None => Err(self.nonsense("score", "it holds no `score`".into())),
         }
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        true
     }
 
     fn on_missing(&self) -> OnMissing {

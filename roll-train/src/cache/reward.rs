@@ -52,6 +52,10 @@ impl RewardScorer for CachedReward {
         Ok(Some(self.key.clone()))
     }
 
+    fn is_elsewhere(&self) -> bool {
+        self.inner.is_elsewhere()
+    }
+
     fn on_missing(&self) -> OnMissing {
         self.inner.on_missing()
     }

@@ -137,9 +137,9 @@ fn two_plugins_of_one_name_are_an_error_that_names_both_files() {
     let registry = registry.with_plugin(&first, Replaces::Nothing).unwrap();
     let told = match registry.with_plugin(&second, Replaces::LinkedIn) {
         Err(error) => error.to_string(),
-        Ok(_) => panic!("two rewards are called sharpness"),
+        Ok(_) => panic!("two rewards are called edges"),
     };
-    for part in ["reward `sharpness` is registered twice", "libsharpness_reward.so", "libcopy.so"] {
+    for part in ["reward `edges` is registered twice", "libsharpness_reward.so", "libcopy.so"] {
         assert!(told.contains(part), "{told}");
     }
 }

@@ -57,8 +57,8 @@ fn a_reward_of_a_library_scores_and_pulls_back_as_one_that_is_linked_in() {
         own.score(&video(), "", &Default::default(), grad).unwrap()
     };
     let scale = [("scale".to_string(), 0.1.into())].into_iter().collect();
-    let mut loaded = registry("sharpness_reward").reward("sharpness", &scale, &context()).unwrap();
-    assert_eq!((loaded.name(), loaded.differentiable(), loaded.on_missing()), ("sharpness", true, OnMissing::Skip));
+    let mut loaded = registry("sharpness_reward").reward("edges", &scale, &context()).unwrap();
+    assert_eq!((loaded.name(), loaded.differentiable(), loaded.on_missing()), ("edges", true, OnMissing::Skip));
     let target = loaded.prepare(&video()).unwrap();
     let (score, pullback) = loaded.score(&video(), "", &target, Grad::Record).unwrap();
     let (expected, own) = linked(Grad::Record);
@@ -168,7 +168,7 @@ fn wrong_results_are_errors_that_name_the_plugin() {
 fn options_are_checked_before_the_plugin_sees_them() {
     let make = |name: &str, value: roll_core::serde_json::Value| {
         let options = [(name.to_string(), value)].into_iter().collect();
-        registry("sharpness_reward").reward("sharpness", &options, &context()).map(drop).unwrap_err()
+        registry("sharpness_reward").reward("edges", &options, &context()).map(drop).unwrap_err()
     };
     let error = told(&make("scael", 1.0.into()));
     assert!(error.contains("`reward.scael`") && error.contains("did you mean `scale`"), "{error}");
@@ -180,7 +180,7 @@ fn options_are_checked_before_the_plugin_sees_them() {
 
 #[test]
 fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
-    for (name, reward) in [("sharpness_reward", "sharpness"), ("color_reward", "colors"), ("hostile_plugin", "hostile")]
+    for (name, reward) in [("sharpness_reward", "edges"), ("color_reward", "colors"), ("hostile_plugin", "hostile")]
     {
         let mut scorer = registry(name).reward(reward, &Options::new(), &context()).unwrap();
         let findings = check_reward(scorer.as_mut(), 1);
@@ -217,7 +217,7 @@ fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
             Ok((score, shaped))
         }
     }
-    let inner = registry("sharpness_reward").reward("sharpness", &Options::new(), &context()).unwrap();
+    let inner = registry("sharpness_reward").reward("edges", &Options::new(), &context()).unwrap();
     let findings = check_reward(&mut Doubled(inner), 1);
     assert!(
         findings.iter().any(|f| f.verdict == Verdict::Broken && f.promise.contains("differences")),

@@ -50,7 +50,8 @@ fn phases(run: &Source) -> (Vec<(String, f64)>, f64) {
     let names: BTreeSet<&String> = run.rows.iter().flat_map(|row| row.keys()).collect();
     let mut parts: Vec<(String, f64)> = names
         .into_iter()
-        .filter(|name| !matches!(name.as_str(), "time/total" | "time/step"))
+        // `time/score/NAME` is a part of `time/score`.
+        .filter(|name| !matches!(name.as_str(), "time/total" | "time/step") && name.matches('/').count() == 1)
         .filter_map(|name| Some((name.strip_prefix("time/")?.to_string(), mean(name)?)))
         .filter(|(_, seconds)| *seconds > 0.0)
         .collect();

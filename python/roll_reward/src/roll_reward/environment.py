@@ -1,0 +1,59 @@
+"""An environment with text, as `env.name: process` asks for it: one JSON object a line."""
+
+import json
+import sys
+import traceback
+
+from .reward import explained
+from .serve import claim_stdout
+
+
+def environment(make, instructions=None, text=str, action=str):
+    """Answers resets and steps until roll is done.
+
+    `make` is a gymnasium environment, or a function that makes one: `reset(seed=)` gives an observation and a dict,
+    `step(action)` an observation, reward, terminated, truncated and a dict, of which `valid` and `solved` are read.
+    `text` makes text of an observation, `action` an action of the agent's answer; a `ValueError` in it is an answer that
+    was not understood, and costs a turn. `instructions` are shown before the first observation.
+    """
+    out = claim_stdout()
+    world = None
+    last = ""
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+            if world is None:
+                world = make() if callable(make) else make
+            if "reset" in request:
+                seed = request["reset"]["seed"] % 2**31
+                observation, _ = world.reset(seed=seed)
+                last = text(observation)
+                answer = {"observation": last}
+                if instructions is not None:
+                    answer["instructions"] = instructions
+            else:
+                answer = _step(world, request["step"]["action"], text, action, last)
+                last = answer["observation"]
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": explained(error)}
+        out.write(json.dumps(answer).encode() + b"\n")
+        out.flush()
+
+
+def _step(world, said, text, action, last):
+    try:
+        taken = action(said)
+    except ValueError as error:
+        return {"observation": f"{error}\n{last}".strip(), "reward": 0.0, "terminated": False, "valid": False}
+    observation, reward, terminated, truncated, info = world.step(taken)
+    answer = {
+        "observation": text(observation),
+        "reward": float(reward),
+        "terminated": bool(terminated),
+        "truncated": bool(truncated),
+        "valid": bool(info.get("valid", True)),
+    }
+    if "solved" in info:
+        answer["solved"] = bool(info["solved"])
+    return answer

@@ -1,0 +1,163 @@
+//! `roll rewards try`: what a reward says of a video, and where its gradient is.
+
+use std::time::Instant;
+
+use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_data::write_contact_sheet;
+
+use super::score::{Scored, prepared};
+use crate::args::{Rewards, RewardsAction, TryReward};
+
+/// Frames in the picture.
+const DRAWN: usize = 8;
+/// Characters of the longest bar.
+const BAR: f64 = 24.0;
+
+/// Does what was asked.
+pub fn rewards(args: Rewards) -> Result<()> {
+    match args.action {
+        RewardsAction::Try(args) => attempt(&args),
+    }
+}
+
+fn attempt(args: &TryReward) -> Result<()> {
+    let Scored { mut scorer, video, target } =
+        prepared(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
+    let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };
+    let begun = Instant::now();
+    let (score, pullback) = scorer.score(&video, &args.prompt, &target, grad)?;
+    let (value, details) = match score {
+        Score::Value { value, details } => (value, details),
+        Score::Missing { reason } => {
+            println!("{}: nothing to score: {reason}", scorer.name());
+            return Ok(());
+        }
+    };
+    let gradient = pullback.map(|pullback| pullback.pull(&Tensor::scalar(1.0))).transpose()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let with = if gradient.is_some() { "with its gradient" } else { "no gradient" };
+    println!("{}: {value:.6}   ({} frames in {:.1} ms, {with})", scorer.name(), video.dims()[0], 1e3 * seconds);
+    for (name, value) in details {
+        println!("  {name:<28} {value:.6}");
+    }
+    let norms = gradient.as_ref().map(frame_norms).transpose()?;
+    if let Some(gradient) = &gradient {
+        compare(scorer.as_mut(), &video, &args.prompt, &target, gradient)?;
+    }
+    let alone = match args.no_frames {
+        true => None,
+        false => Some(frames_alone(scorer.as_mut(), &video, &args.prompt, &target)?),
+    };
+    table(alone.as_deref(), norms.as_deref());
+    match (&args.output, &gradient) {
+        (Some(output), Some(gradient)) => {
+            write_contact_sheet(output, &drawn(&video, gradient)?, DRAWN)?;
+            println!("wrote {}: frames, and below each where the gradient is", output.display());
+        }
+        (Some(_), None) => return Err(Error::Unsupported(format!("`{}` has no gradient to draw", scorer.name()))),
+        (None, _) => {}
+    }
+    Ok(())
+}
+
+/// The length of the gradient in each frame.
+fn frame_norms(gradient: &Tensor) -> Result<Vec<f64>> {
+    let frame = gradient.len() / gradient.shape()[0].max(1);
+    let norm = |g: &[f32]| g.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    Ok(gradient.f32s()?.chunks_exact(frame.max(1)).map(norm).collect())
+}
+
+/// Prints how the score changes along the gradient, and what the gradient says.
+fn compare(
+    scorer: &mut dyn RewardScorer,
+    video: &Video,
+    prompt: &str,
+    target: &Target,
+    gradient: &Tensor,
+) -> Result<()> {
+    let largest = gradient.f32s()?.iter().fold(0f32, |m, g| m.max(g.abs()));
+    if !(largest > 0.0 && largest.is_finite()) {
+        println!("  the gradient is {} everywhere", if largest == 0.0 { "0" } else { "not finite" });
+        return Ok(());
+    }
+    // The most that a pixel moves: less than a step of 8 bits.
+    let step = 2e-3 / largest;
+    let mut moved = |step: f32| -> Result<Option<f64>> {
+        let values = video.frames().f32s()?.iter().zip(gradient.f32s()?).map(|(v, g)| v + step * g);
+        let moved = Video::new(Tensor::new(values.collect(), video.frames().shape())?, video.fps())?;
+        Ok(match scorer.score(&moved, prompt, target, Grad::Skip)?.0 {
+            Score::Value { value, .. } => Some(value),
+            Score::Missing { .. } => None,
+        })
+    };
+    if let (Some(above), Some(below)) = (moved(step)?, moved(-step)?) {
+        let told = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
+        println!(
+            "  a step of 1/1000 along the gradient changes the score by {:.3e}; it says {told:.3e}",
+            above - below
+        );
+    }
+    Ok(())
+}
+
+/// The score of each frame as a video of its own, where it has one.
+fn frames_alone(
+    scorer: &mut dyn RewardScorer,
+    video: &Video,
+    prompt: &str,
+    target: &Target,
+) -> Result<Vec<Option<f64>>> {
+    let [frames, height, width] = video.dims();
+    let one = |t: usize| {
+        let frame = Video::new(Tensor::new(video.frame(t).to_vec(), [1, 3, height, width])?, video.fps())?;
+        Ok(match scorer.score(&frame, prompt, target, Grad::Skip)?.0 {
+            Score::Value { value, .. } => Some(value),
+            Score::Missing { .. } => None,
+        })
+    };
+    (0..frames).map(one).collect()
+}
+
+fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
+    let count = alone.map(<[_]>::len).or(norms.map(<[_]>::len)).unwrap_or(0);
+    if count == 0 {
+        return;
+    }
+    println!("{:>6}  {:>14}  {:>12}", "frame", "alone", "gradient");
+    let largest = norms.into_iter().flatten().fold(0f64, |m, n| m.max(*n));
+    for t in 0..count {
+        let score = match alone.map(|a| a[t]) {
+            Some(Some(value)) => format!("{value:.6}"),
+            Some(None) | None => "-".into(),
+        };
+        let (norm, bar) = match norms.map(|n| n[t]) {
+            Some(norm) if largest > 0.0 => (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR).round() as usize)),
+            Some(norm) => (format!("{norm:.3e}"), String::new()),
+            None => ("-".into(), String::new()),
+        };
+        println!("{t:>6}  {score:>14}  {norm:>12}  {bar}");
+    }
+}
+
+/// Each frame with its gradient below: black where there is none, over red to white where it is largest.
+fn drawn(video: &Video, gradient: &Tensor) -> Result<Video> {
+    let [frames, height, width] = video.dims();
+    let plane = height * width;
+    let slopes = gradient.f32s()?;
+    let size = |t: usize, i: usize| (0..3).map(|c| slopes[(t * 3 + c) * plane + i].powi(2)).sum::<f32>().sqrt();
+    let sizes: Vec<f32> = (0..frames).flat_map(|t| (0..plane).map(move |i| size(t, i))).collect();
+    // A few pixels far above all others would leave the rest black.
+    let mut sorted = sizes.clone();
+    sorted.sort_by(f32::total_cmp);
+    let full = sorted.get(sorted.len() * 995 / 1000).copied().unwrap_or(0.0).max(f32::MIN_POSITIVE);
+    let mut values = Vec::with_capacity(2 * slopes.len());
+    for t in 0..frames {
+        for (c, pixels) in video.frame(t).chunks_exact(plane).enumerate() {
+            values.extend_from_slice(pixels);
+            // Red comes first, then green, then blue.
+            let heat = |size: &f32| (3.0 * size / full - c as f32).clamp(0.0, 1.0) * 2.0 - 1.0;
+            values.extend(sizes[t * plane..][..plane].iter().map(heat));
+        }
+    }
+    Video::new(Tensor::new(values, [frames, 3, 2 * height, width])?, video.fps())
+}

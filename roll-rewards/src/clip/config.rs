@@ -1,0 +1,202 @@
+//! What `config.json` and `preprocessor_config.json` of a CLIP directory say.
+
+use std::path::Path;
+
+use roll_core::{Error, Result};
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::files::json;
+use crate::picture::{Filter, Fit, Input, Size};
+
+/// `config.json` of a `CLIPModel`. What it leaves out has the default of `transformers`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ModelConfig {
+    /// `clip`.
+    pub model_type: String,
+    /// Width of the embeddings.
+    #[serde(default = "number::<512>")]
+    pub projection_dim: usize,
+    /// The image tower.
+    #[serde(default)]
+    pub vision_config: VisionConfig,
+    /// The text tower.
+    #[serde(default)]
+    pub text_config: TextConfig,
+}
+
+fn number<const N: usize>() -> usize {
+    N
+}
+
+/// A tower.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+pub struct VisionConfig {
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub image_size: usize,
+    pub patch_size: usize,
+    pub hidden_act: Activation,
+    pub layer_norm_eps: f64,
+}
+
+impl Default for VisionConfig {
+    fn default() -> Self {
+        Self {
+            hidden_size: 768,
+            intermediate_size: 3072,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            image_size: 224,
+            patch_size: 32,
+            hidden_act: Activation::QuickGelu,
+            layer_norm_eps: 1e-5,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+pub struct TextConfig {
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub max_position_embeddings: usize,
+    pub vocab_size: usize,
+    pub eos_token_id: Option<u32>,
+    pub hidden_act: Activation,
+    pub layer_norm_eps: f64,
+}
+
+impl Default for TextConfig {
+    fn default() -> Self {
+        Self {
+            hidden_size: 512,
+            intermediate_size: 2048,
+            num_hidden_layers: 12,
+            num_attention_heads: 8,
+            max_position_embeddings: 77,
+            vocab_size: 49408,
+            eos_token_id: Some(49407),
+            hidden_act: Activation::QuickGelu,
+            layer_norm_eps: 1e-5,
+        }
+    }
+}
+
+/// Activation of the feed-forward layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(1.702 x)`.
+    QuickGelu,
+    /// With the error function.
+    Gelu,
+    /// Its tanh form.
+    #[serde(alias = "gelu_new")]
+    GeluPytorchTanh,
+}
+
+/// Most that a size in a file may be: a file may not ask for any memory it likes.
+const MOST: usize = 1 << 20;
+
+impl ModelConfig {
+    /// That of a directory. Fails when it is of another model, or contradicts itself.
+    pub fn read(directory: &Path) -> Result<Self> {
+        let path = directory.join("config.json");
+        let config: Self = json(&path)?;
+        let wrong = |problem: String| Err(Error::bad_file(&path, problem));
+        if config.model_type != "clip" {
+            return wrong(format!("expected a model of type `clip`, found `{}`", config.model_type));
+        }
+        let (v, t) = (&config.vision_config, &config.text_config);
+        for (tower, width, heads, others) in [
+            ("vision_config", v.hidden_size, v.num_attention_heads, [v.intermediate_size, v.num_hidden_layers]),
+            ("text_config", t.hidden_size, t.num_attention_heads, [t.intermediate_size, t.num_hidden_layers]),
+        ] {
+            let sizes = [width, heads, others[0], others[1]];
+            if sizes.iter().any(|s| !(1..MOST).contains(s)) || !width.is_multiple_of(heads) {
+                return wrong(format!(
+                    "{tower}: {width} wide with {heads} heads, {} and {} make no tower",
+                    others[0], others[1]
+                ));
+            }
+        }
+        let (side, patch) = (v.image_size, v.patch_size);
+        if patch == 0 || side >= MOST || side == 0 || !side.is_multiple_of(patch) {
+            return wrong(format!(
+                "vision_config: pictures of {side} pixels are no whole number of patches of {patch}"
+            ));
+        }
+        if [t.max_position_embeddings, t.vocab_size, config.projection_dim].iter().any(|s| !(1..MOST).contains(s)) {
+            return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
+        }
+        Ok(config)
+    }
+}
+
+/// What OpenAI's CLIP was trained with, and nearly all that came after.
+const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Preprocessor {
+    size: Option<Json>,
+    crop_size: Option<Json>,
+    do_resize: Option<bool>,
+    do_center_crop: Option<bool>,
+    do_rescale: Option<bool>,
+    do_normalize: Option<bool>,
+    rescale_factor: Option<f32>,
+    resample: Option<u32>,
+    image_mean: Option<[f32; 3]>,
+    image_std: Option<[f32; 3]>,
+}
+
+/// How pictures of `side` pixels are made, as `preprocessor_config.json` says; where there is none, as CLIP's are.
+pub fn input(directory: &Path, side: usize) -> Result<Input> {
+    let path = directory.join("preprocessor_config.json");
+    let found: Preprocessor = if path.exists() { json(&path)? } else { Preprocessor::default() };
+    let wrong = |problem: String| Error::bad_file(&path, problem);
+    let number = |size: &Json, key: &str| size.get(key).unwrap_or(size).as_u64().map(|n| n as usize);
+    let cuts = found.do_center_crop.unwrap_or(true);
+    let crop = found.crop_size.as_ref().and_then(|size| number(size, "height")).unwrap_or(side);
+    let (mut fit, mut shorter_side) = (Fit::Stretch, None);
+    if let Some(size) = &found.size {
+        let shortest = size.get("shortest_edge").and_then(Json::as_u64).or(size.as_u64()).map(|n| n as usize);
+        match (shortest, number(size, "height")) {
+            (Some(shortest), _) if cuts => (fit, shorter_side) = (Fit::Crop, Some(shortest)),
+            (None, Some(height)) if height == side => {}
+            _ => return Err(wrong(format!("`size` {size} does not make pictures of {side} pixels"))),
+        }
+    } else if cuts {
+        fit = Fit::Crop;
+    }
+    if cuts && crop != side {
+        return Err(wrong(format!("`crop_size` is {crop}, but config.json says that pictures have {side} pixels")));
+    }
+    if [found.do_resize, found.do_rescale].contains(&Some(false)) {
+        return Err(wrong("pictures that are not resized and rescaled are not supported".into()));
+    }
+    let filter = match found.resample {
+        None | Some(3) => Filter::Bicubic,
+        Some(0) => Filter::Nearest,
+        Some(1) => Filter::Lanczos,
+        Some(2) => Filter::Bilinear,
+        Some(4) => Filter::Box,
+        Some(other) => return Err(wrong(format!("`resample` {other} is none of Pillow's filters 0 to 4"))),
+    };
+    let (mean, std) = match found.do_normalize {
+        Some(false) => ([0.0; 3], [1.0; 3]),
+        _ => (found.image_mean.unwrap_or(MEAN), found.image_std.unwrap_or(STD)),
+    };
+    let range = [0.0, 255.0 * found.rescale_factor.unwrap_or(1.0 / 255.0)];
+    let input = Input { size: Some(Size::Side(side)), fit, shorter_side, filter, mean, std, range, ..Input::default() };
+    input.check("input").map_err(|e| wrong(e.to_string()))?;
+    Ok(input)
+}

@@ -1,0 +1,321 @@
+//! The reward `clip`: CLIP and what is made of it, from a Hugging Face directory as it is.
+
+mod config;
+mod files;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tower;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use roll_backends::host::{to_device_nd, to_host_nd};
+use roll_backends::{Chain, Memory, Segment};
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt,
+    RewardScorer, Score, Target, Tensor, Video,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::RewardError;
+use crate::onnx_reward::reading;
+use crate::picture::{Frames, Input, Look, OverFrames, RowNetwork, RowsPull};
+use config::ModelConfig;
+use files::Tensors;
+use text::TextTower;
+use tower::{Embed, Head, Layer, Pool, Shape};
+
+const NAME: &str = "clip";
+/// The target's tensor: the mean direction of the reference's embeddings.
+const DIRECTION: &str = "direction";
+/// Texts whose embeddings are kept: prompts come again every epoch.
+const TEXTS: usize = 1024;
+
+/// Options of the reward `clip`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Directory with config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
+    pub path: String,
+    /// What frames are compared with.
+    pub against: Against,
+    /// How their likeness becomes the score.
+    pub score: Scale,
+    /// A safetensors file with the layers of an aesthetic predictor: the score is what it says, and nothing is compared.
+    pub head: Option<String>,
+    /// Which frames are looked at.
+    pub frames: Frames,
+    /// How the numbers of frames become one.
+    pub over_frames: OverFrames,
+    /// Frames that go through the tower at once.
+    pub frames_per_batch: usize,
+    /// What it measures, for labels and pages.
+    pub label: String,
+    /// What a video without frames does.
+    pub on_missing: OnMissing,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            path: String::new(),
+            against: Against::Prompt,
+            score: Scale::Cosine,
+            head: None,
+            frames: Frames::Uniform(8),
+            over_frames: OverFrames::Mean,
+            frames_per_batch: 8,
+            label: "clip".into(),
+            on_missing: OnMissing::Skip,
+        }
+    }
+}
+
+/// What frames are compared with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Against {
+    /// The sample's prompt.
+    #[default]
+    Prompt,
+    /// The same frames of the reference.
+    Reference,
+    /// This text.
+    Text(String),
+}
+
+/// How likeness becomes the score.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scale {
+    /// The cosine similarity: CLIP score, HPSv2.
+    #[default]
+    Cosine,
+    /// The cosine times the model's own factor, exp(`logit_scale`): PickScore.
+    Logit,
+}
+
+/// The image tower, down to the embedding or a head's number.
+struct VisionTower {
+    chain: Chain,
+    device: Device,
+}
+
+impl VisionTower {
+    fn load(tensors: &Tensors, config: &ModelConfig, head: Option<Head>, device: &Device) -> Result<Self> {
+        let v = &config.vision_config;
+        let (width, eps) = (v.hidden_size, v.layer_norm_eps);
+        let embed = Embed::load(tensors, width, v.patch_size, v.image_size / v.patch_size, eps, device)?;
+        let tokens = embed.tokens();
+        let shape = Shape {
+            width,
+            hidden: v.intermediate_size,
+            heads: v.num_attention_heads,
+            activation: v.hidden_act,
+            eps,
+            causal: false,
+        };
+        let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(embed)];
+        for i in 0..v.num_hidden_layers {
+            let name = format!("vision_model.encoder.layers.{i}");
+            segments.push(Arc::new(Layer::load(tensors, name, shape, tokens, device)?));
+        }
+        segments.push(Arc::new(Pool::load(tensors, [width, config.projection_dim], tokens, eps, head, device)?));
+        Ok(Self { chain: Chain::new(segments), device: device.clone() })
+    }
+}
+
+impl RowNetwork for VisionTower {
+    fn rows(&self, input: Tensor) -> Result<Tensor> {
+        let input = to_device_nd(&input, &self.device)?;
+        to_host_nd(&self.chain.forward(input, vec![], Grad::Skip, Memory::Recompute, false, None)?.0)
+    }
+
+    fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)> {
+        let device = self.device.clone();
+        let input = to_device_nd(&input, &device)?;
+        let (rows, record) = self.chain.forward(input, vec![], Grad::Record, Memory::Recompute, false, None)?;
+        let record = record.ok_or_else(|| Error::Misuse("a recorded chain gave no record".into()))?;
+        let pull = move |cotangent: Tensor| to_host_nd(&record.pull(to_device_nd(&cotangent, &device)?)?.0);
+        Ok((to_host_nd(&rows)?, Box::new(pull)))
+    }
+}
+
+/// How alike frames are to a text or to the reference, or how an aesthetic head rates them. Differentiable in the frames.
+pub struct ClipReward {
+    config: Config,
+    vision: VisionTower,
+    /// Where texts are compared with.
+    text: Option<TextTower>,
+    texts: HashMap<String, Vec<f32>>,
+    /// exp(`logit_scale`), or 1.
+    factor: f64,
+    input: Input,
+    files: Vec<PathBuf>,
+}
+
+impl ClipReward {
+    /// Loads the directory of `config`, and its head; paths start from that of `context`.
+    pub fn load(config: Config, context: &BuildContext) -> Result<Self> {
+        if config.path.is_empty() {
+            return Err(Error::config("reward.path", "missing: the model's directory"));
+        }
+        config.frames.check("reward.frames")?;
+        if config.frames_per_batch == 0 {
+            return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));
+        }
+        if config.head.is_some() && (&config.against, config.score) != (&Against::Prompt, Scale::Cosine) {
+            return Err(Error::config("reward.head", "rates frames by themselves: leave out `against` and `score`"));
+        }
+        if matches!(config.on_missing, OnMissing::Value(value) if !value.is_finite()) {
+            return Err(Error::config("reward.on_missing", "expected skip, error, or a finite value"));
+        }
+        let directory = context.resolve(&config.path);
+        let device = roll_backends::device(&context.backend)?;
+        Self::open(config, &directory, context, &device)
+            .while_doing(|| format!("loading CLIP from {}", directory.display()))
+    }
+
+    fn open(config: Config, directory: &Path, context: &BuildContext, device: &Device) -> Result<Self> {
+        let model = ModelConfig::read(directory)?;
+        let tensors = Tensors::in_directory(directory)?;
+        let mut files: Vec<PathBuf> = ["config.json", "preprocessor_config.json"].map(|f| directory.join(f)).to_vec();
+        files.retain(|f| f.exists());
+        files.extend(tensors.paths().map(PathBuf::from));
+        let head = match &config.head {
+            Some(head) => {
+                let path = context.resolve(head);
+                files.push(path.clone());
+                Some(Head::load(&Tensors::open(&[path])?, model.projection_dim, device)?)
+            }
+            None => None,
+        };
+        let text = match (&config.head, &config.against) {
+            (Some(_), _) | (None, Against::Reference) => None,
+            (None, Against::Prompt | Against::Text(_)) => Some(TextTower::load(directory, &tensors, &model, device)?),
+        };
+        let factor = match config.score {
+            Scale::Cosine => 1.0,
+            Scale::Logit => f64::from(tensors.tensor("logit_scale", &[])?.item()?).exp(),
+        };
+        Ok(Self {
+            vision: VisionTower::load(&tensors, &model, head, device)?,
+            input: config::input(directory, model.vision_config.image_size)?,
+            text,
+            texts: HashMap::new(),
+            factor,
+            config,
+            files,
+        })
+    }
+
+    fn look(&self) -> Look<'_> {
+        Look {
+            network: &self.vision,
+            input: &self.input,
+            frames: self.config.frames,
+            over: self.config.over_frames,
+            batch: self.config.frames_per_batch,
+        }
+    }
+
+    /// The direction of a text's embedding.
+    fn text_direction(&mut self, text: &str) -> Result<Vec<f32>> {
+        if let Some(known) = self.texts.get(text) {
+            return Ok(known.clone());
+        }
+        let tower = self.text.as_ref().ok_or_else(|| Error::Misuse("this CLIP reward reads no text".into()))?;
+        let direction = reading::mean_direction(&[tower.embed(text)?]);
+        if self.texts.len() >= TEXTS {
+            self.texts.clear();
+        }
+        self.texts.insert(text.into(), direction.clone());
+        Ok(direction)
+    }
+}
+
+impl RewardScorer for ClipReward {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn measures(&self) -> Measure {
+        Measure::new(self.config.label.clone())
+    }
+
+    fn differentiable(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        if self.config.against != Against::Reference {
+            return Ok(Target::default());
+        }
+        let rows = self.look().rows(reference)?;
+        if rows.is_empty() {
+            return Err(Error::nothing_to_score("the reference has no frames"));
+        }
+        let direction = reading::mean_direction(&rows);
+        let width = direction.len();
+        Ok(Target { tensors: [(DIRECTION.to_string(), Tensor::new(direction, [width])?)].into() })
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        if self.config.head.is_some() {
+            return self.look().score(video, &|row: &[f32]| Ok(reading::value(row, 0)), grad);
+        }
+        let direction = match self.config.against.clone() {
+            Against::Prompt => self.text_direction(prompt)?,
+            Against::Text(text) => self.text_direction(&text)?,
+            Against::Reference => {
+                let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: DIRECTION.into() };
+                target.tensors.get(DIRECTION).ok_or_else(strange)?.to_f32_vec()
+            }
+        };
+        let factor = self.factor;
+        let read = |row: &[f32]| {
+            if row.len() != direction.len() {
+                return Err(Error::shape(
+                    "the direction to compare with",
+                    format!("[{}]", row.len()),
+                    &[direction.len()],
+                ));
+            }
+            let (value, gradient) = reading::cosine(row, &direction);
+            Ok((factor * value, gradient.into_iter().map(|g| factor as f32 * g).collect()))
+        };
+        self.look().score(video, &read, grad)
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        // Nothing but `against: reference` has a target, and it depends on the tower and the frames.
+        let mut key = Fingerprint::new(NAME).text("against", format_args!("{:?}", self.config.against));
+        key = key.text("frames", format_args!("{:?}", self.config.frames));
+        for file in &self.files {
+            key = key.file(file)?;
+        }
+        Ok(Some(key.finish()))
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.config.on_missing
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "CLIP, PickScore, HPSv2, aesthetic heads: frames beside a text or the reference, from a Hugging Face directory",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, context| {
+            Ok(Box::new(ClipReward::load(parse_options("reward", options)?, context)?))
+        }),
+        planner: None,
+    }
+}

@@ -1,0 +1,226 @@
+//! The transformer of a tower, as a chain of segments: the backward pass recomputes one layer at a time.
+
+use burn::tensor::{DType, Device, Tensor as Burn, activation};
+use roll_backends::ops::{self, AttentionOptions};
+use roll_backends::{NdTensor, Scope, Segment, Tape, Weights};
+use roll_core::{Error, Result};
+
+use super::config::Activation;
+use super::files::Tensors;
+
+/// The sizes of a tower.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub width: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub activation: Activation,
+    pub eps: f64,
+    /// Whether a token sees only those before it.
+    pub causal: bool,
+}
+
+/// One layer, on `[items * tokens, width]`.
+pub struct Layer {
+    weights: Weights,
+    name: String,
+    shape: Shape,
+    /// Tokens of an item.
+    tokens: usize,
+}
+
+impl Layer {
+    /// The layer called `name`, of items of `tokens` tokens.
+    pub fn load(tensors: &Tensors, name: String, shape: Shape, tokens: usize, device: &Device) -> Result<Self> {
+        let Shape { width, hidden, .. } = shape;
+        let mut wanted = Vec::new();
+        for norm in ["layer_norm1", "layer_norm2"] {
+            wanted.extend(pair(&format!("{name}.{norm}"), &[width]));
+        }
+        for projection in ["q_proj", "k_proj", "v_proj", "out_proj"] {
+            wanted.extend(pair(&format!("{name}.self_attn.{projection}"), &[width, width]));
+        }
+        wanted.extend(pair(&format!("{name}.mlp.fc1"), &[hidden, width]));
+        wanted.extend(pair(&format!("{name}.mlp.fc2"), &[width, hidden]));
+        Ok(Self { weights: tensors.weights(&wanted, device)?, name, shape, tokens })
+    }
+
+    /// The next state, of any number of items.
+    pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
+        let Shape { heads, causal, eps, .. } = self.shape;
+        let scope = scope(&self.weights, tape);
+        let part = |of: &str| format!("{}.{of}", self.name);
+        let normed = norm(&scope, x.clone(), &part("layer_norm1"), eps)?;
+        let [q, k, v] =
+            ["q_proj", "k_proj", "v_proj"].map(|p| scope.linear(normed.clone(), &part(&format!("self_attn.{p}"))));
+        let (q, k, v) = (q?, k?, v?);
+        let items = x.dims()[0] / tokens;
+        let options = AttentionOptions { causal, ..Default::default() };
+        let mixed = (0..items).map(|i| {
+            let rows = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
+            ops::attention_with(rows(&q), rows(&k), rows(&v), heads, options)
+        });
+        let x = x + scope.linear(Burn::cat(mixed.collect(), 0), &part("self_attn.out_proj"))?;
+        let wide = scope.linear(norm(&scope, x.clone(), &part("layer_norm2"), eps)?, &part("mlp.fc1"))?;
+        let wide = match self.shape.activation {
+            Activation::QuickGelu => ops::silu(wide * 1.702) / 1.702,
+            Activation::Gelu => activation::gelu(wide),
+            Activation::GeluPytorchTanh => ops::gelu_tanh(wide),
+        };
+        Ok(x + scope.linear(wide, &part("mlp.fc2"))?)
+    }
+}
+
+impl Segment for Layer {
+    fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        Ok(self.run(state.rank::<2>()?, self.tokens, tape)?.into())
+    }
+}
+
+/// Patches and class token, on `[N, 3, side, side]`.
+pub struct Embed {
+    weights: Weights,
+    width: usize,
+    patch: usize,
+    grid: usize,
+    eps: f64,
+}
+
+const EMBEDDINGS: &str = "vision_model.embeddings";
+
+impl Embed {
+    /// For pictures of `grid * grid` patches.
+    pub fn load(tensors: &Tensors, width: usize, patch: usize, grid: usize, eps: f64, device: &Device) -> Result<Self> {
+        let mut wanted = vec![
+            (format!("{EMBEDDINGS}.class_embedding"), vec![width]),
+            (format!("{EMBEDDINGS}.patch_embedding.weight"), vec![width, 3, patch, patch]),
+            (format!("{EMBEDDINGS}.position_embedding.weight"), vec![grid * grid + 1, width]),
+        ];
+        // The name has been misspelt in `transformers` from the beginning.
+        wanted.extend(pair("vision_model.pre_layrnorm", &[width]));
+        Ok(Self { weights: tensors.weights(&wanted, device)?, width, patch, grid, eps })
+    }
+
+    /// Tokens of a picture.
+    pub fn tokens(&self) -> usize {
+        self.grid * self.grid + 1
+    }
+}
+
+impl Segment for Embed {
+    fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let (g, p, width) = (self.grid, self.patch, self.width);
+        let scope = scope(&self.weights, tape);
+        let pixels = state.rank::<4>()?;
+        let [items, ..] = pixels.dims();
+        if pixels.dims() != [items, 3, g * p, g * p] {
+            return Err(Error::shape("pictures for CLIP", format!("[N, 3, {0}, {0}]", g * p), state.shape()));
+        }
+        // A convolution whose stride is its size: patches as rows times the kernel as a matrix.
+        let rows =
+            pixels.reshape([items, 3, g, p, g, p]).permute([0, 2, 4, 1, 3, 5]).reshape([items * g * g, 3 * p * p]);
+        let kernel = scope.weight::<4>(&format!("{EMBEDDINGS}.patch_embedding.weight"))?.reshape([width, 3 * p * p]);
+        let patches = ops::linear(rows, kernel, None).reshape([items, g * g, width]);
+        let class = scope.weight::<1>(&format!("{EMBEDDINGS}.class_embedding"))?.reshape([1, 1, width]);
+        let tokens = Burn::cat(vec![class.repeat_dim(0, items), patches], 1);
+        let positions = scope.weight::<2>(&format!("{EMBEDDINGS}.position_embedding.weight"))?.unsqueeze::<3>();
+        let x = (tokens + positions).reshape([items * self.tokens(), width]);
+        Ok(norm(&scope, x, "vision_model.pre_layrnorm", self.eps)?.into())
+    }
+}
+
+/// The class token's embedding, `[N, projection]`, and what a head makes of it.
+pub struct Pool {
+    weights: Weights,
+    tokens: usize,
+    eps: f64,
+    head: Option<Head>,
+}
+
+impl Pool {
+    /// For items of `tokens` tokens.
+    pub fn load(
+        tensors: &Tensors,
+        [width, projection]: [usize; 2],
+        tokens: usize,
+        eps: f64,
+        head: Option<Head>,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut wanted = vec![("visual_projection.weight".to_string(), vec![projection, width])];
+        wanted.extend(pair("vision_model.post_layernorm", &[width]));
+        Ok(Self { weights: tensors.weights(&wanted, device)?, tokens, eps, head })
+    }
+}
+
+impl Segment for Pool {
+    fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let scope = scope(&self.weights, tape);
+        let x = state.rank::<2>()?;
+        let [rows, width] = x.dims();
+        let items = rows / self.tokens;
+        let class = x.reshape([items, self.tokens, width]).narrow(1, 0, 1).reshape([items, width]);
+        let embedding =
+            scope.linear(norm(&scope, class, "vision_model.post_layernorm", self.eps)?, "visual_projection")?;
+        match &self.head {
+            Some(head) => Ok(head.run(embedding)?.into()),
+            None => Ok(embedding.into()),
+        }
+    }
+}
+
+/// Linear layers, one after the other, on the embedding divided by its length: the heads of aesthetic predictors.
+pub struct Head {
+    layers: Vec<(Burn<2>, Burn<1>)>,
+}
+
+impl Head {
+    /// The layers of a safetensors file: `weight` and `bias`, or `layers.N.weight` and `layers.N.bias` by ascending N.
+    /// Fails unless they lead from `width` numbers to one.
+    pub fn load(tensors: &Tensors, width: usize, device: &Device) -> Result<Self> {
+        let mut names: Vec<(usize, &str)> = tensors
+            .names()
+            .filter_map(|name| name.strip_suffix("weight"))
+            .map(|stem| (stem.split('.').filter_map(|part| part.parse().ok()).next_back().unwrap_or(0), stem))
+            .collect();
+        names.sort();
+        let (mut layers, mut inputs) = (Vec::new(), width);
+        for (_, stem) in names {
+            let weight = format!("{stem}weight");
+            let outputs = tensors.shape(&weight).and_then(|s| s.first().copied()).unwrap_or(0);
+            let wanted = [(weight.clone(), vec![outputs, inputs]), (format!("{stem}bias"), vec![outputs])];
+            let loaded = tensors.weights(&wanted, device)?;
+            layers.push((loaded[&weight].f32()?, loaded[&wanted[1].0].f32()?));
+            inputs = outputs;
+        }
+        match (layers.is_empty(), inputs) {
+            (false, 1) => Ok(Self { layers }),
+            _ => {
+                Err(Error::shape("the head of an aesthetic predictor", format!("layers from {width} to 1"), &[inputs]))
+            }
+        }
+    }
+
+    fn run(&self, x: Burn<2>) -> Result<Burn<2>> {
+        let length = x.clone().powi_scalar(2).sum_dim(1).sqrt();
+        let unit = x / length;
+        Ok(self.layers.iter().fold(unit, |x, (weight, bias)| ops::linear(x, weight.clone(), Some(bias.clone()))))
+    }
+}
+
+/// Weight and bias of a layer: the weight's shape, the bias's its first axis.
+pub fn pair(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
+    [(format!("{name}.weight"), shape.to_vec()), (format!("{name}.bias"), shape[..1].to_vec())]
+}
+
+/// Frozen weights in f32.
+pub fn scope<'a>(weights: &'a Weights, tape: &'a Tape) -> Scope<'a> {
+    Scope { weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 }
+}
+
+/// The layer norm called `name`.
+pub fn norm(scope: &Scope<'_>, x: Burn<2>, name: &str, eps: f64) -> Result<Burn<2>> {
+    let gain = scope.weight::<1>(&format!("{name}.weight"))?.unsqueeze();
+    let shift = scope.weight::<1>(&format!("{name}.bias"))?.unsqueeze();
+    Ok(ops::layer_norm(x, gain, shift, eps))
+}

@@ -1,0 +1,148 @@
+//! Networks that PyTorch exported, and the options.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use roll_core::plugin::check::{Verdict, check_reward};
+use roll_core::{Options, Registry};
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::picture::{Layout, RowNetwork};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported").join(name)
+}
+
+fn device() -> burn::tensor::Device {
+    roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
+}
+
+/// As the script's: values in [-1, 1).
+fn noise(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn make(options: Json) -> Result<Box<dyn RewardScorer>> {
+    let context = BuildContext {
+        backend: std::env::var("ROLL_TEST_BACKEND").unwrap_or("flex".into()),
+        seed: 0,
+        base_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported"),
+        placement: None,
+    };
+    let Json::Object(options) = options else { panic!("options are a map") };
+    let options: Options = options;
+    Registry::linked()?.reward("onnx", &options, &context)
+}
+
+fn numbers(json: &Json) -> Vec<f32> {
+    json.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+#[test]
+fn exported_networks_have_the_values_and_gradients_of_pytorch() {
+    let golden: Json = serde_json::from_slice(&std::fs::read(data("golden.json")).unwrap()).unwrap();
+    for name in ["mixer", "vit", "convnext", "clip3d"] {
+        let case = &golden[name];
+        let shape: Vec<usize> = serde_json::from_value(case["input"].clone()).unwrap();
+        let (values, gradients) = (numbers(&case["output"]), numbers(&case["gradient"]));
+        for exporter in ["script", "dynamo"] {
+            let layout = if name == "clip3d" { Layout::Ncthw } else { Layout::Nchw };
+            let model = Model::open(&data(&format!("{name}_{exporter}.onnx")), &device()).unwrap();
+            let mut input = crate::picture::Input { layout, ..Default::default() };
+            let graph = Graph::new(model, &mut input).unwrap();
+            let x = Tensor::new(noise(shape.iter().product(), 1), shape.clone()).unwrap();
+            let (y, pull) = graph.rows_vjp(x.clone()).unwrap();
+            let gradient = pull(Tensor::new(noise(y.len(), 2), y.shape()).unwrap()).unwrap();
+            let worst = |found: Vec<f32>, expected: &[f32]| {
+                assert_eq!(found.len(), expected.len(), "{name} {exporter}");
+                let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+                found.iter().zip(expected).fold(0f32, |w, (f, e)| w.max((f - e).abs() / largest))
+            };
+            let value = worst(y.to_f32_vec(), &values);
+            let slope = worst(gradient.to_f32_vec().into_iter().step_by(7).collect(), &gradients);
+            eprintln!("{name} ({exporter}): value {value:.1e}, gradient {slope:.1e} of the largest");
+            assert!(value < 1e-5 && slope < 2e-5, "{name} {exporter}: {value} {slope}");
+            assert_eq!(graph.rows(x).unwrap().shape(), y.shape());
+        }
+    }
+}
+
+#[test]
+fn every_way_to_a_number_has_the_gradient_of_its_differences() {
+    let normal = json!({ "mean": [0.4, 0.5, 0.6], "std": [0.3, 0.2, 0.3], "filter": "bicubic", "fit": "crop" });
+    let cases = [
+        json!({ "score": "softmax", "index": 2, "file": "mixer_script.onnx" }),
+        json!({ "score": "value", "index": 1, "over_frames": "last", "file": "convnext_dynamo.onnx" }),
+        json!({ "score": "sigmoid", "index": 0, "over_frames": "min", "file": "convnext_script.onnx" }),
+        json!({ "score": "cosine", "frames": { "every": 2 }, "file": "vit_script.onnx" }),
+        json!({ "score": "cosine", "vector": [1, 0, -1, 0.5, 0, 0], "file": "vit_script.onnx" }),
+        json!({ "score": "distance", "frames": "first_and_last", "file": "mixer_dynamo.onnx" }),
+    ];
+    for mut case in cases {
+        case["input"] = normal.clone();
+        case["input"]["size"] = 16.into();
+        let findings = check_reward(make(case.clone()).unwrap().as_mut(), 5);
+        assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{case}: {findings:#?}");
+    }
+    let video = json!({
+        "file": "clip3d_script.onnx", "index": 1, "frames": { "uniform": 5 }, "input": { "layout": "ncthw", "fit": "letterbox" }
+    });
+    let findings = check_reward(make(video).unwrap().as_mut(), 5);
+    assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
+}
+
+#[test]
+fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
+    let config = crate::pixels::first_frame::Config {
+        measure: crate::pixels::first_frame::Likeness::Perceptual,
+        file: data("vit_script.onnx").display().to_string(),
+        input: serde_json::from_value(json!({ "size": 16 })).unwrap(),
+        ..Default::default()
+    };
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let mut reward = crate::pixels::FirstFrame::new(config, &context).unwrap();
+    crate::pixels::check(&mut reward);
+    let video = Video::new(Tensor::new(noise(2 * 3 * 16 * 16, 3), [2, 3, 16, 16]).unwrap(), 8.0).unwrap();
+    let target = reward.prepare(&video).unwrap();
+    assert_eq!(reward.score(&video, "", &target, Grad::Skip).unwrap().0, {
+        let details = [("frames".to_string(), 1.0)].into();
+        Score::Value { value: 0.0, details }
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_the_file_and_the_key() {
+    let told = |options: Json| match make(options) {
+        Err(error) => roll_core::plugin::Chain::line(&error),
+        Ok(mut reward) => {
+            let video = Video::new(Tensor::zeros([1, 3, 16, 16]), 8.0).unwrap();
+            let target = reward.prepare(&video).unwrap();
+            let scored = reward.score(&video, "", &target, Grad::Skip);
+            roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err())
+        }
+    };
+    let file = "mixer_script.onnx";
+    let cases = [
+        (json!({}), "reward.file"),
+        (json!({ "file": "absent.onnx" }), "absent.onnx"),
+        (json!({ "file": file }), "`reward.index`: missing: which of the 5 numbers"),
+        (json!({ "file": file, "index": 9 }), "below 5"),
+        (json!({ "file": file, "score": "softmax" }), "reward.index"),
+        (json!({ "file": file, "output": "z" }), "its outputs are `y`"),
+        (json!({ "file": file, "input": { "layout": "ncthw" } }), "reward.input.layout"),
+        (json!({ "file": file, "input": { "size": 20 } }), "reward.input.size"),
+        (json!({ "file": file, "score": "cosine", "vector": [1, 2] }), "5 numbers"),
+        (json!({ "file": file, "frames": { "every": 0 } }), "reward.frames"),
+        (json!({ "file": file, "input": { "colour": "rgb" } }), "unknown field `colour`"),
+    ];
+    for (options, part) in cases {
+        let told = told(options.clone());
+        assert!(told.contains(part), "no {part} in: {told}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Which frames of a video a reward looks at, and how their values become one.
+
+use roll_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Which frames of a video are looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Frames {
+    /// Every one.
+    #[default]
+    All,
+    /// The first.
+    First,
+    /// The last.
+    Last,
+    /// The first and the last.
+    FirstAndLast,
+    /// Every n-th, from the first on.
+    Every(usize),
+    /// So many, at equal distances, the first and the last among them; of one, the middle frame. A shorter video repeats
+    /// frames.
+    Uniform(usize),
+}
+
+impl Frames {
+    /// Their positions in a video of `count` frames, ascending; none in an empty video.
+    pub fn of(self, count: usize) -> Vec<usize> {
+        let Some(last) = count.checked_sub(1) else { return vec![] };
+        match self {
+            Self::All => (0..count).collect(),
+            Self::First => vec![0],
+            Self::Last => vec![last],
+            Self::FirstAndLast if last == 0 => vec![0],
+            Self::FirstAndLast => vec![0, last],
+            Self::Every(n) => (0..count).step_by(n.max(1)).collect(),
+            Self::Uniform(1) => vec![last / 2],
+            // Halves round up: the n-th of n is the last.
+            Self::Uniform(n) => (0..n).map(|i| (2 * i * last + n - 1) / (2 * (n - 1))).collect(),
+        }
+    }
+
+    /// Fails when it asks for every 0th, or for none. `key` is the option.
+    pub fn check(self, key: &str) -> Result<()> {
+        match self {
+            Self::Every(0) | Self::Uniform(0) => Err(Error::config(key, "expected at least 1, found 0")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How the values of frames become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverFrames {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The least; the gradient is that frame's.
+    Min,
+    /// That of the last frame that is looked at.
+    Last,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_choice_has_the_frames_that_its_name_says() {
+        assert_eq!(Frames::All.of(3), [0, 1, 2]);
+        assert_eq!(Frames::FirstAndLast.of(5), [0, 4]);
+        assert_eq!(Frames::FirstAndLast.of(1), [0]);
+        assert_eq!(Frames::Every(4).of(9), [0, 4, 8]);
+        assert_eq!(Frames::Uniform(4).of(81), [0, 27, 53, 80]);
+        assert_eq!(Frames::Uniform(5).of(5), [0, 1, 2, 3, 4]);
+        assert_eq!(Frames::Uniform(1).of(9), [4]);
+        assert_eq!(Frames::Uniform(4).of(2), [0, 0, 1, 1]);
+        assert!(Frames::Uniform(4).of(0).is_empty());
+        assert!(Frames::Uniform(0).check("reward.frames").is_err());
+    }
+}

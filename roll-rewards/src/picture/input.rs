@@ -1,0 +1,373 @@
+//! A frame as a network takes it.
+
+use roll_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{Filter, Resize};
+pub use crate::insightface::ChannelOrder;
+
+/// How frames become the input of a network.
+///
+/// In this order: resized and cut or padded, cut off at the range of pixels (as pictures of 8 bits are), channels
+/// reordered, scaled to `range`, less `mean`, divided by `std`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Input {
+    /// Side of a square, or `[height, width]`; the network's own where it is fixed, else frames keep their size.
+    pub size: Option<Size>,
+    /// How a frame of other proportions becomes that size.
+    pub fit: Fit,
+    /// For `crop`: the shorter side after resizing, where more is cut off than proportions ask for.
+    pub shorter_side: Option<usize>,
+    /// How it is resized.
+    pub filter: Filter,
+    /// For `letterbox`: what surrounds the frame, from 0 (black) to 1 (white).
+    pub padding: f32,
+    /// The numbers of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
+    pub range: [f32; 2],
+    /// Subtracted from each channel after `range`, in the network's order of channels.
+    pub mean: [f32; 3],
+    /// Divides each channel after that.
+    pub std: [f32; 3],
+    /// The network's order of channels.
+    pub order: ChannelOrder,
+    /// The network's order of axes.
+    pub layout: Layout,
+}
+
+impl Default for Input {
+    fn default() -> Self {
+        Self {
+            size: None,
+            fit: Fit::Stretch,
+            shorter_side: None,
+            filter: Filter::Bilinear,
+            padding: 0.0,
+            range: [0.0, 1.0],
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            order: ChannelOrder::Rgb,
+            layout: Layout::Nchw,
+        }
+    }
+}
+
+/// A size in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Size {
+    /// Side of a square.
+    Side(usize),
+    /// Height and width.
+    Sides([usize; 2]),
+}
+
+impl Size {
+    /// `[height, width]`.
+    pub fn sides(self) -> [usize; 2] {
+        match self {
+            Self::Side(side) => [side, side],
+            Self::Sides(sides) => sides,
+        }
+    }
+}
+
+/// How a frame of other proportions becomes the size of the input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fit {
+    /// Its proportions change.
+    #[default]
+    Stretch,
+    /// It covers the size, and what stands over is cut off on both sides.
+    Crop,
+    /// It lies within the size, in the middle, and `padding` surrounds it.
+    Letterbox,
+    /// It lies within the size, in the upper left corner.
+    LetterboxCorner,
+}
+
+/// Axes of a network's input: N items, C channels, T frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// A picture, channels first.
+    #[default]
+    Nchw,
+    /// A picture, channels last.
+    Nhwc,
+    /// All frames that are looked at as one item, channels first.
+    Ncthw,
+    /// All frames that are looked at as one item, frames first.
+    Ntchw,
+}
+
+impl Layout {
+    /// Whether one item is all frames.
+    pub fn is_video(self) -> bool {
+        matches!(self, Self::Ncthw | Self::Ntchw)
+    }
+
+    /// Positions of height and width among the axes.
+    pub fn sides(self) -> [usize; 2] {
+        match self {
+            Self::Nchw => [2, 3],
+            Self::Nhwc => [1, 2],
+            Self::Ncthw | Self::Ntchw => [3, 4],
+        }
+    }
+
+    /// The axes for `frames` pictures of `[height, width]`.
+    pub fn shape(self, frames: usize, [h, w]: [usize; 2]) -> Vec<usize> {
+        match self {
+            Self::Nchw => vec![frames, 3, h, w],
+            Self::Nhwc => vec![frames, h, w, 3],
+            Self::Ncthw => vec![1, 3, frames, h, w],
+            Self::Ntchw => vec![1, frames, 3, h, w],
+        }
+    }
+
+    /// From `[T, 3, H, W]` to this order, or `back`.
+    pub fn arranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
+        let plane = values.len() / (frames * 3).max(1);
+        let place = |t: usize, c: usize, i: usize| match self {
+            Self::Nchw | Self::Ntchw => (t * 3 + c) * plane + i,
+            Self::Nhwc => (t * plane + i) * 3 + c,
+            Self::Ncthw => (c * frames + t) * plane + i,
+        };
+        if matches!(self, Self::Nchw | Self::Ntchw) {
+            return values;
+        }
+        let mut out = vec![0.0; values.len()];
+        for (t, c) in (0..frames).flat_map(|t| (0..3).map(move |c| (t, c))) {
+            for i in 0..plane {
+                let (own, other) = ((t * 3 + c) * plane + i, place(t, c, i));
+                let (from, to) = if back { (other, own) } else { (own, other) };
+                out[to] = values[from];
+            }
+        }
+        out
+    }
+}
+
+/// Largest side of an input: 8192 pixels are 800 MB a frame.
+const MAX_SIDE: usize = 8192;
+
+impl Input {
+    /// Fails, naming the key below `prefix`, when a value is out of its range.
+    pub fn check(&self, prefix: &str) -> Result<()> {
+        let wrong = |key: &str, problem: String| Err(Error::config(format!("{prefix}.{key}"), problem));
+        let sides = self.size.into_iter().flat_map(Size::sides).chain(self.shorter_side);
+        for side in sides {
+            if !(1..=MAX_SIDE).contains(&side) {
+                return wrong("size", format!("expected 1 to {MAX_SIDE} pixels, found {side}"));
+            }
+        }
+        if let (Some(shorter), Some(size)) = (self.shorter_side, self.size) {
+            let [h, w] = size.sides();
+            if self.fit != Fit::Crop || shorter < h.max(w) {
+                let problem = format!("goes with `fit: crop` and is at least as large as `size`, found {shorter}");
+                return wrong("shorter_side", problem);
+            }
+        }
+        if let Some(std) = self.std.iter().find(|s| !(s.is_finite() && **s != 0.0)) {
+            return wrong("std", format!("expected finite numbers other than 0, found {std}"));
+        }
+        let numbers = self.mean.iter().chain(&self.range).chain([&self.padding]);
+        if let Some(odd) = numbers.into_iter().find(|v| !v.is_finite()) {
+            return wrong("mean", format!("expected finite numbers here and in `range` and `padding`, found {odd}"));
+        }
+        Ok(())
+    }
+}
+
+/// [`Input`] for frames of one size: linear in the frame but for the cut at the range of pixels.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    resize: Resize,
+    overshoots: bool,
+    resized: [usize; 2],
+    /// Where the resized frame's upper left corner lies in the input; negative where it is cut.
+    corner: [isize; 2],
+    size: [usize; 2],
+    padding: f32,
+    /// Of each channel of the input: the frame's channel, and `a` and `b` of `a * pixel + b`.
+    channels: [(usize, f32, f32); 3],
+}
+
+/// A pixel may be this far beyond the range by rounding and still has its gradient.
+const SLACK: f32 = 1e-5;
+
+impl Prepared {
+    /// For frames of `[height, width]`. Fails when nothing of them would be left.
+    pub fn new(input: &Input, frame: [usize; 2]) -> Result<Self> {
+        let size = input.size.map_or(frame, Size::sides);
+        let scales = [0, 1].map(|i| size[i] as f64 / frame[i] as f64);
+        let shorter = input.shorter_side.map(|side| side as f64 / frame[0].min(frame[1]) as f64);
+        // As the processors of Hugging Face and torchvision: the longer side is rounded down.
+        let covering = shorter.unwrap_or(scales[0].max(scales[1]));
+        let resized = match input.fit {
+            Fit::Stretch => size,
+            Fit::Crop => frame.map(|side| (side as f64 * covering + 1e-9) as usize),
+            Fit::Letterbox | Fit::LetterboxCorner => [0, 1].map(|i| {
+                let side = (frame[i] as f64 * scales[0].min(scales[1])).round() as usize;
+                side.min(size[i])
+            }),
+        };
+        if frame.contains(&0) || resized.contains(&0) {
+            return Err(Error::shape("frames for a network", "at least one pixel of each side, resized", &frame));
+        }
+        let corner = match input.fit {
+            Fit::LetterboxCorner | Fit::Stretch => [0, 0],
+            Fit::Crop => [0, 1].map(|i| -((resized[i].saturating_sub(size[i]) / 2) as isize)),
+            Fit::Letterbox => [0, 1].map(|i| ((size[i] - resized[i]) / 2) as isize),
+        };
+        let [low, high] = input.range;
+        let channels = std::array::from_fn(|k| {
+            let channel = if input.order == ChannelOrder::Bgr { 2 - k } else { k };
+            // A pixel p in [-1, 1] is low + (high - low) * (p + 1) / 2.
+            let half = (high - low) / 2.0;
+            (channel, half / input.std[k], (low + half - input.mean[k]) / input.std[k])
+        });
+        Ok(Self {
+            resize: Resize::new(frame, resized, input.filter),
+            overshoots: input.filter.overshoots(),
+            resized,
+            corner,
+            size,
+            padding: 2.0 * input.padding - 1.0,
+            channels,
+        })
+    }
+
+    /// `[height, width]` of the input.
+    pub fn size(&self) -> [usize; 2] {
+        self.size
+    }
+
+    /// The input, `[3, height, width]`, of a frame `[3, H, W]` in [-1, 1].
+    pub fn forward(&self, frame: &[f32]) -> Vec<f32> {
+        let mut pixels = self.resize.forward(frame);
+        if self.overshoots {
+            pixels.iter_mut().for_each(|p| *p = p.clamp(-1.0, 1.0));
+        }
+        let plane = self.size[0] * self.size[1];
+        let mut out: Vec<f32> =
+            self.channels.iter().flat_map(|(_, a, b)| std::iter::repeat_n(a * self.padding + b, plane)).collect();
+        self.rows(|k, a, b, from, to, length| {
+            let row = pixels[from..from + length].iter();
+            out[k * plane + to..][..length].iter_mut().zip(row).for_each(|(o, p)| *o = a * p + b);
+        });
+        out
+    }
+
+    /// Adds the cotangent of the frame to `gradient`, given that of the input.
+    pub fn pull(&self, frame: &[f32], cotangent: &[f32], gradient: &mut [f32]) {
+        let plane = self.size[0] * self.size[1];
+        let mut resized = vec![0.0; 3 * self.resized[0] * self.resized[1]];
+        self.rows(|k, a, _, to, from, length| {
+            let row = cotangent[k * plane + from..][..length].iter();
+            resized[to..to + length].iter_mut().zip(row).for_each(|(r, g)| *r = a * g);
+        });
+        if self.overshoots {
+            let pixels = self.resize.forward(frame);
+            resized.iter_mut().zip(pixels).filter(|(_, p)| p.abs() > 1.0 + SLACK).for_each(|(r, _)| *r = 0.0);
+        }
+        gradient.iter_mut().zip(self.resize.pull(&resized)).for_each(|(g, r)| *g += r);
+    }
+
+    /// Calls `f` for each row that lies in both with the input's channel, its `a` and `b`, the place in the resized
+    /// frame, the place in the input's plane, and the length.
+    fn rows(&self, mut f: impl FnMut(usize, f32, f32, usize, usize, usize)) {
+        let ([height, width], [rh, rw], [top, left]) = (self.size, self.resized, self.corner);
+        let (x_from, x_to) = ((-left).max(0) as usize, left.max(0) as usize);
+        let length = (rw - x_from.min(rw)).min(width - x_to.min(width));
+        for (k, (channel, a, b)) in self.channels.iter().enumerate() {
+            for y in 0..height {
+                let row = y as isize - top;
+                if (0..rh as isize).contains(&row) {
+                    let from = (channel * rh + row as usize) * rw + x_from;
+                    f(k, *a, *b, from, y * width + x_to, length);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::gradient_check::{dot, noise};
+
+    #[test]
+    fn the_pull_of_every_fit_agrees_with_central_differences() {
+        for fit in [Fit::Stretch, Fit::Crop, Fit::Letterbox, Fit::LetterboxCorner] {
+            for (frame, size) in [([12, 20], Size::Side(9)), ([8, 5], Size::Sides([10, 14]))] {
+                let input = Input {
+                    size: Some(size),
+                    fit,
+                    filter: Filter::Bicubic,
+                    mean: [0.4, 0.5, 0.6],
+                    std: [0.2, 0.3, 0.1],
+                    order: ChannelOrder::Bgr,
+                    ..Input::default()
+                };
+                let prepared = Prepared::new(&input, frame).unwrap();
+                let n = 3 * frame[0] * frame[1];
+                let picture: Vec<f32> = noise(1, n).iter().map(|v| 0.5 * v).collect();
+                let (direction, cotangent) = (noise(2, n), noise(3, 3 * prepared.size()[0] * prepared.size()[1]));
+                let value = |step: f32| {
+                    let moved: Vec<f32> = picture.iter().zip(&direction).map(|(p, d)| p + step * d).collect();
+                    dot(&prepared.forward(&moved), &cotangent)
+                };
+                let mut gradient = vec![0.0; n];
+                prepared.pull(&picture, &cotangent, &mut gradient);
+                let (numeric, exact) = ((value(0.05) - value(-0.05)) / 0.1, dot(&gradient, &direction));
+                assert!((numeric - exact).abs() < 1e-3 * exact.abs().max(1.0), "{fit:?}: {numeric} {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_white_frame_is_one_less_the_mean_over_the_deviation_and_padding_surrounds_it() {
+        let input = Input { mean: [0.5, 0.0, 0.0], std: [0.25, 1.0, 1.0], ..Input::default() };
+        let prepared = Prepared::new(&input, [1, 1]).unwrap();
+        assert_eq!(prepared.forward(&[1.0, 0.0, -1.0]), [2.0, 0.5, 0.0]);
+        let boxed = Input { size: Some(Size::Side(4)), fit: Fit::Letterbox, padding: 1.0, ..Input::default() };
+        let out = Prepared::new(&boxed, [2, 4]).unwrap().forward(&[-1.0; 24]);
+        assert_eq!(out[..16], [[1.0; 4], [0.0; 4], [0.0; 4], [1.0; 4]].concat());
+        let bytes = Input { range: [0.0, 255.0], order: ChannelOrder::Bgr, ..Input::default() };
+        assert_eq!(Prepared::new(&bytes, [1, 1]).unwrap().forward(&[1.0, 0.0, -1.0]), [0.0, 127.5, 255.0]);
+    }
+
+    #[test]
+    fn the_shorter_side_is_resized_and_the_middle_is_kept() {
+        let input = Input { size: Some(Size::Side(2)), fit: Fit::Crop, shorter_side: Some(4), ..Input::default() };
+        let picture: Vec<f32> = (0..3 * 4 * 6).map(|i| (i % 24) as f32 / 24.0).collect();
+        let out = Prepared::new(&input, [4, 6]).unwrap().forward(&picture);
+        let expected = [8, 9, 14, 15].map(|i| (i as f32 / 24.0 + 1.0) / 2.0);
+        assert!(out[..4].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
+    }
+
+    #[test]
+    fn every_layout_comes_back() {
+        let values = noise(7, 2 * 3 * 5);
+        for layout in [Layout::Nchw, Layout::Nhwc, Layout::Ncthw, Layout::Ntchw] {
+            assert_eq!(layout.arranged(layout.arranged(values.clone(), 2, false), 2, true), values);
+        }
+        let twelve: Vec<f32> = (0..12).map(|v| v as f32).collect();
+        assert_eq!(Layout::Ncthw.arranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (input, key) in [
+            (Input { std: [0.0, 1.0, 1.0], ..Input::default() }, "reward.input.std"),
+            (Input { size: Some(Size::Side(0)), ..Input::default() }, "reward.input.size"),
+            (Input { mean: [f32::NAN; 3], ..Input::default() }, "reward.input.mean"),
+        ] {
+            assert!(input.check("reward.input").unwrap_err().to_string().contains(key));
+        }
+    }
+}

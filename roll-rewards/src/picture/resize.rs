@@ -1,0 +1,234 @@
+//! Resizing, linear in the picture, with its transpose.
+
+use serde::{Deserialize, Serialize};
+
+/// How a picture is resized. Pixel centres lie at half numbers, as in Pillow, OpenCV and PyTorch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Filter {
+    /// The pixel whose area holds the centre.
+    Nearest,
+    /// Pillow's `BOX`; when shrinking by a whole number, OpenCV's `INTER_AREA`.
+    Box,
+    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter widens when shrinking.
+    #[default]
+    Bilinear,
+    /// Pillow's `BICUBIC` (a = -0.5), torchvision's with `antialias=True`.
+    Bicubic,
+    /// Pillow's `LANCZOS`.
+    Lanczos,
+    /// OpenCV's `INTER_LINEAR`, PyTorch's `interpolate` without `antialias`: two neighbours, whatever the scale.
+    PlainBilinear,
+    /// OpenCV's `INTER_CUBIC`, PyTorch's `interpolate` without `antialias` (a = -0.75): four neighbours.
+    PlainBicubic,
+}
+
+impl Filter {
+    /// Whether a resized picture may leave the range of the picture's values.
+    pub fn overshoots(self) -> bool {
+        matches!(self, Self::Bicubic | Self::Lanczos | Self::PlainBicubic)
+    }
+
+    /// Half the filter's width, in pixels of the larger scale.
+    fn reach(self) -> f64 {
+        match self {
+            Self::Nearest | Self::Box => 0.5,
+            Self::Bilinear | Self::PlainBilinear => 1.0,
+            Self::Bicubic | Self::PlainBicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    fn weight(self, x: f64) -> f64 {
+        let cubic = |a: f64| match x.abs() {
+            x if x < 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+            x if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * a,
+            _ => 0.0,
+        };
+        let sinc = |x: f64| match x * std::f64::consts::PI {
+            0.0 => 1.0,
+            x => x.sin() / x,
+        };
+        match self {
+            Self::Nearest | Self::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
+            Self::Bilinear | Self::PlainBilinear => (1.0 - x.abs()).max(0.0),
+            Self::Bicubic => cubic(-0.5),
+            Self::PlainBicubic => cubic(-0.75),
+            Self::Lanczos if x.abs() < 3.0 => sinc(x) * sinc(x / 3.0),
+            Self::Lanczos => 0.0,
+        }
+    }
+}
+
+/// Resizes planes.
+#[derive(Clone, Debug)]
+pub struct Resize {
+    rows: Axis,
+    columns: Axis,
+}
+
+impl Resize {
+    /// From `[height, width]` to `[height, width]`.
+    pub fn new(from: [usize; 2], to: [usize; 2], filter: Filter) -> Self {
+        Self { rows: Axis::new(from[0], to[0], filter), columns: Axis::new(from[1], to[1], filter) }
+    }
+
+    /// Resizes every plane of `planes`.
+    ///
+    /// # Panics
+    /// When `planes` is not a whole number of planes.
+    pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
+        let (rows, columns) = (&self.rows, &self.columns);
+        assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
+        // Columns first: the rows of a plane stay contiguous for the second pass.
+        let mut narrow = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
+        for (row, out) in planes.chunks_exact(columns.from).zip(narrow.chunks_exact_mut(columns.to())) {
+            for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
+                *out = row[*first..].iter().zip(weights).map(|(v, w)| v * w).sum();
+            }
+        }
+        let width = columns.to();
+        let mut out = vec![0.0; narrow.len() / rows.from.max(1) * rows.to()];
+        for (plane, out) in narrow.chunks_exact(rows.from * width).zip(out.chunks_exact_mut(rows.to() * width)) {
+            for (out, (first, weights)) in out.chunks_exact_mut(width).zip(&rows.taps) {
+                for (row, weight) in plane[first * width..].chunks_exact(width).zip(weights) {
+                    out.iter_mut().zip(row).for_each(|(o, v)| *o += v * weight);
+                }
+            }
+        }
+        out
+    }
+
+    /// The cotangent of the planes, given that of the resized planes.
+    ///
+    /// # Panics
+    /// When `cotangent` is not a whole number of resized planes.
+    pub fn pull(&self, cotangent: &[f32]) -> Vec<f32> {
+        let (rows, columns) = (&self.rows, &self.columns);
+        assert_eq!(
+            cotangent.len() % (rows.to() * columns.to()).max(1),
+            0,
+            "planes of {} x {}",
+            rows.to(),
+            columns.to()
+        );
+        let width = columns.to();
+        let mut tall = vec![0.0; cotangent.len() / rows.to().max(1) * rows.from];
+        for (plane, cotangent) in
+            tall.chunks_exact_mut(rows.from * width).zip(cotangent.chunks_exact(rows.to() * width))
+        {
+            for (cotangent, (first, weights)) in cotangent.chunks_exact(width).zip(&rows.taps) {
+                for (row, weight) in plane[first * width..].chunks_exact_mut(width).zip(weights) {
+                    row.iter_mut().zip(cotangent).for_each(|(r, c)| *r += c * weight);
+                }
+            }
+        }
+        let mut out = vec![0.0; tall.len() / width.max(1) * columns.from];
+        for (row, cotangent) in out.chunks_exact_mut(columns.from).zip(tall.chunks_exact(width)) {
+            for (cotangent, (first, weights)) in cotangent.iter().zip(&columns.taps) {
+                row[*first..].iter_mut().zip(weights).for_each(|(r, w)| *r += cotangent * w);
+            }
+        }
+        out
+    }
+}
+
+/// One axis: for each output position the first input position and the weights from there.
+#[derive(Clone, Debug)]
+struct Axis {
+    from: usize,
+    taps: Vec<(usize, Vec<f32>)>,
+}
+
+impl Axis {
+    fn new(from: usize, to: usize, filter: Filter) -> Self {
+        let scale = from as f64 / to as f64;
+        let taps = (0..to).map(|i| {
+            let centre = scale * (i as f64 + 0.5);
+            match filter {
+                Filter::Nearest => ((centre as usize).min(from.saturating_sub(1)), vec![1.0]),
+                Filter::PlainBilinear | Filter::PlainBicubic => neighbours(centre, from, filter),
+                _ => spread(centre, scale.max(1.0), from, filter),
+            }
+        });
+        Self { from, taps: taps.collect() }
+    }
+
+    fn to(&self) -> usize {
+        self.taps.len()
+    }
+}
+
+/// The pixels within the filter's reach, which `widening` stretches; beyond the edge there are none.
+fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
+    let reach = filter.reach() * widening;
+    let first = (centre - reach + 0.5).max(0.0) as usize;
+    let end = ((centre + reach + 0.5) as usize).min(from);
+    let weights: Vec<f64> = (first..end).map(|j| filter.weight((j as f64 - centre + 0.5) / widening)).collect();
+    let total: f64 = weights.iter().sum();
+    (first, weights.iter().map(|w| (w / total) as f32).collect())
+}
+
+/// The two or four nearest pixels; beyond the edge the last pixel goes on.
+fn neighbours(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
+    let (at, reach) = (centre - 0.5, filter.reach() as i64);
+    let below = at.floor() as i64;
+    let inside = |j: i64| j.clamp(0, from as i64 - 1) as usize;
+    let (first, last) = (inside(below - reach + 1), inside(below + reach));
+    let mut weights = vec![0.0; last - first + 1];
+    for j in below - reach + 1..=below + reach {
+        weights[inside(j) - first] += filter.weight(at - j as f64) as f32;
+    }
+    (first, weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gradient_check::{dot, noise};
+
+    const FILTERS: [Filter; 7] = [
+        Filter::Nearest,
+        Filter::Box,
+        Filter::Bilinear,
+        Filter::Bicubic,
+        Filter::Lanczos,
+        Filter::PlainBilinear,
+        Filter::PlainBicubic,
+    ];
+
+    #[test]
+    fn the_pull_is_the_transpose_of_the_resize() {
+        for filter in FILTERS {
+            for (from, to) in [([20, 31], [7, 9]), ([5, 8], [12, 30]), ([16, 10], [8, 20]), ([1, 1], [3, 2])] {
+                let resize = Resize::new(from, to, filter);
+                let (picture, cotangent) = (noise(1, 3 * from[0] * from[1]), noise(2, 3 * to[0] * to[1]));
+                let (a, b) = (dot(&resize.forward(&picture), &cotangent), dot(&picture, &resize.pull(&cotangent)));
+                assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "{filter:?} {from:?} {to:?}: {a} {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_agrees_with_central_differences() {
+        let resize = Resize::new([9, 7], [5, 11], Filter::Bilinear);
+        let (picture, cotangent, direction) = (noise(3, 63), noise(4, 55), noise(5, 63));
+        let value = |step: f32| {
+            let moved: Vec<f32> = picture.iter().zip(&direction).map(|(p, d)| p + step * d).collect();
+            dot(&resize.forward(&moved), &cotangent)
+        };
+        let (numeric, exact) = (value(0.5) - value(-0.5), dot(&direction, &resize.pull(&cotangent)));
+        assert!((numeric - exact).abs() < 1e-5 * exact.abs().max(1.0), "{numeric} {exact}");
+    }
+
+    #[test]
+    fn a_constant_stays_constant_and_the_same_size_copies() {
+        for filter in FILTERS {
+            let constant = Resize::new([10, 13], [4, 29], filter).forward(&[0.25; 130]);
+            assert!(constant.iter().all(|v| (v - 0.25).abs() < 1e-6), "{filter:?}");
+            let picture = noise(6, 130);
+            let copy = Resize::new([10, 13], [10, 13], filter).forward(&picture);
+            assert!(copy.iter().zip(&picture).all(|(a, b)| (a - b).abs() < 1e-6), "{filter:?}");
+        }
+    }
+}

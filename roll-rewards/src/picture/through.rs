@@ -1,0 +1,177 @@
+//! Frames through a network, the rows that come out to one score, and the gradient back.
+
+use rayon::prelude::*;
+use roll_core::{Error, Grad, Pullback, Result, Score, Tensor, Video};
+
+use super::{Frames, Input, OverFrames, Prepared};
+
+/// The cotangent of a network's input, given that of its rows.
+pub type RowsPull = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
+
+/// A network that gives a row of numbers for each item of its input.
+pub trait RowNetwork: Send {
+    /// The output, f32 `[N, ...]`, of an input in the network's layout.
+    fn rows(&self, input: Tensor) -> Result<Tensor>;
+    /// The same, with its pullback.
+    fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)>;
+}
+
+/// How a row becomes a value: the value, and its gradient in the row.
+pub type Reading<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
+
+/// How a network looks at a video.
+pub struct Look<'a> {
+    /// What gives the rows.
+    pub network: &'a dyn RowNetwork,
+    /// How frames become its input.
+    pub input: &'a Input,
+    /// Which frames.
+    pub frames: Frames,
+    /// How their values become one.
+    pub over: OverFrames,
+    /// Items that go through the network at once.
+    pub batch: usize,
+}
+
+/// The gradients of inputs: the frame, and `[3, height, width]`.
+type Parts = Vec<(usize, Vec<f32>)>;
+
+impl Look<'_> {
+    /// The rows of every item of `video`, `[N, width]`; none for a video without frames.
+    pub fn rows(&self, video: &Video) -> Result<Vec<Vec<f32>>> {
+        let items = self.items(video);
+        let prepared = self.prepared(video, &items)?;
+        let mut rows = Vec::new();
+        for batch in items.chunks(self.batch) {
+            rows.extend(split(&self.network.rows(self.batch_input(video, &prepared, batch)?)?, batch.len())?);
+        }
+        Ok(rows)
+    }
+
+    /// The score of `video`; missing when it has no frames. Details: `frames` that were looked at, and of several items
+    /// the `lowest` and `highest` value.
+    ///
+    /// With [`Grad::Record`] each batch is pulled through the network at once, for a cotangent of 1, so no more than one
+    /// batch of activations exists; the pullback scales that and spreads it over the frames.
+    pub fn score(&self, video: &Video, read: &Reading<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let mut items = self.items(video);
+        if self.over == OverFrames::Last {
+            items.drain(..items.len().saturating_sub(1));
+        }
+        if items.is_empty() || video.frames().is_empty() {
+            return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
+        }
+        let prepared = self.prepared(video, &items)?;
+        // Which frame counts is known only when all are scored; then that one is scored again, with its gradient.
+        let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
+        let (values, mut parts) = self.pass(video, &prepared, &items, read, first_grad)?;
+        let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
+        let value = match self.over {
+            OverFrames::Min => values[least],
+            OverFrames::Mean | OverFrames::Last => values.iter().sum::<f64>() / values.len() as f64,
+        };
+        if self.over == OverFrames::Min && grad.is_on() {
+            parts = self.pass(video, &prepared, &items[least..=least], read, grad)?.1;
+        }
+        let looked_at: usize = items.iter().map(Vec::len).sum();
+        let mut details = vec![("frames", looked_at as f64)];
+        if values.len() > 1 {
+            details.push(("lowest", values[least]));
+            details.push(("highest", values.iter().copied().fold(f64::NEG_INFINITY, f64::max)));
+        }
+        let details = details.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        let pullback = grad.is_on().then(|| {
+            let frames = video.frames().clone();
+            Pullback::new(move |cotangent| spread(&frames, &prepared, &parts, cotangent.item()?))
+        });
+        Ok((Score::Value { value, details }, pullback))
+    }
+
+    /// The frames of each item.
+    fn items(&self, video: &Video) -> Vec<Vec<usize>> {
+        let mut frames = self.frames.of(video.dims()[0]);
+        match self.input.layout.is_video() {
+            true if frames.is_empty() => vec![],
+            true => vec![frames],
+            false => {
+                frames.dedup();
+                frames.into_iter().map(|t| vec![t]).collect()
+            }
+        }
+    }
+
+    fn prepared(&self, video: &Video, items: &[Vec<usize>]) -> Result<Prepared> {
+        let [_, height, width] = video.dims();
+        match items.is_empty() {
+            true => Prepared::new(self.input, [1, 1]),
+            false => Prepared::new(self.input, [height, width]),
+        }
+    }
+
+    fn batch_input(&self, video: &Video, prepared: &Prepared, items: &[Vec<usize>]) -> Result<Tensor> {
+        let frames = items.concat();
+        let pictures: Vec<Vec<f32>> = frames.par_iter().map(|&t| prepared.forward(video.frame(t))).collect();
+        let layout = self.input.layout;
+        let values = layout.arranged(pictures.concat(), frames.len(), false);
+        Tensor::new(values, layout.shape(frames.len(), prepared.size()))
+    }
+
+    /// The value of each item, and with [`Grad::Record`] the gradient of their mean in the inputs.
+    fn pass(
+        &self,
+        video: &Video,
+        prepared: &Prepared,
+        items: &[Vec<usize>],
+        read: &Reading<'_>,
+        grad: Grad,
+    ) -> Result<(Vec<f64>, Parts)> {
+        let (mut values, mut parts) = (Vec::new(), Vec::new());
+        for batch in items.chunks(self.batch) {
+            let input = self.batch_input(video, prepared, batch)?;
+            if !grad.is_on() {
+                for row in split(&self.network.rows(input)?, batch.len())? {
+                    values.push(read(&row)?.0);
+                }
+                continue;
+            }
+            let (rows, pull) = self.network.rows_vjp(input)?;
+            let mut cotangent = Vec::with_capacity(rows.len());
+            for row in split(&rows, batch.len())? {
+                let (value, gradient) = read(&row)?;
+                values.push(value);
+                cotangent.extend(gradient.iter().map(|g| g / items.len() as f32));
+            }
+            let gradient = pull(Tensor::new(cotangent, rows.shape())?)?;
+            let frames = batch.concat();
+            let gradient = self.input.layout.arranged(gradient.to_f32_vec(), frames.len(), true);
+            let pictures = gradient.chunks_exact(gradient.len() / frames.len()).map(<[f32]>::to_vec);
+            parts.extend(frames.iter().copied().zip(pictures));
+        }
+        Ok((values, parts))
+    }
+}
+
+/// The rows of `items` items.
+fn split(output: &Tensor, items: usize) -> Result<Vec<Vec<f32>>> {
+    match output.shape().first() {
+        Some(&n) if n == items && !output.is_empty() => {
+            let values = output.to_f32_vec();
+            Ok(values.chunks_exact(values.len() / items).map(<[f32]>::to_vec).collect())
+        }
+        _ => Err(Error::shape("the output of a network", format!("[{items}, ...] for {items} items"), output.shape())),
+    }
+}
+
+/// The cotangent of `frames`, given the gradients of inputs for a cotangent of 1.
+fn spread(frames: &Tensor, prepared: &Prepared, parts: &Parts, cotangent: f32) -> Result<Tensor> {
+    let values = frames.f32s()?;
+    let size = values.len() / frames.shape()[0];
+    let mut gradient = vec![0.0; values.len()];
+    gradient.par_chunks_mut(size).enumerate().for_each(|(t, out)| {
+        for (_, part) in parts.iter().filter(|(frame, _)| *frame == t) {
+            let scaled: Vec<f32> = part.iter().map(|g| g * cotangent).collect();
+            prepared.pull(&values[t * size..][..size], &scaled, out);
+        }
+    });
+    Tensor::new(gradient, frames.shape())
+}

@@ -1,0 +1,180 @@
+//! Rewards that measure an amount of the luma over time and space.
+
+use std::marker::PhantomData;
+
+use roll_core::{Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+use serde::{Deserialize, Serialize};
+
+use crate::RewardError;
+use crate::picture::luma;
+
+/// Options of `motion`, `sharpness` and `flicker`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config<A: Amount> {
+    /// How much is wanted.
+    pub wanted: Wanted,
+    /// What a video does that is too short to say.
+    pub on_missing: OnMissing,
+    /// What is measured; no option.
+    #[serde(skip)]
+    pub amount: PhantomData<A>,
+}
+
+impl<A: Amount> Default for Config<A> {
+    fn default() -> Self {
+        Self { wanted: A::WANTED, on_missing: OnMissing::Skip, amount: PhantomData }
+    }
+}
+
+/// How much of an amount is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// The score is the amount.
+    More,
+    /// The score is minus the amount.
+    Less,
+    /// The score is `-(amount / level - 1)^2`.
+    Level(f64),
+    /// The same with the reference's amount as the level.
+    Reference,
+}
+
+/// An amount of the luma, 0 or more.
+pub trait Amount: Send + 'static {
+    /// The reward's name.
+    const NAME: &'static str;
+    /// Frames that it takes.
+    const FRAMES: usize;
+    /// What is wanted unless the options say.
+    const WANTED: Wanted;
+
+    /// The amount in `lumas`, a plane `[height, width]` for each frame, at least [`Amount::FRAMES`] of them; its gradient
+    /// is added to `gradient`, if that is wanted. `None` when the planes are too small.
+    fn measure(lumas: &[Vec<f32>], size: [usize; 2], gradient: Option<&mut [Vec<f32>]>) -> Option<f64>;
+}
+
+/// Scores an [`Amount`].
+#[derive(Clone, Debug)]
+pub struct AmountReward<A: Amount> {
+    config: Config<A>,
+}
+
+/// The target's tensor: the reference's amount.
+const LEVEL: &str = "level";
+
+impl<A: Amount> AmountReward<A> {
+    /// Fails when the wanted level is not above 0.
+    pub fn new(config: Config<A>) -> Result<Self> {
+        match config.wanted {
+            Wanted::Level(level) if !(level > 0.0 && level.is_finite()) => {
+                Err(Error::config("reward.wanted.level", format!("expected a number above 0, found {level}")))
+            }
+            _ => Ok(Self { config }),
+        }
+    }
+
+    fn measure(video: &Video, gradient: Option<&mut Vec<Vec<f32>>>) -> Option<f64> {
+        let [frames, height, width] = video.dims();
+        if frames < A::FRAMES || height * width == 0 {
+            return None;
+        }
+        let lumas = luma::lumas(video);
+        let gradient = gradient.map(|planes| {
+            *planes = vec![vec![0.0; height * width]; frames];
+            planes.as_mut_slice()
+        });
+        A::measure(&lumas, [height, width], gradient)
+    }
+
+    /// The score of an amount, and its slope.
+    fn score_of(&self, amount: f64, target: &Target) -> Result<(f64, f64)> {
+        let level = match self.config.wanted {
+            Wanted::More => return Ok((amount, 1.0)),
+            Wanted::Less => return Ok((-amount, -1.0)),
+            Wanted::Level(level) => level,
+            Wanted::Reference => {
+                let strange = || RewardError::StrangeTarget { reward: A::NAME.into(), tensor: LEVEL.into() };
+                f64::from(target.tensors.get(LEVEL).ok_or_else(strange)?.item()?)
+            }
+        };
+        let off = amount / level - 1.0;
+        Ok((-off * off, -2.0 * off / level))
+    }
+}
+
+impl<A: Amount> RewardScorer for AmountReward<A> {
+    fn name(&self) -> &str {
+        A::NAME
+    }
+
+    fn measures(&self) -> Measure {
+        Measure::new(A::NAME)
+    }
+
+    fn differentiable(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        if self.config.wanted != Wanted::Reference {
+            return Ok(Target::default());
+        }
+        match Self::measure(reference, None) {
+            Some(level) if level > 0.0 => {
+                Ok(Target { tensors: [(LEVEL.to_string(), Tensor::scalar(level as f32))].into() })
+            }
+            Some(_) => Err(Error::nothing_to_score(format!("the reference has no {} at all", A::NAME))),
+            None => Err(Error::nothing_to_score(format!("the reference has fewer than {} frames", A::FRAMES))),
+        }
+    }
+
+    /// Details: `amount`.
+    fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let mut planes = Vec::new();
+        let Some(amount) = Self::measure(video, grad.is_on().then_some(&mut planes)) else {
+            let reason = format!("expected {} frames or more of a few pixels, found {:?}", A::FRAMES, video.dims());
+            return Ok((Score::Missing { reason }, None));
+        };
+        let (value, slope) = self.score_of(amount, target)?;
+        let shape = video.frames().shape().to_vec();
+        let pullback = grad.is_on().then(|| {
+            Pullback::new(move |cotangent| {
+                let scale = (f64::from(cotangent.item()?) * slope) as f32;
+                let frames = luma::pull(&planes).into_iter().map(|g| scale * g).collect();
+                Tensor::new(frames, shape)
+            })
+        });
+        Ok((Score::Value { value, details: [("amount".to_string(), amount)].into() }, pullback))
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        Ok(Some(roll_core::Fingerprint::new(A::NAME).text("wanted", format_args!("{:?}", self.config.wanted)).finish()))
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.config.on_missing
+    }
+}
+
+/// Registers the reward of an [`Amount`].
+macro_rules! register_amount {
+    ($amount:ty, $summary:literal) => {
+        roll_core::inventory::submit! {
+            roll_core::Registration {
+                name: <$amount as $crate::pixels::Amount>::NAME,
+                summary: $summary,
+                origin: env!("CARGO_PKG_NAME"),
+                version: env!("CARGO_PKG_VERSION"),
+                defaults: roll_core::registry::default_options::<$crate::pixels::Config<$amount>>,
+                factory: roll_core::Factory::Reward(|options, _| {
+                    let config = roll_core::registry::parse_options("reward", options)?;
+                    Ok(Box::new($crate::pixels::AmountReward::<$amount>::new(config)?))
+                }),
+                planner: None,
+            }
+        }
+    };
+}
+pub(super) use register_amount;

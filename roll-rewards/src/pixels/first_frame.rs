@@ -1,0 +1,250 @@
+//! How well the reference picture is kept.
+
+use rayon::prelude::*;
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer,
+    Score, Target, Tensor, Video,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{size, ssim::ssim};
+use crate::RewardError;
+use crate::onnx_reward::{self, Measurement, OnnxReward};
+use crate::picture::{Filter, Frames, Input, Resize};
+
+const NAME: &str = "first_frame";
+/// The target's tensor: the reference's first frame, f32 `[3, H, W]` in [-1, 1].
+const PICTURE: &str = "picture";
+
+/// Options of the reward `first_frame`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How frames are compared with the reference's first frame.
+    pub measure: Likeness,
+    /// Which frames are.
+    pub frames: Frames,
+    /// For `perceptual`: the ONNX file whose outputs are compared.
+    pub file: String,
+    /// For `perceptual`: how frames become its input.
+    pub input: Input,
+    /// For `perceptual`: which output is compared; the first unless given.
+    pub output: Option<String>,
+    /// What a video without frames does.
+    pub on_missing: OnMissing,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            measure: Likeness::Ssim,
+            frames: Frames::First,
+            file: String::new(),
+            input: Input::default(),
+            output: None,
+            on_missing: OnMissing::Skip,
+        }
+    }
+}
+
+/// How a frame is compared with the picture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Likeness {
+    /// Minus the mean absolute difference, of values from 0 to 1.
+    L1,
+    /// Structural similarity of each channel, at most 1.
+    #[default]
+    Ssim,
+    /// Minus the root mean square difference of what a network says of both.
+    Perceptual,
+}
+
+/// How alike frames and the reference's first frame are.
+#[derive(Debug)]
+pub struct FirstFrame {
+    config: Config,
+    /// For [`Likeness::Perceptual`].
+    network: Option<OnnxReward>,
+}
+
+impl FirstFrame {
+    /// Opens the network, if `config` has one.
+    pub fn new(config: Config, context: &BuildContext) -> Result<Self> {
+        config.frames.check("reward.frames")?;
+        let network = match config.measure {
+            Likeness::Perceptual => {
+                let options = onnx_reward::Config {
+                    file: config.file.clone(),
+                    frames: config.frames,
+                    input: config.input.clone(),
+                    output: config.output.clone(),
+                    score: Measurement::Distance,
+                    ..Default::default()
+                };
+                options.check()?;
+                let device = roll_backends::device(&context.backend)?;
+                Some(OnnxReward::open(options, &context.resolve(&config.file), &device)?)
+            }
+            _ if config.file.is_empty() => None,
+            _ => return Err(Error::config("reward.file", "goes with `measure: perceptual`")),
+        };
+        Ok(Self { config, network })
+    }
+}
+
+impl RewardScorer for FirstFrame {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn measures(&self) -> Measure {
+        Measure::new("first frame")
+    }
+
+    fn differentiable(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let [frames, height, width] = reference.dims();
+        if frames * height * width == 0 {
+            return Err(Error::nothing_to_score("the reference has no frames"));
+        }
+        let picture = Tensor::new(reference.frame(0).to_vec(), [3, height, width])?;
+        match &mut self.network {
+            Some(network) => network.prepare(&Video::new(picture.reshape([1, 3, height, width])?, reference.fps())?),
+            None => Ok(Target { tensors: [(PICTURE.to_string(), picture)].into() }),
+        }
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        if let Some(network) = &mut self.network {
+            return network.score(video, prompt, target, grad);
+        }
+        let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: PICTURE.into() };
+        let picture = target.tensors.get(PICTURE).ok_or_else(strange)?;
+        let [3, rows, columns] = *picture.shape() else { return Err(strange().into()) };
+        let [count, height, width] = video.dims();
+        let frames = self.config.frames.of(count);
+        if frames.is_empty() || height * width == 0 {
+            return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
+        }
+        let picture = match [rows, columns] == [height, width] {
+            true => picture.to_f32_vec(),
+            false => Resize::new([rows, columns], [height, width], Filter::Bilinear).forward(picture.f32s()?),
+        };
+        let measure = self.config.measure;
+        let compare = |&t: &usize| likeness(measure, video.frame(t), &picture, [height, width]);
+        let compared: Vec<(f64, Vec<f32>)> = frames.par_iter().map(compare).collect();
+        let value = compared.iter().map(|(value, _)| value).sum::<f64>() / frames.len() as f64;
+        let shape = video.frames().shape().to_vec();
+        let pullback = grad.is_on().then(|| {
+            Pullback::new(move |cotangent| {
+                let scale = cotangent.item()? / frames.len() as f32;
+                let mut gradient = vec![0.0; shape.iter().product()];
+                for (t, (_, own)) in frames.iter().zip(&compared) {
+                    gradient[t * own.len()..][..own.len()].iter_mut().zip(own).for_each(|(g, o)| *g += scale * o);
+                }
+                Tensor::new(gradient, shape)
+            })
+        });
+        Ok((Score::of(value), pullback))
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        match &self.network {
+            Some(network) => {
+                let own = network.target_key()?;
+                Ok(own.map(|own| Fingerprint::new(NAME).text("network", own).finish()))
+            }
+            None => Ok(Some(Fingerprint::new(NAME).finish())),
+        }
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.config.on_missing
+    }
+}
+
+/// How alike `frame` and `picture` are, both `[3, H, W]` in [-1, 1], and the gradient in the frame.
+fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2]) -> (f64, Vec<f32>) {
+    if measure == Likeness::L1 {
+        let count = frame.len() as f64;
+        let sizes = || frame.iter().zip(picture).map(|(f, p)| size((f - p) / 2.0));
+        let value = -sizes().map(|(value, _)| f64::from(value)).sum::<f64>() / count;
+        return (value, sizes().map(|(_, slope)| -slope / (2.0 * count) as f32).collect());
+    }
+    let unit = |plane: &[f32]| plane.iter().map(|v| (v + 1.0) / 2.0).collect::<Vec<f32>>();
+    let plane = dims[0] * dims[1];
+    let (mut value, mut gradient) = (0.0, Vec::with_capacity(frame.len()));
+    for (x, y) in frame.chunks_exact(plane).zip(picture.chunks_exact(plane)) {
+        let (own, slope) = ssim(&unit(x), &unit(y), dims);
+        value += own / 3.0;
+        gradient.extend(slope.iter().map(|g| g / 6.0));
+    }
+    (value, gradient)
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "How well the reference's first frame is kept: L1, SSIM, or by any ONNX network",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<Config>,
+        factory: Factory::Reward(|options, context| {
+            Ok(Box::new(FirstFrame::new(parse_options("reward", options)?, context)?))
+        }),
+        planner: None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::pixels::check;
+
+    fn reward(measure: Likeness, frames: Frames) -> FirstFrame {
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        FirstFrame::new(Config { measure, frames, ..Config::default() }, &context).unwrap()
+    }
+
+    fn video(frames: usize, level: f32) -> Video {
+        let values = (0..frames * 3 * 12 * 14).map(|i| level + (i % 7) as f32 / 20.0).collect();
+        Video::new(Tensor::new(values, [frames, 3, 12, 14]).unwrap(), 8.0).unwrap()
+    }
+
+    #[test]
+    fn its_gradient_agrees_with_central_differences() {
+        for measure in [Likeness::L1, Likeness::Ssim] {
+            check(&mut reward(measure, Frames::First));
+            check(&mut reward(measure, Frames::Every(2)));
+        }
+    }
+
+    #[test]
+    fn the_reference_itself_is_best_and_another_size_is_resized() {
+        for (measure, best) in [(Likeness::L1, 0.0), (Likeness::Ssim, 1.0)] {
+            let mut reward = reward(measure, Frames::First);
+            let target = reward.prepare(&video(1, 0.0)).unwrap();
+            let mut of = |video: &Video| match reward.score(video, "", &target, Grad::Skip).unwrap().0 {
+                Score::Value { value, .. } => value,
+                Score::Missing { reason } => panic!("{reason}"),
+            };
+            assert!((of(&video(3, 0.0)) - best).abs() < 1e-5);
+            assert!(of(&video(3, 0.2)) < best - 1e-3);
+            let large = Video::new(Tensor::full([1, 3, 24, 28], 0.1), 8.0).unwrap();
+            assert!(of(&large) < best);
+        }
+    }
+
+    #[test]
+    fn a_file_without_perceptual_is_refused() {
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let config = Config { file: "a.onnx".into(), ..Config::default() };
+        assert!(FirstFrame::new(config, &context).unwrap_err().to_string().contains("reward.file"));
+    }
+}

@@ -1,0 +1,55 @@
+//! How much pixels waver from frame to frame.
+
+use super::amount::register_amount;
+use super::{Amount, Wanted, size};
+
+/// The mean size of half the second difference of each pixel's luma over time: how far a frame is from the mean of its
+/// neighbours. What moves or fades evenly has none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flicker;
+
+impl Amount for Flicker {
+    const NAME: &'static str = "flicker";
+    const FRAMES: usize = 3;
+    const WANTED: Wanted = Wanted::Less;
+
+    fn measure(lumas: &[Vec<f32>], _: [usize; 2], mut gradient: Option<&mut [Vec<f32>]>) -> Option<f64> {
+        let count = ((lumas.len() - 2) * lumas[0].len()) as f64;
+        let mut sum = 0.0;
+        for (t, three) in lumas.windows(3).enumerate() {
+            for i in 0..three[0].len() {
+                let (value, slope) = size(three[1][i] - (three[0][i] + three[2][i]) / 2.0);
+                sum += f64::from(value);
+                if let Some(gradient) = &mut gradient {
+                    let slope = slope / count as f32;
+                    gradient[t][i] -= slope / 2.0;
+                    gradient[t + 1][i] += slope;
+                    gradient[t + 2][i] -= slope / 2.0;
+                }
+            }
+        }
+        Some(sum / count)
+    }
+}
+
+register_amount!(Flicker, "How much pixels waver from frame to frame, motion aside: less, unless asked otherwise");
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::pixels::{AmountReward, Config, check};
+
+    #[test]
+    fn its_gradient_agrees_with_central_differences() {
+        check(&mut AmountReward::<Flicker>::new(Config::default()).unwrap());
+    }
+
+    #[test]
+    fn an_even_fade_does_not_flicker_and_a_frame_that_stands_out_does() {
+        let fade: Vec<Vec<f32>> = (0..4).map(|t| vec![0.1 * t as f32; 4]).collect();
+        assert!(Flicker::measure(&fade, [2, 2], None).unwrap() < 1e-6);
+        let flash = vec![vec![0.2; 4], vec![0.6; 4], vec![0.2; 4]];
+        assert!((Flicker::measure(&flash, [2, 2], None).unwrap() - 0.4).abs() < 1e-3);
+    }
+}

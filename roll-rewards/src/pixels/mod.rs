@@ -1,0 +1,34 @@
+//! Rewards that need no network: how much moves, how sharp it is, whether it flickers, whether the first frame is kept.
+
+mod amount;
+pub mod first_frame;
+mod flicker;
+mod motion;
+mod sharpness;
+pub mod ssim;
+
+pub use amount::{Amount, AmountReward, Config, Wanted};
+pub use first_frame::FirstFrame;
+pub use flicker::Flicker;
+pub use motion::Motion;
+pub use sharpness::Sharpness;
+
+/// Differences are measured as `sqrt(d^2 + SMOOTH^2) - SMOOTH`: as their size, but with a slope everywhere. A step of an
+/// 8-bit luma is four times this.
+const SMOOTH: f32 = 1e-3;
+
+/// The size of a difference, and its slope.
+fn size(d: f32) -> (f32, f32) {
+    let root = d.hypot(SMOOTH);
+    (root - SMOOTH, d / root)
+}
+
+/// Checks a reward on random videos, its gradient against central differences.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn check(reward: &mut dyn roll_core::RewardScorer) {
+    use roll_core::plugin::check::{Verdict, check_reward};
+    let findings = check_reward(reward, 3);
+    assert!(findings.iter().any(|f| f.verdict == Verdict::Kept && f.promise.contains("differences")), "{findings:#?}");
+    assert!(findings.iter().all(|f| f.verdict != Verdict::Broken), "{findings:#?}");
+}

@@ -1,0 +1,56 @@
+//! How much changes from frame to frame.
+
+use super::amount::register_amount;
+use super::{Amount, Wanted, size};
+
+/// The mean size of the difference of each pixel's luma (0 to 1) from the frame before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Motion;
+
+impl Amount for Motion {
+    const NAME: &'static str = "motion";
+    const FRAMES: usize = 2;
+    const WANTED: Wanted = Wanted::More;
+
+    fn measure(lumas: &[Vec<f32>], _: [usize; 2], mut gradient: Option<&mut [Vec<f32>]>) -> Option<f64> {
+        let count = ((lumas.len() - 1) * lumas[0].len()) as f64;
+        let mut sum = 0.0;
+        for (t, pair) in lumas.windows(2).enumerate() {
+            for (i, (before, after)) in pair[0].iter().zip(&pair[1]).enumerate() {
+                let (value, slope) = size(after - before);
+                sum += f64::from(value);
+                if let Some(gradient) = &mut gradient {
+                    let slope = slope / count as f32;
+                    gradient[t][i] -= slope;
+                    gradient[t + 1][i] += slope;
+                }
+            }
+        }
+        Some(sum / count)
+    }
+}
+
+register_amount!(Motion, "How much changes from frame to frame: more, less, so much, or as in the reference");
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::pixels::{AmountReward, Config, check};
+
+    #[test]
+    fn its_gradient_agrees_with_central_differences_whatever_is_wanted() {
+        for wanted in [Wanted::More, Wanted::Less, Wanted::Level(0.1)] {
+            check(&mut AmountReward::<Motion>::new(Config { wanted, ..Config::default() }).unwrap());
+        }
+        assert!(AmountReward::<Motion>::new(Config { wanted: Wanted::Level(0.0), ..Config::default() }).is_err());
+    }
+
+    #[test]
+    fn a_still_video_has_none_and_a_jump_of_a_tenth_has_a_tenth() {
+        let still = vec![vec![0.4; 6]; 3];
+        assert_eq!(Motion::measure(&still, [2, 3], None), Some(0.0));
+        let jumps = vec![vec![0.4; 6], vec![0.5; 6], vec![0.4; 6]];
+        assert!((Motion::measure(&jumps, [2, 3], None).unwrap() - 0.1).abs() < 1e-3);
+    }
+}
