@@ -1,4 +1,4 @@
-/* The plugin interface of roll, version 2.1, for rewards that are not written in Rust.
+/* The plugin interface of roll, version 2.2, for rewards that are not written in Rust.
  *
  * A plugin is a shared library that exports
  *

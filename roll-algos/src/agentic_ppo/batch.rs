@@ -76,6 +76,11 @@ impl Evaluated {
         Ok(Self { batch: Batch::new(&longest, width)?, row_of })
     }
 
+    /// Row of the batch that has each sample.
+    pub fn rows(&self) -> &[usize] {
+        &self.row_of
+    }
+
     /// What the model says, sample by sample. Beyond a sample's own tokens it speaks of those of later turns.
     pub fn by_sample(&self, values: &Grid) -> Result<Grid> {
         Grid::new(values.columns(), self.row_of.iter().flat_map(|row| values.row(*row)).copied().collect())

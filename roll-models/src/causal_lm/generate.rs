@@ -50,7 +50,7 @@ impl<'a> Distinct<'a> {
     }
 }
 
-/// Continues each prompt until an ending, `max_new_tokens`, or the end of the context. An empty prompt gets an empty
+/// Continues each prompt until an ending, its limit, or the end of the context. An empty prompt gets an empty
 /// continuation, as does one that fills the context. What a row gets depends on its prompt, its place and the seed
 /// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again.
 pub fn generate(
@@ -66,9 +66,9 @@ pub fn generate(
     let trainable = network.trainable(Adapter::On);
     let empty = || Generation { tokens: Vec::new(), log_probs: Vec::new() };
     let mut finished: Vec<Generation> = prompts.iter().map(|_| empty()).collect();
-    let fits = |prompt: &Vec<u32>| !prompt.is_empty() && prompt.len() < context && sampling.max_new_tokens > 0;
+    let fits = |index: usize| (1..context).contains(&prompts[index].len()) && sampling.limit(index) > 0;
     let mut rows: Vec<Row> = (0..prompts.len())
-        .filter(|index| fits(&prompts[*index]))
+        .filter(|index| fits(*index))
         .map(|index| {
             let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
             Row { index, rng, generation: empty() }
@@ -101,7 +101,7 @@ pub fn generate(
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
             let ended = endings.ids.contains(&drawn.id)
-                || row.generation.tokens.len() >= sampling.max_new_tokens
+                || row.generation.tokens.len() >= sampling.limit(row.index)
                 || read + 1 >= context
                 || stops(&row.generation.tokens, sampling, endings)?;
             match ended {

@@ -172,6 +172,17 @@ impl Network {
         batch.spread_rows(&values, self.config.vocab)
     }
 
+    /// Hidden states after the final norm, f32 `[B, L, D]`, 0 at padding.
+    pub fn hidden_states(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        let batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        let values = match batch.packed.is_empty() {
+            true => Vec::new(),
+            false => to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec(),
+        };
+        batch.spread_rows(&values, self.config.dim)
+    }
+
     /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier
     /// tokens come from `cache`, and those of the new ones are added to it.
     pub(super) fn next_logits(

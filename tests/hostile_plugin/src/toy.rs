@@ -242,14 +242,11 @@ impl LanguageModel for ToyModel {
     }
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         self.options.at("generate")?;
-        let one = |p: &Vec<u32>| Generation {
-            tokens: p.iter().rev().take(sampling.max_new_tokens).copied().collect(),
-            log_probs: vec![
-                sampling.temperature as f32 + sampling.stop.len() as f32;
-                p.len().min(sampling.max_new_tokens)
-            ],
+        let one = |(i, p): (usize, &Vec<u32>)| Generation {
+            tokens: p.iter().rev().take(sampling.limit(i)).copied().collect(),
+            log_probs: vec![sampling.temperature as f32 + sampling.stop.len() as f32; p.len().min(sampling.limit(i))],
         };
-        Ok(prompts.iter().map(one).collect())
+        Ok(prompts.iter().enumerate().map(one).collect())
     }
     fn evaluate(
         &mut self,

@@ -236,6 +236,7 @@ fn a_language_model_from_a_library_does_what_it_does_linked_in() {
             top_p: 1.0,
             top_k: 0,
             max_new_tokens: 3,
+            limits: vec![2, 3, 1],
             stop: vec!["\n".into(), "end".into()],
             seed: 3,
             numbers: vec![4, 5, 9],
