@@ -84,12 +84,15 @@ impl Sampling {
 }
 
 /// One generated continuation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generation {
     /// New tokens.
     pub tokens: Vec<u32>,
-    /// Log-probability of each under the distribution it was drawn from.
+    /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
     pub log_probs: Vec<f32>,
+    /// Log-probability of each at temperature 1 over all tokens, which is what [`LanguageModel::evaluate`] computes. Empty
+    /// when the model does not tell, as those of libraries do not.
+    pub raw_log_probs: Vec<f32>,
 }
 
 /// Statistics of given tokens, f32 `[B, L - 1]`: position t speaks of token t + 1.

@@ -140,7 +140,7 @@ impl LanguageModel for Bigram {
         let mut made = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
             let mut rng = noise.generator(Purpose::Tokens, 0, sampling.number(i));
-            let mut generation = Generation { tokens: Vec::new(), log_probs: Vec::new() };
+            let mut generation = Generation::default();
             let mut last = *prompt.last().unwrap() as usize;
             while generation.tokens.len() < sampling.limit(i) {
                 let log_p = self.log_softmax(last);
@@ -153,6 +153,7 @@ impl LanguageModel for Bigram {
                 last = if sampling.temperature == 0.0 { best } else { drawn.unwrap_or(best) };
                 generation.tokens.push(last as u32);
                 generation.log_probs.push(log_p[last] as f32);
+                generation.raw_log_probs.push(log_p[last] as f32);
                 if last == '$' as usize {
                     break;
                 }

@@ -144,7 +144,8 @@ impl Answer for Vec<Generation> {
         // SAFETY: as the caller promises; the items live until the list is released.
         unsafe {
             let copy = |g: &RollGeneration| {
-                Ok(Generation { tokens: list(g.tokens)?.to_vec(), log_probs: list(g.log_probs)?.to_vec() })
+                let (tokens, log_probs) = (list(g.tokens)?.to_vec(), list(g.log_probs)?.to_vec());
+                Ok(Generation { tokens, log_probs, ..Generation::default() })
             };
             take_list(wire, |items| items.iter().map(copy).collect())
         }
