@@ -10,6 +10,18 @@ use super::rollout::template::{SYSTEM, TURN};
 use super::rollout::worlds;
 use crate::update::OnNonfinite;
 
+/// Log-probabilities of generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InferLogProbs {
+    /// Those of the distribution that they were drawn from: after temperature, `top_k` and `top_p`. Beside those of
+    /// training they tell how far two distributions are from each other, and two sets of kernels.
+    #[default]
+    Drawn,
+    /// Those at temperature 1 over all tokens: what is left is the kernels'.
+    Raw,
+}
+
 /// Which groups of episodes are trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -44,11 +56,11 @@ pub struct AgenticPpoConfig {
     pub max_tokens_per_step: usize,
     /// Most tokens of an episode, prompts included.
     pub sequence_length: usize,
-    /// Temperature of the answers. The log-probabilities that generation reports are those of the distribution that
-    /// answers are drawn from: after temperature, `top_k` and `top_p`. Training computes them at temperature 1 over all
-    /// tokens. The two are the same only with the defaults: `actor/train_infer_abs_diff` and `train_infer_correction`
-    /// otherwise compare two distributions, not two sets of kernels.
+    /// Temperature of the answers.
     pub temperature: f64,
+    /// Which log-probabilities of generation `train_infer_correction` compares with those of training, which are at
+    /// temperature 1 over all tokens.
+    pub infer_log_probs: InferLogProbs,
     /// Nucleus mass of the answers.
     pub top_p: f64,
     /// Likeliest tokens that answers are drawn from; 0 is all.
@@ -149,6 +161,7 @@ impl Default for AgenticPpoConfig {
             max_tokens_per_step: 64,
             sequence_length: 2048,
             temperature: 1.0,
+            infer_log_probs: InferLogProbs::Drawn,
             top_p: 1.0,
             top_k: 0,
             stop: Vec::new(),
@@ -257,16 +270,7 @@ impl AgenticPpoConfig {
     /// For people: what of the options does something else than it seems to.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let critic = [
-            ("critic_warmup", self.critic_warmup > 0),
-            ("value_clip", self.value_clip.is_some()),
-            ("critic_learning_rate", self.critic_learning_rate != Self::default().critic_learning_rate),
-            ("critic_epochs", self.critic_epochs != Self::default().critic_epochs),
-        ];
-        for (name, _) in critic.iter().filter(|(_, said)| *said && self.adv_estimator != Estimator::Gae) {
-            warnings.push(format!("`algo.{name}` has no effect: only `adv_estimator: gae` has a critic"));
-        }
-        let corrects = self.loss.train_infer_correction.is_active();
+        let corrects = self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;
         let drawn = [
             ("temperature", self.temperature, self.temperature != 1.0),
             ("top_p", self.top_p, self.top_p < 1.0),
@@ -280,7 +284,7 @@ impl AgenticPpoConfig {
         if corrects && !drawn.is_empty() {
             warnings.push(format!(
                 "with {} answers are drawn from another distribution than the one that is trained, and \
-                 `algo.train_infer_correction` corrects for that difference too: its ratios are far from 1 with equal \
+                 `algo.train_infer_correction` corrects for that difference too (`algo.infer_log_probs: raw` does not): its ratios are far from 1 with equal \
                  kernels",
                 drawn.join(", ")
             ));

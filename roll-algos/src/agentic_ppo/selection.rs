@@ -39,6 +39,7 @@ mod tests {
             tokens: vec![1],
             response: vec![true],
             log_probs: vec![0.0],
+            raw_log_probs: vec![0.0],
             steps: vec![step],
             solved: false,
             ending: Ending::Terminated,

@@ -221,14 +221,6 @@ fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
 }
 
 #[test]
-fn options_of_a_critic_that_is_not_there_are_said() {
-    let config = AgenticPpoConfig { critic_warmup: 3, value_clip: Some(0.5), ..config() };
-    let told = config.warnings().join("; ");
-    assert!(told.contains("`algo.critic_warmup`") && told.contains("`algo.value_clip`"), "{told}");
-    assert!(AgenticPpoConfig { adv_estimator: Estimator::Gae, ..config }.warnings().is_empty());
-}
-
-#[test]
 fn the_names_of_metrics_have_no_suffix() {
     let report = step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), 0, 1.0).unwrap();
     assert!(report.metrics.contains_key("actor/ratio_max") && report.metrics.contains_key("actor/pg_loss"));

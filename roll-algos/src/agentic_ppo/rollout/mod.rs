@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use rand::RngCore;
 use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
 
-use super::config::AgenticPpoConfig;
+use super::config::{AgenticPpoConfig, InferLogProbs};
 use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 use worlds::Worlds;
@@ -60,8 +60,10 @@ pub struct Episode {
     pub tokens: Vec<u32>,
     /// Which of them the agent wrote.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported; 0 for the others.
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
+    /// Those at temperature 1 over all tokens; the former where the model does not tell.
+    pub raw_log_probs: Vec<f32>,
     /// The agent's turns.
     pub steps: Vec<Step>,
     /// Whether the task was solved.
@@ -250,7 +252,14 @@ fn answers(
         let numbers = places.iter().map(|i| (first + i) as u64).collect();
         let limits = prompts.iter().map(|prompt| budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
-        answers.extend(places.iter().copied().zip(model.generate(&prompts, &sampling)?));
+        let made = model.generate(&prompts, &sampling)?;
+        let told = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        if config.infer_log_probs == InferLogProbs::Raw && !told {
+            let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
+                           `algo.infer_log_probs` at `drawn`";
+            return Err(Error::Unsupported(problem.into()));
+        }
+        answers.extend(places.iter().copied().zip(made));
     }
     Ok(answers)
 }
@@ -319,11 +328,12 @@ impl Play<'_> {
         let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
         // What was asked after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
-        let Conversation { mut tokens, mut response, mut log_probs, .. } = self.conversation;
+        let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
         tokens.truncate(length);
         response.truncate(length);
         log_probs.truncate(length);
+        raw_log_probs.truncate(length);
         let (group, seed) = self.episode;
-        Episode { group, tag: self.tag, seed, tokens, response, log_probs, steps: self.steps, solved, ending }
+        Episode { group, tag: self.tag, seed, tokens, response, log_probs, raw_log_probs, steps: self.steps, solved, ending }
     }
 }
