@@ -18,7 +18,7 @@ pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use runs::{Plan, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
-    MergeShards, SplitShards, TinyKind,
+    MergeShards, SplitShards, TinyKind, TinyModel,
 };
 
 /// Post-trains generative models against rewards.
