@@ -174,7 +174,8 @@ custom_envs:
 fn rolls_agentic_configurations_run_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    let gigpo = "adv_estimator: gigpo\nbatch_adjust_mode: copy\nstep_reward_gamma: 0.95\nuse_kl_loss: true\nkl_loss_coef: 0.01";
+    let gigpo =
+        "adv_estimator: gigpo\nbatch_adjust_mode: copy\nstep_reward_gamma: 0.95\nuse_kl_loss: true\nkl_loss_coef: 0.01";
     for (name, text) in [
         ("examples/agent/ppo.yaml", AGENT.replace("ADVANTAGE\n", "")),
         ("examples/agent/gigpo.yaml", AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "")),
@@ -199,7 +200,8 @@ fn rolls_agentic_configurations_run_unchanged() {
         }
         let episodes = std::fs::read_to_string(here.join(file).join("trajectories.jsonl")).unwrap();
         let of = |kind: &str, tag: &str| {
-            let here = |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
+            let here =
+                |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
             episodes.lines().filter(here).count()
         };
         // Two steps of four groups of four; validations of eight before and after each.

@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn spare_episodes_stand_in_and_groups_of_equal_scores_are_left_out_on_demand() {
-        let played = || [(0, 1.0), (0, 0.0), (0, 5.0), (1, 2.0), (1, 2.0), (2, 3.0)].map(|(g, r)| episode(g, r)).to_vec();
+        let played =
+            || [(0, 1.0), (0, 0.0), (0, 5.0), (1, 2.0), (1, 2.0), (2, 3.0)].map(|(g, r)| episode(g, r)).to_vec();
         let config = |group_filter| AgenticPpoConfig { group_size: 2, group_filter, ..Default::default() };
         let scores = |filter| {
             let (kept, left_out) = chosen(played(), &config(filter));

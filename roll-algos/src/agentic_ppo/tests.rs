@@ -169,12 +169,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
 }
 
 fn with_critic(warmup: u64) -> AgenticPpoConfig {
-    AgenticPpoConfig {
-        adv_estimator: Estimator::Gae,
-        critic_warmup: warmup,
-        critic_learning_rate: 0.05,
-        ..config()
-    }
+    AgenticPpoConfig { adv_estimator: Estimator::Gae, critic_warmup: warmup, critic_learning_rate: 0.05, ..config() }
 }
 
 #[test]

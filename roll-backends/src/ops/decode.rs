@@ -102,7 +102,12 @@ pub trait DecodeKernel: Backend {
     }
 
     /// See [`attend_rows`]: keys and values, of prompts and tails.
-    fn attend(q: FloatTensor<Self>, prompts: [FloatTensor<Self>; 2], tails: [FloatTensor<Self>; 2], call: &DecodeCall) -> FloatTensor<Self> {
+    fn attend(
+        q: FloatTensor<Self>,
+        prompts: [FloatTensor<Self>; 2],
+        tails: [FloatTensor<Self>; 2],
+        call: &DecodeCall,
+    ) -> FloatTensor<Self> {
         attend_by_index::<Self>(q, prompts, tails, call)
     }
 }

@@ -27,9 +27,9 @@ mod attention;
 mod channel_norm;
 mod conv;
 mod cotangent;
-mod decode;
 #[cfg(feature = "cube")]
 mod cube;
+mod decode;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;

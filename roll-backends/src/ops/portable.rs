@@ -4,8 +4,8 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel, LinearKernel, NormKernel,
-    ProductKernel, RopeKernel,
+    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel, LinearKernel,
+    NormKernel, ProductKernel, RopeKernel,
 };
 
 impl ActivationKernel for Flex {}

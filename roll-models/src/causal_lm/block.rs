@@ -144,9 +144,8 @@ impl Block {
                 Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
             }
             None => {
-                let attend = |(_, span): &(usize, &Range<usize>)| {
-                    self.attend(part(&q, span), part(&k, span), part(&v, span))
-                };
+                let attend =
+                    |(_, span): &(usize, &Range<usize>)| self.attend(part(&q, span), part(&k, span), part(&v, span));
                 Tensor::cat(spans.iter().map(attend).collect(), 0)
             }
         };

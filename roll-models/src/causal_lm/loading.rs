@@ -153,7 +153,10 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let template = match (template, options.chat_template_args.is_empty()) {
         (Some(template), false) => Some(template.with_arguments(options.chat_template_args.clone())?),
         (None, false) => {
-            return Err(Error::config("model.chat_template_args", "the model has no chat template that would read them"));
+            return Err(Error::config(
+                "model.chat_template_args",
+                "the model has no chat template that would read them",
+            ));
         }
         (template, true) => template,
     };

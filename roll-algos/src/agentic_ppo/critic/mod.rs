@@ -116,7 +116,9 @@ impl Critic {
                 return Ok(false);
             }
             head.update(gradient, config.critic_learning_rate);
-            for (name, value) in ["loss", "error", "clipfrac", "vpred", "grad_norm"].iter().zip(told.iter().chain([&norm])) {
+            for (name, value) in
+                ["loss", "error", "clipfrac", "vpred", "grad_norm"].iter().zip(told.iter().chain([&norm]))
+            {
                 seen.entry(name).or_default().push(*value);
             }
         }

@@ -2,9 +2,9 @@
 
 mod conversation;
 pub mod template;
-pub mod worlds;
 #[cfg(test)]
 mod tests;
+pub mod worlds;
 
 use std::collections::BTreeMap;
 
@@ -334,6 +334,17 @@ impl Play<'_> {
         log_probs.truncate(length);
         raw_log_probs.truncate(length);
         let (group, seed) = self.episode;
-        Episode { group, tag: self.tag, seed, tokens, response, log_probs, raw_log_probs, steps: self.steps, solved, ending }
+        Episode {
+            group,
+            tag: self.tag,
+            seed,
+            tokens,
+            response,
+            log_probs,
+            raw_log_probs,
+            steps: self.steps,
+            solved,
+            ending,
+        }
     }
 }

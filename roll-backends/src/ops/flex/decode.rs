@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
 use super::{Values, rounded};
-use crate::ops::decode::{store_by_index, DecodeCall, DecodeKernel};
+use crate::ops::decode::{DecodeCall, DecodeKernel, store_by_index};
 use crate::ops::kernels::decode::{KeysValues, Shape, attend};
 
 impl DecodeKernel for Flex {
@@ -30,11 +30,8 @@ impl DecodeKernel for Flex {
     ) -> FloatTensor<Self> {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let places: Vec<_> = call
-            .places
-            .iter()
-            .map(|p| [p.prompt.clone(), p.slot * capacity..p.slot * capacity + p.tail])
-            .collect();
+        let places: Vec<_> =
+            call.places.iter().map(|p| [p.prompt.clone(), p.slot * capacity..p.slot * capacity + p.tail]).collect();
         let shape = Shape {
             key_heads: call.key_heads,
             sharing: call.heads / call.key_heads,

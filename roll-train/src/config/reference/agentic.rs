@@ -133,8 +133,7 @@ fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec
         _ => {
             to.put("env.name", constant(SEVERAL));
             to.put("env.worlds", Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(worlds)));
-            for (section, tags, ours) in
-                [("train_env_manager", &trained, ""), ("val_env_manager", &validated, "val_")]
+            for (section, tags, ours) in [("train_env_manager", &trained, ""), ("val_env_manager", &validated, "val_")]
             {
                 let list = tags.iter().map(|tag| Value::from(tag.as_str())).collect();
                 to.put(&format!("algo.{ours}tags"), Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(list)));
@@ -438,7 +437,8 @@ custom_envs:
 
     fn load(change: impl Fn(String) -> String) -> Result<Loaded> {
         let dir = tempfile::tempdir().unwrap();
-        for (name, text) in [("config/own_envs.yaml", ENVIRONMENTS.to_string()), ("run/agents.yaml", change(CONFIG.into()))]
+        for (name, text) in
+            [("config/own_envs.yaml", ENVIRONMENTS.to_string()), ("run/agents.yaml", change(CONFIG.into()))]
         {
             let path = dir.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -452,7 +452,10 @@ custom_envs:
         let loaded = load(|text| text).unwrap();
         let c = &loaded.config;
         assert_eq!((c.seed, c.steps, c.save_steps, c.evaluation.every), (7, Some(100), 1000, 20));
-        assert_eq!((c.algo.name.as_str(), c.model.name.as_str(), c.strategy.name.as_str()), ("agentic_ppo", "causal_lm", "zero"));
+        assert_eq!(
+            (c.algo.name.as_str(), c.model.name.as_str(), c.strategy.name.as_str()),
+            ("agentic_ppo", "causal_lm", "zero")
+        );
         let algo = |key: &str| c.algo.options[key].clone();
         for (key, value) in [
             ("num_env_groups", 16.into()),
@@ -487,7 +490,10 @@ custom_envs:
         let env = c.env.as_ref().unwrap();
         assert_eq!(env.name, "mixed");
         let room = &env.options["worlds"]["Room"];
-        assert_eq!((&room["name"], &room["dim_room"], &room["grid_lookup"]["0"]), (&"sokoban".into(), &serde_json::json!([6, 6]), &"W".into()));
+        assert_eq!(
+            (&room["name"], &room["dim_room"], &room["grid_lookup"]["0"]),
+            (&"sokoban".into(), &serde_json::json!([6, 6]), &"W".into())
+        );
         assert_eq!(env.options["worlds"]["Lake"], serde_json::json!({"name": "frozen_lake", "is_slippery": false}));
         assert!(loaded.provenance.of("algo.sequence_length").contains("agents.yaml:"));
 
