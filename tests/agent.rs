@@ -99,7 +99,7 @@ fn mistakes_say_what_to_do_and_leave_nothing() {
         (&["env.name=process", "env.command=[sh, dies.sh]"], &["exit status: 7", "no licence"]),
         (&["env.name=frozen_lak"], &["frozen_lake"]),
         (&["env.size=1"], &["env.size"]),
-        (&["algo.adv_estimator=gae"], &["critic"]),
+        (&["algo.adv_estimator=gae", "algo.value_clip=0"], &["algo.value_clip"]),
         (&["algo.agent_template=no place"], &["observation"]),
         (&["algo.gama=1"], &["algo.gamma"]),
         (&["algo.sequence_length=4"], &["sequence_length"]),

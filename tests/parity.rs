@@ -16,6 +16,8 @@ use std::process::ExitCode;
 mod agentic_functions;
 #[path = "parity/agentic_loss.rs"]
 mod agentic_loss;
+#[path = "parity/agentic_value_loss.rs"]
+mod agentic_value_loss;
 #[path = "parity/case.rs"]
 mod case;
 #[path = "parity/causal_lm.rs"]
@@ -77,6 +79,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_functions", On::Host, agentic_functions::run),
     ("agentic_loss", On::Host, agentic_loss::run),
     ("agentic_pg_variants", On::Host, agentic_loss::run),
+    ("agentic_value_loss", On::Host, agentic_value_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
     ("face_tools", On::Devices, face_tools::run),
     ("gguf_smollm2", On::Devices, gguf::run),

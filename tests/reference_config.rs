@@ -1,4 +1,4 @@
-//! ROLL's Reward-FL configuration, in its own words and files, runs as it is.
+//! ROLL's configurations of Reward-FL and of its agentic pipeline, in its own words and files, run as they are.
 
 #![allow(clippy::unwrap_used)]
 
@@ -85,4 +85,133 @@ fn rolls_configuration_trains_on_faces_and_its_eight_samples_of_one_clip_differ(
     let videos = roll_yaml::samples(&run, 1);
     let different: BTreeSet<&Vec<u8>> = videos.iter().map(|(_, bytes)| bytes).collect();
     assert_eq!((videos.len(), different.len()), (8, 8), "{:?}", videos.iter().map(|(f, _)| f).collect::<Vec<_>>());
+}
+
+/// Environments, in the words of ROLL's file of them.
+const ENVIRONMENTS: &str = "\
+max_tokens_per_step: 128
+max_actions_per_traj: 3
+action_pattern: <answer>(.*?)</answer>
+manager: roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager
+agent_system_template: You play a game.
+agent_template: \"{observation}\"
+custom_env:
+  Room:
+    env_type: sokoban
+    max_steps: ${max_actions_per_traj}
+    max_tokens_per_step: ${max_tokens_per_step}
+    env_manager_cls: ${manager}
+    agent_system_template: ${agent_system_template}
+    agent_template: ${agent_template}
+    env_config: {action_pattern: \"${action_pattern}\", max_steps: 3, dim_room: [6, 6], num_boxes: 1, format_penalty: -0.1}
+  Lake:
+    env_type: frozen_lake
+    max_steps: ${max_actions_per_traj}
+    max_tokens_per_step: ${max_tokens_per_step}
+    env_manager_cls: ${manager}
+    agent_system_template: ${agent_system_template}
+    agent_template: ${agent_template}
+    env_config: {action_pattern: \"${action_pattern}\", is_slippery: false}
+";
+
+/// The configuration of an agent, in ROLL's words: PPO with a critic, where nothing else is said.
+const AGENT: &str = "\
+defaults:
+  - ../config/own_envs@_here_
+hydra: {run: {dir: .}, output_subdir: null}
+exp_name: agent
+seed: 42
+logging_dir: ./output/logs
+output_dir: ./output
+track_with: tensorboard
+checkpoint_config: {type: file_system, output_dir: /data/models/agent}
+num_gpus_per_node: 8
+max_steps: 2
+save_steps: 100
+logging_steps: 1
+eval_steps: 1
+rollout_batch_size: 16
+val_batch_size: 8
+sequence_length: 600
+value_clip: 0.5
+ADVANTAGE
+whiten_advantages: true
+init_kl_coef: 0.0
+pretrain: tiny
+reward_pretrain: tiny
+actor_train:
+  model_args: {attn_implementation: fa2, disable_gradient_checkpointing: false, dtype: fp32, model_type: null}
+  training_args: {learning_rate: 1.0e-4, weight_decay: 0, per_device_train_batch_size: 2, gradient_accumulation_steps: 2, warmup_steps: 2, lr_scheduler_type: cosine}
+  data_args: {template: qwen2_5}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, use_distributed_optimizer: true}
+  device_mapping: list(range(0,2))
+  infer_batch_size: 2
+actor_infer:
+  model_args: {disable_gradient_checkpointing: true, dtype: bf16}
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
+  device_mapping: list(range(0,2))
+reference:
+  model_args: {dtype: bf16}
+  strategy_args: {strategy_name: hf_infer, strategy_config: null}
+  infer_batch_size: 2
+reward_normalization: {grouping: traj_group_id, method: mean_std}
+train_env_manager:
+  max_env_num_per_worker: 16
+  num_env_groups: 4
+  group_size: 4
+  tags: [Room, Lake]
+  num_groups_partition: [1, 3]
+  generating_args: {max_new_tokens: 24, top_p: 0.99, top_k: 100, temperature: 0.99, num_return_sequences: 1}
+val_env_manager:
+  max_env_num_per_worker: 32
+  num_env_groups: 8
+  group_size: 1
+  tags: [Lake]
+  num_groups_partition: [8]
+  generating_args: {max_new_tokens: 24, top_p: 0.99, top_k: 100, temperature: 0.2, num_return_sequences: 1}
+custom_envs:
+  Room: ${custom_env.Room}
+  Lake: ${custom_env.Lake}
+";
+
+#[test]
+fn rolls_agentic_configurations_run_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    let gigpo =
+        "adv_estimator: gigpo\nbatch_adjust_mode: copy\nstep_reward_gamma: 0.95\nuse_kl_loss: true\nkl_loss_coef: 0.01";
+    for (name, text) in [
+        ("examples/agent/ppo.yaml", AGENT.replace("ADVANTAGE\n", "")),
+        ("examples/agent/gigpo.yaml", AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "")),
+        ("examples/config/own_envs.yaml", ENVIRONMENTS.to_string()),
+    ] {
+        let path = here.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    assert!(roll(here, &["init-tiny", "tiny", "--kind", "lm"]).status.success());
+    for (file, metric) in [("ppo", "critic/explained_variance"), ("gigpo", "actor/kl_loss")] {
+        let config = format!("examples/agent/{file}.yaml");
+        let output = roll(here, &["run", "--config", &config, "--out", file]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("keys have an effect here").count(), 1, "{said}");
+        assert!(!said.contains("there is nothing like it"), "{said}");
+        let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
+        let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
+        for name in [metric, "actor/loss", "Room/score/mean", "Lake/score/mean", "val/Lake/env/success"] {
+            assert!(last[name].is_number(), "{file}: {name} in {last}");
+        }
+        let episodes = std::fs::read_to_string(here.join(file).join("trajectories.jsonl")).unwrap();
+        let of = |kind: &str, tag: &str| {
+            let here =
+                |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
+            episodes.lines().filter(here).count()
+        };
+        // Two steps of four groups of four; validations of eight before and after each.
+        assert_eq!((of("training", "Room"), of("training", "Lake")), (8, 24), "{file}");
+        assert_eq!((of("validation", "Room"), of("validation", "Lake")), (0, 24), "{file}");
+    }
 }

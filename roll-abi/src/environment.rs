@@ -23,4 +23,8 @@ table! {
         /// 0 no, 1 yes, 2 it does not tell.
         fn solved(out: *mut u32);
     }
+    since 2.2 {
+        /// A list of texts as JSON.
+        fn kinds(out: *mut RollOwned<u8>);
+    }
 }

@@ -209,4 +209,8 @@ table! {
         fn end_tokens(out: *mut RollOwned<u32>);
         fn context_length(out: *mut usize);
     }
+    since 2.2 {
+        /// f32 `[B, L, D]`.
+        fn hidden_states(tokens: *const RollTensor, mask: *const RollTensor, adapter: u32, out: *mut RollTensor);
+    }
 }

@@ -37,6 +37,12 @@ pub trait Environment: Send {
         String::new()
     }
 
+    /// Names of the worlds that it has, where it has several: `reset` with seed s opens world `s % count`. Empty: it is
+    /// one world.
+    fn kinds(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether the task is solved as it stands. `None`: the environment does not tell, and an episode counts as solved
     /// when it terminated with a positive reward.
     fn solved(&self) -> Option<bool> {

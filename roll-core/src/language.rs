@@ -31,6 +31,8 @@ pub struct Sampling {
     pub top_k: usize,
     /// Most new tokens per prompt.
     pub max_new_tokens: usize,
+    /// Most new tokens of each prompt, where some may have fewer than `max_new_tokens`; empty: all may have those.
+    pub limits: Vec<usize>,
     /// Generation of a row ends after one of these texts.
     pub stop: Vec<String>,
     /// Key of the random draws.
@@ -43,7 +45,16 @@ pub struct Sampling {
 impl Sampling {
     /// The likeliest tokens, at most `max_new_tokens` of them.
     pub fn greedy(max_new_tokens: usize) -> Self {
-        Self { temperature: 0.0, top_p: 1.0, top_k: 0, max_new_tokens, stop: Vec::new(), seed: 0, numbers: Vec::new() }
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            max_new_tokens,
+            limits: Vec::new(),
+            stop: Vec::new(),
+            seed: 0,
+            numbers: Vec::new(),
+        }
     }
 
     /// Fails on settings that draw nothing. The keys are the fields' names; the caller adds their section.
@@ -61,6 +72,11 @@ impl Sampling {
         Ok(())
     }
 
+    /// Most new tokens of prompt `index` of a call.
+    pub fn limit(&self, index: usize) -> usize {
+        self.limits.get(index).map_or(self.max_new_tokens, |limit| self.max_new_tokens.min(*limit))
+    }
+
     /// Number of prompt `index` of a call.
     pub fn number(&self, index: usize) -> u64 {
         self.numbers.get(index).copied().unwrap_or(index as u64)
@@ -68,12 +84,15 @@ impl Sampling {
 }
 
 /// One generated continuation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generation {
     /// New tokens.
     pub tokens: Vec<u32>,
-    /// Log-probability of each under the distribution it was drawn from.
+    /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
     pub log_probs: Vec<f32>,
+    /// Log-probability of each at temperature 1 over all tokens, which is what [`LanguageModel::evaluate`] computes. Empty
+    /// when the model does not tell, as those of libraries do not.
+    pub raw_log_probs: Vec<f32>,
 }
 
 /// Statistics of given tokens, f32 `[B, L - 1]`: position t speaks of token t + 1.
@@ -111,6 +130,12 @@ pub trait LanguageModel {
 
     /// Continues each prompt.
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>;
+
+    /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding: position t has read tokens 0 to t. For
+    /// what is learnt on top of the model, such as a critic; no gradient flows through them.
+    fn hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
+        Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
+    }
 
     /// Evaluates tokens (i64 `[B, L]`) under `mask` (u8 `[B, L]`). The pullback takes the cotangents of log-probs
     /// and entropy stacked as `[2, B, L - 1]`; its result is empty, since tokens are not differentiable.

@@ -24,6 +24,8 @@ pub struct Bigram {
     pub context: usize,
     /// The template fails.
     pub fails: bool,
+    /// Prompts of each call of `generate`.
+    pub calls: Vec<usize>,
 }
 
 impl Default for Bigram {
@@ -35,6 +37,7 @@ impl Default for Bigram {
             forgets: false,
             context: usize::MAX,
             fails: false,
+            calls: Vec::new(),
         }
     }
 }
@@ -132,13 +135,14 @@ impl LanguageModel for Bigram {
     }
 
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
+        self.calls.push(prompts.len());
         let noise = Noise::new(sampling.seed);
         let mut made = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
             let mut rng = noise.generator(Purpose::Tokens, 0, sampling.number(i));
-            let mut generation = Generation { tokens: Vec::new(), log_probs: Vec::new() };
+            let mut generation = Generation::default();
             let mut last = *prompt.last().unwrap() as usize;
-            while generation.tokens.len() < sampling.max_new_tokens {
+            while generation.tokens.len() < sampling.limit(i) {
                 let log_p = self.log_softmax(last);
                 let mut left = f64::from(rng.next_u32()) / f64::from(u32::MAX);
                 let drawn = (0..V).find(|v| {
@@ -149,6 +153,7 @@ impl LanguageModel for Bigram {
                 last = if sampling.temperature == 0.0 { best } else { drawn.unwrap_or(best) };
                 generation.tokens.push(last as u32);
                 generation.log_probs.push(log_p[last] as f32);
+                generation.raw_log_probs.push(log_p[last] as f32);
                 if last == '$' as usize {
                     break;
                 }
@@ -156,6 +161,16 @@ impl LanguageModel for Bigram {
             made.push(generation);
         }
         Ok(made)
+    }
+
+    /// Which character was read last, as long as a norm would make it.
+    fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
+        let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
+        let mut states = vec![0.0f32; ids.len() * V];
+        for (i, id) in ids.iter().enumerate().filter(|(i, _)| mask[*i] != 0.0) {
+            states[i * V + *id as usize] = (V as f32).sqrt();
+        }
+        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], V])
     }
 
     fn evaluate(

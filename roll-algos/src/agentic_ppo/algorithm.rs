@@ -7,11 +7,15 @@ use roll_core::{
 };
 
 use super::NAME;
+use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
+use super::critic::{self, Critic};
 use super::kl::KlController;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
+use super::rollout::worlds::Worlds;
 use super::rollout::{Episode, Plan, play};
+use super::selection;
 use super::updates::train;
 use crate::AlgorithmError;
 use crate::ranks::share;
@@ -25,8 +29,17 @@ const TRAIN: &str = "time/step_train";
 /// The algorithm `agentic_ppo`.
 pub struct AgenticPpo {
     config: AgenticPpoConfig,
-    controller: KlController,
+    learnt: Learnt,
     environments: Vec<Box<dyn Environment>>,
+}
+
+/// What it learns beside the model; a checkpoint has it.
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
+struct Learnt {
+    #[serde(flatten)]
+    controller: KlController,
+    #[serde(default)]
+    critic: Critic,
 }
 
 impl AgenticPpo {
@@ -34,7 +47,8 @@ impl AgenticPpo {
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
-        Ok(Self { config, controller, environments: Vec::new() })
+        let learnt = Learnt { controller, critic: Critic::default() };
+        Ok(Self { config, learnt, environments: Vec::new() })
     }
 
     /// Its options.
@@ -49,6 +63,9 @@ impl Algorithm for AgenticPpo {
         if model.parameter_count() == 0 {
             return Err(AlgorithmError::NothingToTrain.into());
         }
+        if self.config.adv_estimator == Estimator::Gae {
+            critic::check(language(model, NAME)?)?;
+        }
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
         }
@@ -58,6 +75,9 @@ impl Algorithm for AgenticPpo {
         if self.environments.is_empty() {
             return Err(AlgorithmError::NoEnvironment { algorithm: NAME }.into());
         }
+        let AgenticPpoConfig { tags, num_groups_partition, val_num_groups_partition, .. } = &self.config;
+        Worlds::new(&self.environments, "algo.tags", tags, num_groups_partition)?;
+        Worlds::new(&self.environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
         Ok(())
     }
 
@@ -68,7 +88,7 @@ impl Algorithm for AgenticPpo {
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
         // Those that this rank plays; one at least, for its part of a validation.
         let groups = share(communicator::current().as_ref(), self.config.num_env_groups).len();
-        let needed = (groups * self.config.group_size).max(1);
+        let needed = (groups * self.config.played_group_size()).max(1);
         self.environments = (0..needed).map(|_| make()).collect::<Result<_>>()?;
         Ok(())
     }
@@ -86,6 +106,7 @@ impl Algorithm for AgenticPpo {
             Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
             Headline::new("actor/loss", "loss", "Loss"),
             Headline::new("actor/entropy", "", "Entropy of tokens"),
+            Headline::new("critic/explained_variance", "", "Variance of returns that the critic explains"),
             Headline::new("env/num_actions", "", "Turns of an episode"),
             Headline::new("env/action_is_valid", "", "Valid actions").written(HeadlineFormat::Percent),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
@@ -121,6 +142,7 @@ impl Algorithm for AgenticPpo {
                 step: 0,
                 first_group: left.start,
                 groups: self.environments.len().min(left.len()),
+                all_groups: wanted,
                 group_size: 1,
                 temperature: self.config.val_temperature,
                 held_out: true,
@@ -134,12 +156,16 @@ impl Algorithm for AgenticPpo {
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(&self.controller).unwrap_or_default()
+        serde_json::to_value(&self.learnt).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        let loaded = serde_json::from_value(state.clone());
-        self.controller = loaded.map_err(|e| Error::Misuse(format!("the state of `{NAME}` cannot be read: {e}")))?;
+        let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
+        let loaded: Learnt = serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
+        if !loaded.critic.is_whole() {
+            return Err(unread("the critic's weights and moments have different lengths".into()));
+        }
+        self.learnt = loaded;
         Ok(())
     }
 }
@@ -155,7 +181,8 @@ impl AgenticPpo {
             step: ctx.step,
             first_group: groups.start,
             groups: groups.len(),
-            group_size: self.config.group_size,
+            all_groups: self.config.num_env_groups,
+            group_size: self.config.played_group_size(),
             temperature: self.config.temperature,
             held_out: false,
         };
@@ -175,12 +202,25 @@ impl AgenticPpo {
         if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
             return Err(AlgorithmError::NoEpisode { algorithm: NAME, reason: skipped(failed).1 }.into());
         }
+        let (episodes, alike) = selection::chosen(episodes, &self.config);
+        report.metrics.insert("env/groups_filtered".into(), alike.len() as f64);
+        report.skipped.extend(alike);
+        if episodes.is_empty() {
+            return Ok(report);
+        }
 
         watch.begin(LOG_PROBS, None)?;
-        let prepared = prepare(&self.config, &mut self.controller, ctx, &episodes, &mut report.metrics)?;
+        let Learnt { controller, critic } = &mut self.learnt;
+        let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
 
         watch.begin(TRAIN, None)?;
-        report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
+        if let Some(valued) = &prepared.valued {
+            let (returns, mask) = (&prepared.returns, &prepared.whole.response);
+            report.applied = critic.fit(&self.config, ctx, valued, returns, mask, &mut report.metrics)?;
+        }
+        if prepared.valued.is_none() || ctx.step >= self.config.critic_warmup {
+            report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
+        }
         let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
         report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)

@@ -18,8 +18,10 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// Which of them the agent wrote, and are trained on.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported.
+    /// Log-probabilities that generation reported, under the distribution it drew from.
     pub log_probs: Vec<f32>,
+    /// Those at temperature 1 over all tokens.
+    pub raw_log_probs: Vec<f32>,
 }
 
 /// The samples of `episodes`: one each, or one per turn that ends with the turn's answer and trains on it alone.
@@ -33,6 +35,7 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
                 tokens: episode.tokens.clone(),
                 response: episode.response.clone(),
                 log_probs: episode.log_probs.clone(),
+                raw_log_probs: episode.raw_log_probs.clone(),
             });
             continue;
         }
@@ -44,6 +47,7 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
                 tokens: episode.tokens[..end].to_vec(),
                 response: (0..end).map(|t| step.tokens.contains(&t)).collect(),
                 log_probs: episode.log_probs[..end].to_vec(),
+                raw_log_probs: episode.raw_log_probs[..end].to_vec(),
             });
         }
     }
@@ -74,6 +78,11 @@ impl Evaluated {
             row_of.push(row);
         }
         Ok(Self { batch: Batch::new(&longest, width)?, row_of })
+    }
+
+    /// Row of the batch that has each sample.
+    pub fn rows(&self) -> &[usize] {
+        &self.row_of
     }
 
     /// What the model says, sample by sample. Beyond a sample's own tokens it speaks of those of later turns.
@@ -116,22 +125,26 @@ pub struct Batch {
     pub attention_mask: Mask,
     /// Predictions of response tokens, `[B, L - 1]`.
     pub response: Mask,
-    /// Log-probabilities that generation reported, `[B, L - 1]`.
+    /// Log-probabilities that generation reported, under the distribution it drew from, `[B, L - 1]`.
     pub infer_log_probs: Grid,
+    /// Those at temperature 1 over all tokens, `[B, L - 1]`.
+    pub raw_log_probs: Grid,
 }
 
 impl Batch {
     /// Pads `samples` to `width` tokens, which must be at least 2 and hold the longest.
     pub fn new(samples: &[&Sample], width: usize) -> Result<Self> {
         let (mut tokens, mut attention, mut response) = (Vec::new(), Vec::new(), Vec::new());
-        let mut log_probs = Vec::new();
+        let (mut log_probs, mut raw_log_probs) = (Vec::new(), Vec::new());
         for sample in samples {
             let padding = width.saturating_sub(sample.tokens.len());
             tokens.extend(sample.tokens.iter().map(|t| i64::from(*t)).chain(std::iter::repeat_n(0, padding)));
             attention.extend(sample.tokens.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
             response.extend(sample.response.iter().copied().chain(std::iter::repeat_n(false, padding)));
-            let padded = sample.log_probs.iter().map(|l| f64::from(*l)).chain(std::iter::repeat_n(0.0, padding));
-            log_probs.extend(padded.skip(1));
+            for (all, own) in [(&mut log_probs, &sample.log_probs), (&mut raw_log_probs, &sample.raw_log_probs)] {
+                let padded = own.iter().map(|l| f64::from(*l)).chain(std::iter::repeat_n(0.0, padding));
+                all.extend(padded.skip(1));
+            }
         }
         let kept = attention.iter().map(|a| *a != 0).collect();
         Ok(Self {
@@ -140,6 +153,7 @@ impl Batch {
             attention_mask: Mask::new(width, kept)?,
             response: Mask::new(width, response)?.of_predictions()?,
             infer_log_probs: Grid::new(width - 1, log_probs)?,
+            raw_log_probs: Grid::new(width - 1, raw_log_probs)?,
         })
     }
 }
@@ -156,7 +170,8 @@ mod tests {
 
     fn turn(episode: usize, turn: usize, length: usize) -> Sample {
         let tokens: Vec<u32> = (0..length as u32).collect();
-        Sample { episode, turn, response: vec![true; length], log_probs: vec![0.0; length], tokens }
+        let zeros = vec![0.0; length];
+        Sample { episode, turn, response: vec![true; length], log_probs: zeros.clone(), raw_log_probs: zeros, tokens }
     }
 
     #[test]

@@ -7,7 +7,31 @@ use super::kl::KlEstimate;
 use super::loss::LossConfig;
 use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
 use super::rollout::template::{SYSTEM, TURN};
+use super::rollout::worlds;
 use crate::update::OnNonfinite;
+
+/// Log-probabilities of generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InferLogProbs {
+    /// Those of the distribution that they were drawn from: after temperature, `top_k` and `top_p`. Beside those of
+    /// training they tell how far two distributions are from each other, and two sets of kernels.
+    #[default]
+    Drawn,
+    /// Those at temperature 1 over all tokens: what is left is the kernels'.
+    Raw,
+}
+
+/// Which groups of episodes are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupFilter {
+    /// All.
+    #[default]
+    All,
+    /// Those whose episodes differ in their scores: estimators that compare within a group learn nothing of the others.
+    Varied,
+}
 
 /// Options of the algorithm `agentic_ppo`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -18,17 +42,25 @@ pub struct AgenticPpoConfig {
     pub num_env_groups: usize,
     /// Episodes per group.
     pub group_size: usize,
+    /// Episodes that a group plays beyond those: they stand in for such whose environment failed.
+    pub group_size_redundancy: usize,
+    /// Which groups are trained on.
+    pub group_filter: GroupFilter,
+    /// Worlds that are trained on, of an environment that has several (`mixed`); empty: all of them.
+    pub tags: Vec<String>,
+    /// Shares of the groups that the worlds of `tags` get; empty: equal ones.
+    pub num_groups_partition: Vec<usize>,
     /// Most turns of an episode.
     pub max_actions_per_traj: usize,
     /// Most tokens of an answer.
     pub max_tokens_per_step: usize,
     /// Most tokens of an episode, prompts included.
     pub sequence_length: usize,
-    /// Temperature of the answers. The log-probabilities that generation reports are those of the distribution that
-    /// answers are drawn from: after temperature, `top_k` and `top_p`. Training computes them at temperature 1 over all
-    /// tokens. The two are the same only with the defaults: `actor/train_infer_abs_diff` and `train_infer_correction`
-    /// otherwise compare two distributions, not two sets of kernels.
+    /// Temperature of the answers.
     pub temperature: f64,
+    /// Which log-probabilities of generation `train_infer_correction` compares with those of training, which are at
+    /// temperature 1 over all tokens.
+    pub infer_log_probs: InferLogProbs,
     /// Nucleus mass of the answers.
     pub top_p: f64,
     /// Likeliest tokens that answers are drawn from; 0 is all.
@@ -47,12 +79,24 @@ pub struct AgenticPpoConfig {
     pub val_batch_size: usize,
     /// Temperature of its answers.
     pub val_temperature: f64,
+    /// As `tags`, of a validation; empty: those of `tags`.
+    pub val_tags: Vec<String>,
+    /// As `num_groups_partition`, of `val_tags`.
+    pub val_num_groups_partition: Vec<usize>,
     /// Episodes of each step, and of each validation, that are written to `trajectories.jsonl`.
     pub saved_trajectories: usize,
 
     // Rewards and advantages
-    /// How advantages come from rewards.
+    /// How advantages come from rewards. `gae` trains a critic beside the policy: a linear head on its hidden states.
     pub adv_estimator: Estimator,
+    /// Steps at the beginning in which `gae` trains the critic alone.
+    pub critic_warmup: u64,
+    /// Learning rate of the critic.
+    pub critic_learning_rate: f64,
+    /// Updates of the critic in a step, each by all samples.
+    pub critic_epochs: usize,
+    /// The critic's loss counts a value as no further than this from what it was before the step; `null`: as it is.
+    pub value_clip: Option<f64>,
     /// Discount.
     pub gamma: f64,
     /// Decay of generalized advantage estimation.
@@ -109,10 +153,15 @@ impl Default for AgenticPpoConfig {
         Self {
             num_env_groups: 8,
             group_size: 8,
+            group_size_redundancy: 0,
+            group_filter: GroupFilter::All,
+            tags: Vec::new(),
+            num_groups_partition: Vec::new(),
             max_actions_per_traj: 10,
             max_tokens_per_step: 64,
             sequence_length: 2048,
             temperature: 1.0,
+            infer_log_probs: InferLogProbs::Drawn,
             top_p: 1.0,
             top_k: 0,
             stop: Vec::new(),
@@ -121,8 +170,14 @@ impl Default for AgenticPpoConfig {
             agent_template: TURN.into(),
             val_batch_size: 100,
             val_temperature: 0.0,
+            val_tags: Vec::new(),
+            val_num_groups_partition: Vec::new(),
             saved_trajectories: 16,
             adv_estimator: Estimator::Grpo,
+            critic_warmup: 0,
+            critic_learning_rate: 0.01,
+            critic_epochs: 20,
+            value_clip: None,
             gamma: 1.0,
             lambd: 0.95,
             step_reward_gamma: 0.95,
@@ -166,6 +221,7 @@ impl AgenticPpoConfig {
             ("infer_batch_size", self.infer_batch_size),
             ("ppo_epochs", self.ppo_epochs),
             ("micro_batch_size", self.micro_batch_size),
+            ("critic_epochs", self.critic_epochs),
         ] {
             if value == 0 {
                 return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
@@ -178,30 +234,43 @@ impl AgenticPpoConfig {
                 return Err(Error::config(format!("algo.{name}"), format!("expected 0 to 1, found {value}")));
             }
         }
-        for (name, value) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
-            if let Some(value) = value.filter(|v| v.is_nan() || *v <= 0.0) {
+        for (name, value) in [
+            ("reward_clip", self.reward_clip),
+            ("advantage_clip", self.advantage_clip),
+            ("value_clip", self.value_clip),
+            ("critic_learning_rate", Some(self.critic_learning_rate)),
+        ] {
+            if let Some(value) = value.filter(|v| !v.is_finite() || *v <= 0.0) {
                 return Err(Error::config(
                     format!("algo.{name}"),
                     format!("expected a positive number, found {value}"),
                 ));
             }
         }
-        if self.adv_estimator == Estimator::Gae {
-            let problem = "`gae` needs a critic, which this algorithm does not have; `grpo`, `reinforce`, \
-                           `agentic_reinforce`, `gigpo` and `step_reinforce` need none";
-            return Err(Error::config("algo.adv_estimator", problem));
-        }
-        self.sampling(self.temperature, 1, 0, Vec::new()).check().in_section("algo")?;
+        self.sampling(self.temperature, Vec::new(), 0, Vec::new()).check().in_section("algo")?;
         if !(self.val_temperature >= 0.0 && self.val_temperature.is_finite()) {
             let problem = format!("expected a number of at least 0, found {}", self.val_temperature);
             return Err(Error::config("algo.val_temperature", problem));
         }
+        worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
+        worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;
         self.loss.check("algo")
+    }
+
+    /// Tags of the worlds that are validated on.
+    pub fn validated(&self) -> &[String] {
+        if self.val_tags.is_empty() { &self.tags } else { &self.val_tags }
+    }
+
+    /// Episodes that a group plays.
+    pub fn played_group_size(&self) -> usize {
+        self.group_size + self.group_size_redundancy
     }
 
     /// For people: what of the options does something else than it seems to.
     pub fn warnings(&self) -> Vec<String> {
-        let corrects = self.loss.train_infer_correction.is_active();
+        let mut warnings = Vec::new();
+        let corrects = self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;
         let drawn = [
             ("temperature", self.temperature, self.temperature != 1.0),
             ("top_p", self.top_p, self.top_p < 1.0),
@@ -212,15 +281,15 @@ impl AgenticPpoConfig {
             .filter(|(_, _, differs)| *differs)
             .map(|(name, value, _)| format!("`algo.{name}: {value}`"))
             .collect();
-        match corrects && !drawn.is_empty() {
-            false => Vec::new(),
-            true => vec![format!(
+        if corrects && !drawn.is_empty() {
+            warnings.push(format!(
                 "with {} answers are drawn from another distribution than the one that is trained, and \
-                 `algo.train_infer_correction` corrects for that difference too: its ratios are far from 1 with equal \
+                 `algo.train_infer_correction` corrects for that difference too (`algo.infer_log_probs: raw` does not): its ratios are far from 1 with equal \
                  kernels",
                 drawn.join(", ")
-            )],
+            ));
         }
+        warnings
     }
 
     /// Samples per update, over all ranks, of a step that has `samples`.
@@ -236,13 +305,14 @@ impl AgenticPpoConfig {
         self.loss.use_kl_loss || self.add_token_level_kl
     }
 
-    /// How answers of at most `tokens` tokens are drawn, those of the episodes `numbers`.
-    pub fn sampling(&self, temperature: f64, tokens: usize, seed: u64, numbers: Vec<u64>) -> Sampling {
+    /// How answers are drawn, those of the episodes `numbers` with at most `limits` tokens each.
+    pub fn sampling(&self, temperature: f64, limits: Vec<usize>, seed: u64, numbers: Vec<u64>) -> Sampling {
         Sampling {
             temperature,
             top_p: self.top_p,
             top_k: self.top_k,
-            max_new_tokens: tokens,
+            max_new_tokens: self.max_tokens_per_step,
+            limits,
             stop: self.stop.clone(),
             seed,
             numbers,

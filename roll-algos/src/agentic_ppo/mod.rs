@@ -1,7 +1,7 @@
 //! Agentic PPO: trains a language model that acts in text environments.
 //!
 //! A step plays episodes ([`rollout`]), turns scores into rewards of tokens ([`rewards`], [`kl`]) and those into
-//! advantages ([`advantages`]), and pulls the policy loss ([`loss`], [`aggregate`], [`correction`]) back through the
+//! advantages ([`advantages`], with a [`critic`] for `gae`), and pulls the policy loss ([`loss`], [`aggregate`], [`correction`]) back through the
 //! model. The parts are pure functions of grids of per-token values ([`grid`]).
 
 pub mod advantages;
@@ -10,6 +10,7 @@ mod algorithm;
 mod batch;
 pub mod config;
 pub mod correction;
+pub mod critic;
 pub mod grid;
 pub mod kl;
 pub mod loss;
@@ -19,6 +20,7 @@ mod prepare;
 mod report;
 pub mod rewards;
 pub mod rollout;
+mod selection;
 pub mod statistics;
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,11 @@ const RULES: &[Rule] = &[
         |said| !said.is_on("algo.add_token_level_kl") || said.value("algo.target_kl").is_some(),
         "without `algo.target_kl` the coefficient is constant",
     ),
-    (&["algo.lambd"], |said| said.is("algo.adv_estimator", "gae"), "only the estimator `gae` reads it"),
+    (
+        &["algo.lambd", "algo.critic_warmup", "algo.critic_learning_rate", "algo.critic_epochs", "algo.value_clip"],
+        |said| said.is("algo.adv_estimator", "gae"),
+        "only the estimator `gae` reads it, which has a critic",
+    ),
     (
         &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],
         |said| said.is("algo.adv_estimator", "gigpo"),
@@ -115,6 +119,7 @@ mod tests {
             ),
             (json!({"algo.add_token_level_kl": true, "algo.kl_horizon": 3.0}), "without `algo.target_kl`"),
             (json!({"algo.lambd": 0.9}), "only the estimator `gae`"),
+            (json!({"algo.value_clip": 0.5, "algo.critic_warmup": 3}), "`algo.value_clip: 0.5`"),
             (json!({"algo.kl_loss_coef": 0.9}), "`algo.use_kl_loss` is off"),
             (json!({"algo.cispo_epsilon_low": 0.9}), "`cispo`"),
             (json!({"algo.max_tokens_per_step": 5000}), "bounds nothing"),
@@ -131,6 +136,7 @@ mod tests {
         for changes in [
             json!({"algo.add_token_level_kl": true, "algo.init_kl_coef": 0.5, "algo.target_kl": 0.1}),
             json!({"algo.adv_estimator": "gigpo", "algo.step_reward_weight": 0.5, "algo.step_reward_gamma": 0.5}),
+            json!({"algo.adv_estimator": "gae", "algo.critic_epochs": 3, "algo.value_clip": 0.5}),
             json!({"algo.use_kl_loss": true, "algo.kl_loss_coef": 0.5, "sample_steps": 0}),
         ] {
             assert_eq!(told(changes), Vec::<String>::new());

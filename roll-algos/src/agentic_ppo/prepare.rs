@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use roll_core::{Adapter, Grad, Result, StepContext};
 
 use super::NAME;
-use super::advantages::{Estimator, estimate};
+use super::advantages::{Advantages, Estimator, estimate};
 use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
+use super::critic::{Critic, Valued, explained_variance};
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::spread;
@@ -22,6 +23,10 @@ pub(super) struct Prepared {
     pub(super) samples: Vec<Sample>,
     pub(super) whole: Batch,
     pub(super) advantages: Grid,
+    /// Before they are whitened or clipped.
+    pub(super) returns: Grid,
+    /// What the critic says, where there is one.
+    pub(super) valued: Option<Valued>,
     pub(super) old_log_probs: Option<Grid>,
     pub(super) ref_log_probs: Option<Grid>,
     pub(super) scores: Vec<f64>,
@@ -31,6 +36,7 @@ pub(super) struct Prepared {
 pub(super) fn prepare(
     config: &AgenticPpoConfig,
     controller: &mut KlController,
+    critic: &mut Critic,
     ctx: &mut StepContext<'_>,
     episodes: &[Episode],
     metrics: &mut BTreeMap<String, f64>,
@@ -59,7 +65,22 @@ pub(super) fn prepare(
         token_rewards = penalised.rewards;
         metrics.extend(penalised.metrics);
     }
-    let found = estimate(&token_rewards, None, &whole.response, &config.advantages());
+    let valued = match config.adv_estimator {
+        Estimator::Gae => {
+            let attended = whole.attention_mask.of_predictions()?;
+            let wanted = if config.observation_steps { &attended } else { &whole.response };
+            Some(critic.values(config, ctx, &samples, wanted)?)
+        }
+        _ => None,
+    };
+    let values = valued.as_ref().map(|valued| &valued.values);
+    let found = estimate(&token_rewards, values, &whole.response, &config.advantages());
+    if let Some(values) = values {
+        spread(metrics, "critic/values", &kept(values, &whole.response));
+        if let Some(explained) = explained_variance(values, &found.returns, &whole.response) {
+            metrics.insert("critic/explained_variance".into(), explained);
+        }
+    }
     if let Some(fraction) = found.clip_fraction {
         metrics.insert("critic/advantage_clip_frac".into(), fraction);
     }
@@ -68,7 +89,8 @@ pub(super) fn prepare(
     spread(metrics, "critic/returns", &kept(&found.returns, &whole.response));
     let lengths: Vec<f64> = whole.response.row_counts().iter().map(|n| *n as f64).collect();
     spread(metrics, "tokens/response_length", &lengths);
-    Ok(Prepared { samples, whole, advantages: found.advantages, old_log_probs, ref_log_probs, scores })
+    let Advantages { advantages, returns, .. } = found;
+    Ok(Prepared { samples, whole, advantages, returns, valued, old_log_probs, ref_log_probs, scores })
 }
 
 /// Rewards of tokens before any penalty.
@@ -83,11 +105,15 @@ fn token_rewards(
         return turn_rewards(episodes, samples, whole);
     }
     let normalization = &config.reward_normalization;
-    let group_key = |episode: &Episode| match normalization.grouping {
-        Grouping::TrajGroupId => episode.group,
-        Grouping::Batch | Grouping::Tags => 0,
+    let group_key = |sample: &Sample| {
+        let episode = &episodes[sample.episode];
+        match normalization.grouping {
+            Grouping::TrajGroupId => (episode.group, ""),
+            Grouping::Tags => (0, episode.tag.as_str()),
+            Grouping::Batch => (0, ""),
+        }
     };
-    let keys: Vec<usize> = samples.iter().map(|s| group_key(&episodes[s.episode])).collect();
+    let keys: Vec<(usize, &str)> = samples.iter().map(group_key).collect();
     let resolved = normalization.resolved();
     let mut found = match config.adv_estimator.is_stepwise() {
         false => {

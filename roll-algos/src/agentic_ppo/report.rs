@@ -24,9 +24,18 @@ pub(super) fn spread(metrics: &mut BTreeMap<String, f64>, name: &str, values: &[
     metrics.insert(format!("{name}/min"), fold(f64::min, f64::INFINITY));
 }
 
-/// Scores, successes and lengths of episodes.
+/// Scores, successes and lengths of episodes; scores and successes also of each world, where there are several.
 pub(super) fn episode_metrics(episodes: &[Episode]) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
+    let mut worlds: BTreeMap<&str, Vec<&Episode>> = BTreeMap::new();
+    for episode in episodes.iter().filter(|e| e.is_usable() && !e.tag.is_empty()) {
+        worlds.entry(&episode.tag).or_default().push(episode);
+    }
+    for (tag, episodes) in worlds {
+        spread(&mut metrics, &format!("{tag}/score"), &episodes.iter().map(|e| e.score()).collect::<Vec<_>>());
+        let solved = episodes.iter().filter(|e| e.solved).count() as f64 / episodes.len() as f64;
+        metrics.insert(format!("{tag}/env/success"), solved);
+    }
     let usable: Vec<&Episode> = episodes.iter().filter(|e| e.is_usable()).collect();
     let mean = |of: &dyn Fn(&Episode) -> f64| usable.iter().map(|e| of(e)).sum::<f64>() / usable.len().max(1) as f64;
     spread(&mut metrics, "score", &usable.iter().map(|e| e.score()).collect::<Vec<_>>());

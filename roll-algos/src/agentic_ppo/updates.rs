@@ -7,7 +7,7 @@ use roll_core::{Adapter, Grad, Noise, Result, ResultExt, StepContext, Tensor, co
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
 use super::batch::{Batch, Evaluated, Sample, by_episodes};
-use super::config::AgenticPpoConfig;
+use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::grid::{Grid, Mask};
 use super::loss::{LossInputs, policy_loss};
 use super::metrics::{ActorMetrics, Joined};
@@ -120,7 +120,10 @@ fn pull(
         log_probs: &log_probs,
         entropy: Some(&entropy),
         old_log_probs: old.as_ref(),
-        infer_log_probs: Some(&batch.infer_log_probs),
+        infer_log_probs: Some(match config.infer_log_probs {
+            InferLogProbs::Drawn => &batch.infer_log_probs,
+            InferLogProbs::Raw => &batch.raw_log_probs,
+        }),
         ref_log_probs: reference.as_ref(),
         advantages: &advantages,
         response_mask: &batch.response,
@@ -130,8 +133,13 @@ fn pull(
     let mut loss = policy_loss(&config.loss, &inputs, totals)?;
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
     loss.metrics.sum("entropy", mean(&entropy));
-    let drift = log_probs.zip(&batch.infer_log_probs, |train, infer| (train - infer).abs()).masked(&batch.response);
-    loss.metrics.sum("train_infer_abs_diff", mean(&drift));
+    // Of the same distribution twice: what is left is the kernels'. The other is that between two distributions too.
+    for (name, told) in
+        [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
+    {
+        let drift = log_probs.zip(told, |train, told| (train - told).abs()).masked(&batch.response);
+        loss.metrics.sum(name, mean(&drift));
+    }
     if loss.value.is_finite() {
         let d_entropy = loss.d_entropy.unwrap_or_else(|| loss.d_log_probs.map(|_| 0.0));
         let (d_log_probs, d_entropy) = (evaluated.by_row(&loss.d_log_probs), evaluated.by_row(&d_entropy));

@@ -1,14 +1,17 @@
-//! Environments: FrozenLake and Sokoban with the text protocol of the reference, and any other in a process of its own.
+//! Environments: FrozenLake and Sokoban with the text protocol of the reference, any other in a process of its own, and
+//! several in one.
 //!
 //! The agent reads a map and answers with one action in a turn, `<answer>Right</answer>`. Worlds depend on the seed
 //! alone.
 
 pub mod action;
 pub mod frozen_lake;
+pub mod mixed;
 pub mod process;
 pub mod sokoban;
 
 pub use action::{ActionPattern, Parsed};
 pub use frozen_lake::FrozenLake;
+pub use mixed::Mixed;
 pub use process::Process;
 pub use sokoban::Sokoban;

@@ -10,6 +10,7 @@
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | default                   | default                |
+//! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
 //! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
@@ -28,6 +29,7 @@ mod conv;
 mod cotangent;
 #[cfg(feature = "cube")]
 mod cube;
+mod decode;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
@@ -52,6 +54,7 @@ pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptio
 pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
 pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
+pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
 pub use gate::{GateKernel, GateOps, gated_add};
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};

@@ -4,14 +4,15 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, GateKernel, LinearKernel, NormKernel,
-    ProductKernel, RopeKernel,
+    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel, LinearKernel,
+    NormKernel, ProductKernel, RopeKernel,
 };
 
 impl ActivationKernel for Flex {}
 impl AttentionKernel for Flex {}
 impl ChannelNormKernel for Flex {}
 impl ConvKernel for Flex {}
+impl DecodeKernel for Flex {}
 impl GateKernel for Flex {}
 impl LinearKernel for Flex {}
 impl NormKernel for Flex {}

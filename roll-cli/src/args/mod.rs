@@ -20,7 +20,7 @@ pub use rewards::{Rewards, RewardsAction, TryReward};
 pub use runs::{Check, Machine, Plan, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
-    MergeShards, SplitShards, TinyKind,
+    MergeShards, SplitShards, TinyKind, TinyModel,
 };
 
 /// Post-trains generative models against rewards.

@@ -10,8 +10,8 @@ pub struct InitTiny {
     /// Directory to make.
     pub dir: PathBuf,
     /// Which kind of model.
-    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
-    pub kind: TinyKind,
+    #[arg(long, value_enum, default_value_t = TinyModel::I2v)]
+    pub kind: TinyModel,
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -231,6 +231,21 @@ impl StoredDType {
             Self::F16 => roll_core::DType::F16,
         }
     }
+}
+
+/// Kinds of small model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TinyModel {
+    /// Image to video, two experts, 16 latent channels.
+    I2v,
+    /// Text to video, two experts, 16 latent channels.
+    T2v,
+    /// Text and image to video, one expert, 48 latent channels.
+    Ti2v,
+    /// Image to video as in Wan2.1: one expert, 16 latent channels, and a CLIP image encoder.
+    I2v21,
+    /// The language model that is built in, which plays FrozenLake, as a directory in Hugging Face's layout.
+    Lm,
 }
 
 /// Kinds of Wan model.

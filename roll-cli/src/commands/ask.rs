@@ -43,10 +43,8 @@ pub fn ask(args: Ask) -> Result<()> {
         temperature: args.temperature,
         top_p: args.top_p,
         top_k: args.top_k,
-        max_new_tokens: args.max_new_tokens,
-        stop: Vec::new(),
         seed: args.seed,
-        numbers: Vec::new(),
+        ..Sampling::greedy(args.max_new_tokens)
     };
     sampling.check().map_err(of_flag)?;
     let begun = Instant::now();

@@ -1,16 +1,29 @@
-//! `roll init-tiny`: a small checkpoint of random weights in official file layout.
+//! `roll init-tiny`: a small model in official file layout.
 
 use roll_core::Result;
+use roll_models::causal_lm;
 use roll_models::wan2_2::{init, init_tiny};
 
-use crate::args::{InitTiny, TinyKind};
+use crate::args::{InitTiny, TinyKind, TinyModel};
 
 /// Writes it and says what is there.
 pub fn init_tiny(args: InitTiny) -> Result<()> {
     if !args.force {
         init::refuse_full(&args.dir)?;
     }
-    let files = init_tiny::init_tiny(&args.dir, kind(args.kind), args.seed)?;
+    let of_kind = match args.kind {
+        TinyModel::I2v => TinyKind::I2v,
+        TinyModel::T2v => TinyKind::T2v,
+        TinyModel::Ti2v => TinyKind::Ti2v,
+        TinyModel::I2v21 => TinyKind::I2v21,
+        TinyModel::Lm => {
+            causal_lm::write_built_in(&args.dir)?;
+            println!("model.model_path      {}", args.dir.display());
+            println!("It plays FrozenLake and knows nothing else.");
+            return Ok(());
+        }
+    };
+    let files = init_tiny::init_tiny(&args.dir, kind(of_kind), args.seed)?;
     println!("model.model_paths     {}", files.model_paths.display());
     println!("model.tokenizer_path  {}", files.tokenizer.display());
     println!("The weights are random: this checkpoint is for trying things, not for pictures.");

@@ -1,8 +1,9 @@
 //! [`Environment`] across the boundary.
 
-use roll_abi::{RollEnvironmentTable, RollObject, RollTransition};
+use roll_abi::{RollEnvironmentTable, RollObject, RollOwned, RollTransition};
 
 use super::crossing::{Calls, crossing};
+use super::data::{own_json, take_json};
 use super::foreign::Foreign;
 use super::memory::{own_text, take_text};
 use super::served::Served;
@@ -18,6 +19,7 @@ crossing! {
         mut fn step(action: &str) -> Transition;
         ref fn instructions() -> String, or String::new();
         ref fn solved() -> Option<bool>, or None;
+        ref fn kinds() -> Vec<String>, or Vec::new(), absent Vec::new();
     }
     by hand [] {}
 }
@@ -45,6 +47,17 @@ impl ForeignEnvironment {
 impl Calls<RollEnvironmentTable> for ForeignEnvironment {
     fn callee(&self) -> (&Foreign, Option<&RollEnvironmentTable>) {
         (&self.object, Some(&self.table))
+    }
+}
+
+impl Answer for Vec<String> {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_json(&self)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_json(wire, "the worlds of an environment are") }
     }
 }
 

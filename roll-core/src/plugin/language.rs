@@ -23,6 +23,7 @@ crossing! {
         ref fn context_length() -> usize, or usize::MAX;
         mut fn generate(prompts: &[Vec<u32>], sampling: &Sampling) -> Vec<Generation>, then one_each;
         mut fn evaluate(tokens: &Tensor, mask: &Tensor, adapter: Adapter, grad: Grad) -> (TokenStats, Option<Pullback>);
+        mut fn hidden_states(tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Tensor;
     }
     by hand [] {}
 }
@@ -38,11 +39,22 @@ impl Calls<RollLanguageTable> for ForeignModel {
 }
 
 impl ForeignModel {
-    fn one_each(&self, made: Vec<Generation>, prompts: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
-        match made.len() == prompts.len() {
-            true => Ok(made),
-            false => Err(Error::Misuse(format!("{} continuations of {} prompts", made.len(), prompts.len()))),
+    /// Limits of single prompts do not cross: what a prompt gets beyond its own is what it would have got next, and is
+    /// cut off here.
+    fn one_each(
+        &self,
+        mut made: Vec<Generation>,
+        prompts: &[Vec<u32>],
+        sampling: &Sampling,
+    ) -> Result<Vec<Generation>> {
+        if made.len() != prompts.len() {
+            return Err(Error::Misuse(format!("{} continuations of {} prompts", made.len(), prompts.len())));
         }
+        for (index, generation) in made.iter_mut().enumerate() {
+            generation.tokens.truncate(sampling.limit(index));
+            generation.log_probs.truncate(sampling.limit(index));
+        }
+        Ok(made)
     }
 }
 
@@ -89,7 +101,8 @@ impl Lend for Sampling {
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
-            max_new_tokens: self.max_new_tokens,
+            // A smaller number where every prompt has a limit below it.
+            max_new_tokens: self.limits.iter().max().map_or(self.max_new_tokens, |most| self.max_new_tokens.min(*most)),
             stop: RollList::lend(&stop),
             seed: self.seed,
             numbers: RollList::lend(&self.numbers),
@@ -109,6 +122,7 @@ impl Lend for Sampling {
                 top_p: given.top_p,
                 top_k: given.top_k,
                 max_new_tokens: given.max_new_tokens,
+                limits: Vec::new(),
                 stop: stop.collect::<Result<_>>()?,
                 seed: given.seed,
                 numbers: list(given.numbers)?.to_vec(),
@@ -130,7 +144,8 @@ impl Answer for Vec<Generation> {
         // SAFETY: as the caller promises; the items live until the list is released.
         unsafe {
             let copy = |g: &RollGeneration| {
-                Ok(Generation { tokens: list(g.tokens)?.to_vec(), log_probs: list(g.log_probs)?.to_vec() })
+                let (tokens, log_probs) = (list(g.tokens)?.to_vec(), list(g.log_probs)?.to_vec());
+                Ok(Generation { tokens, log_probs, ..Generation::default() })
             };
             take_list(wire, |items| items.iter().map(copy).collect())
         }

@@ -1,7 +1,7 @@
 //! The segments of the network: embedding, blocks, final norm.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
@@ -9,11 +9,12 @@ use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
+use super::cache::{Cache, Reads};
 use super::config::LmConfig;
 use super::packed::Packed;
 
-/// Sequences that one thread takes at a time when all of them add to the cache.
-const SEQUENCES_PER_TASK: usize = 8;
+/// Prompts that one thread takes at a time.
+const PROMPTS_PER_TASK: usize = 4;
 
 /// What all segments of one forward pass have in common.
 pub struct Pass {
@@ -34,7 +35,7 @@ pub struct Pass {
     /// Cosine and sine of the rotary angles, `[N, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
     /// Keys and values of earlier tokens; they are read and added to. A pass with a cache is not recorded.
-    pub cache: Option<Arc<Cache>>,
+    pub cache: Option<(Arc<Cache>, Reads)>,
 }
 
 impl Pass {
@@ -70,63 +71,15 @@ pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
 
 /// Cosine and sine of each position's angles, computed in f64.
 fn rotary_tables(config: &LmConfig, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
-    let frequencies = config.rope.frequencies(config.head_dim);
+    let (frequencies, magnitude) = (config.rope.frequencies(config.head_dim), config.rope.magnitude());
     let table = |f: fn(f64) -> f64| {
-        let values: Vec<f32> =
-            positions.iter().flat_map(|p| frequencies.iter().map(move |w| f(*p as f64 * w) as f32)).collect();
+        let values: Vec<f32> = positions
+            .iter()
+            .flat_map(|p| frequencies.iter().map(move |w| (f(*p as f64 * w) * magnitude) as f32))
+            .collect();
         Tensor::from_data(TensorData::new(values, [positions.len(), frequencies.len()]), device)
     };
     (table(f64::cos), table(f64::sin))
-}
-
-/// Keys and values of one sequence in one layer, `[tokens, kv_heads * head_dim]` each.
-pub type KeysValues = (Tensor<2>, Tensor<2>);
-
-type Slot = Mutex<Option<KeysValues>>;
-
-/// Keys and values of the tokens that sequences have so far, layer by layer and sequence by sequence.
-pub struct Cache {
-    layers: Vec<Mutex<Vec<Arc<Slot>>>>,
-}
-
-impl Cache {
-    /// What each sequence has already, layer by layer; `None` is nothing.
-    pub fn new(layers: usize, sequences: Vec<Option<Vec<KeysValues>>>) -> Self {
-        let mut sequences: Vec<_> = sequences.into_iter().map(|s| s.unwrap_or_default().into_iter()).collect();
-        let layer = |_| Mutex::new(sequences.iter_mut().map(|s| Arc::new(Mutex::new(s.next()))).collect());
-        Self { layers: (0..layers).map(layer).collect() }
-    }
-
-    /// Puts the sequences that `chosen` numbers in the place of all, in that order. One that is chosen several times
-    /// goes on by itself each time.
-    pub fn choose(&self, chosen: &[usize]) {
-        for layer in &self.layers {
-            let mut layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
-            let copy = |i: &usize| layer[*i].lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let slots = chosen.iter().map(|i| Arc::new(Mutex::new(copy(i)))).collect();
-            *layer = slots;
-        }
-    }
-
-    /// What `sequence` has, layer by layer.
-    pub fn of(&self, sequence: usize) -> Vec<KeysValues> {
-        let slot = |layer: &Mutex<Vec<Arc<Slot>>>| {
-            let slot = layer.lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
-            slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
-        };
-        self.layers.iter().filter_map(slot).collect()
-    }
-
-    /// Adds new keys and values of `sequence`, and returns all it has.
-    fn extend(&self, layer: usize, sequence: usize, k: Tensor<2>, v: Tensor<2>) -> KeysValues {
-        let slot = self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)[sequence].clone();
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = match slot.take() {
-            Some((old_k, old_v)) => (Tensor::cat(vec![old_k, k], 0), Tensor::cat(vec![old_v, v], 0)),
-            None => (k, v),
-        };
-        slot.insert(all).clone()
-    }
 }
 
 /// Token ids to vectors. What comes in as state is ignored: ids are no floats.
@@ -177,18 +130,25 @@ impl Block {
         let v = scope.linear(h, &format!("{name}.v_proj"))?;
         let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
-        let attended: Vec<Tensor<2>> = match &self.pass.cache {
-            // Many sequences of a token or two: each is less work than waking a thread for it.
-            Some(cache) => {
-                let attend = |(i, span): &(usize, &Range<usize>)| {
-                    let (k, v) = cache.extend(self.index, *i, part(&k, span), part(&v, span));
-                    self.attend(part(&q, span), k, v)
-                };
-                spans.par_iter().with_min_len(SEQUENCES_PER_TASK).map(attend).collect()
+        let attended = match &self.pass.cache {
+            Some((cache, Reads::Tokens(places))) => {
+                cache.attend(self.index, q, [k, v], places, [config.heads, config.kv_heads])
             }
-            None => spans.iter().map(|(_, span)| self.attend(part(&q, span), part(&k, span), part(&v, span))).collect(),
+            Some((cache, Reads::Prompts)) => {
+                let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
+                // What is read of a prompt may be little: then it is less work than waking a thread for it.
+                let attend = |(i, span): &(usize, &Range<usize>)| {
+                    let whole = cache.prompt(*i);
+                    self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))
+                };
+                Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
+            }
+            None => {
+                let attend =
+                    |(_, span): &(usize, &Range<usize>)| self.attend(part(&q, span), part(&k, span), part(&v, span));
+                Tensor::cat(spans.iter().map(attend).collect(), 0)
+            }
         };
-        let attended = Tensor::cat(attended, 0);
         scope.linear(attended, &format!("{name}.o_proj"))
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use minijinja::{Environment, ErrorKind, context};
+use minijinja::{Environment, ErrorKind, Value, context};
 use roll_core::{Error, Message, Result};
 use serde::Deserialize;
 
@@ -14,6 +14,8 @@ const FUEL: u64 = 2_000_000;
 /// A chat template in Jinja, and the special tokens it may write.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// Further variables that it is given.
+    arguments: serde_json::Map<String, serde_json::Value>,
     bos: String,
     eos: String,
 }
@@ -98,7 +100,19 @@ impl ChatTemplate {
         });
         let added = environment.add_template_owned(NAME, source);
         added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
-        Ok(Self { environment, bos, eos })
+        Ok(Self { environment, arguments: serde_json::Map::new(), bos, eos })
+    }
+
+    /// Gives it further variables: `enable_thinking`. Fails on one that it does not read.
+    pub fn with_arguments(mut self, arguments: serde_json::Map<String, serde_json::Value>) -> Result<Self> {
+        let read = self.environment.get_template(NAME).map(|template| template.undeclared_variables(false));
+        let read = read.map_err(|e| Error::Unsupported(format!("the chat template failed: {}", chain(&e))))?;
+        if let Some(name) = arguments.keys().find(|name| !read.contains(*name)) {
+            let problem = format!("the model's chat template does not read `{name}`");
+            return Err(Error::config("model.chat_template_args", problem));
+        }
+        self.arguments = arguments;
+        Ok(self)
     }
 
     /// The text of a conversation. `continue_as_assistant` ends it where the assistant speaks next.
@@ -110,6 +124,7 @@ impl ChatTemplate {
                 add_generation_prompt => continue_as_assistant,
                 bos_token => self.bos,
                 eos_token => self.eos,
+                ..Value::from_serialize(&self.arguments)
             })
         });
         rendered.map_err(|e| Error::Unsupported(format!("the chat template failed: {}", chain(&e))))
@@ -153,6 +168,19 @@ mod tests {
             template(CHATML).render(&messages, true).unwrap(),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         );
+    }
+
+    #[test]
+    fn a_template_is_given_the_arguments_that_it_reads_and_no_others() {
+        let source = "{%- if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}";
+        let with = |name: &str| {
+            let arguments = serde_json::json!({name: false}).as_object().unwrap().clone();
+            template(source).with_arguments(arguments)
+        };
+        assert_eq!(template(source).render(&[], true).unwrap(), "yes");
+        assert_eq!(with("enable_thinking").unwrap().render(&[], true).unwrap(), "no");
+        let told = with("enable_thinkin").err().unwrap().to_string();
+        assert!(told.contains("enable_thinkin") && told.contains("chat_template_args"), "{told}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use roll_core::{Error, Result};
 use serde::Deserialize;
 
 /// Architectures that share this implementation. They differ in biases and norms, which the weights themselves tell.
-const KNOWN: [&str; 3] = ["qwen2", "qwen3", "llama"];
+const KNOWN: [&str; 4] = ["qwen2", "qwen3", "llama", "mistral"];
 
 /// Sizes that no model reaches; beyond them a file is wrong or hostile.
 const MAX_SIZE: usize = 1 << 24;
@@ -44,7 +44,8 @@ pub struct LmConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys are normalised head by head.
     pub qk_norm: bool,
-    /// Most tokens of a sequence.
+    /// Most tokens of a sequence. Of a model with sliding-window attention the window: within it every token sees all
+    /// before it, as here.
     pub context: usize,
     /// Ids that end a turn.
     pub end_ids: Vec<u32>,
@@ -82,6 +83,20 @@ pub enum RopeScaling {
         /// Context of pretraining.
         original: f64,
     },
+    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies divided, high ones kept, a
+    /// ramp over the pairs between, and cosines and sines scaled.
+    Yarn {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Pairs that turn as often as this over the context of pretraining are kept.
+        fast: f64,
+        /// Pairs that turn no more often than this are divided.
+        slow: f64,
+        /// Context of pretraining.
+        original: f64,
+        /// Scale of cosines and sines.
+        magnitude: f64,
+    },
 }
 
 /// `config.json` as Hugging Face writes it; what does not matter here is ignored.
@@ -108,6 +123,7 @@ struct File {
     mlp_bias: Option<bool>,
     #[serde(default)]
     use_sliding_window: bool,
+    sliding_window: Option<usize>,
     #[serde(default = "default_context")]
     max_position_embeddings: usize,
     eos_token_id: Option<Ids>,
@@ -173,8 +189,18 @@ impl LmConfig {
         if file.hidden_act != "silu" {
             return Err(format!("expected the hidden_act `silu`, found `{}`", file.hidden_act));
         }
-        if file.use_sliding_window {
-            return Err("sliding-window attention (use_sliding_window) is not supported".into());
+        let rope = rope(file.rope_theta, file.rope_parameters.or(file.rope_scaling), file.max_position_embeddings)?;
+        let mut context = file.max_position_embeddings;
+        if let RopeScaling::Yarn { factor, original, .. } = rope.scaling {
+            context = context.max((factor * original) as usize);
+        }
+        // Mistral has no switch: a window that is named is used.
+        if file.use_sliding_window || file.model_type == "mistral" {
+            context = match (file.sliding_window, file.use_sliding_window) {
+                (Some(window), _) => context.min(window),
+                (None, true) => return Err("`use_sliding_window` needs the number `sliding_window`".into()),
+                (None, false) => context,
+            };
         }
         let (qwen2, qwen3) = (file.model_type == "qwen2", file.model_type == "qwen3");
         let attention_bias = file.attention_bias.unwrap_or(false);
@@ -188,13 +214,13 @@ impl LmConfig {
             kv_heads: file.num_key_value_heads.unwrap_or(heads),
             head_dim: file.head_dim.unwrap_or(file.hidden_size / heads.max(1)),
             norm_eps: file.rms_norm_eps,
-            rope: rope(file.rope_theta, file.rope_parameters.or(file.rope_scaling), file.max_position_embeddings)?,
+            rope,
             tied: file.tie_word_embeddings.unwrap_or(false),
             qkv_bias: qwen2 || attention_bias,
             out_bias: !qwen2 && attention_bias,
             mlp_bias: file.mlp_bias.unwrap_or(false),
             qk_norm: qwen3,
-            context: file.max_position_embeddings,
+            context,
             end_ids: file.eos_token_id.map(Into::into).unwrap_or_default(),
         };
         config.check()?;
@@ -295,12 +321,38 @@ fn rope(theta: Option<f64>, scaling: Option<serde_json::Value>, context: usize) 
             high: needed("high_freq_factor")?,
             original: number("original_max_position_embeddings").unwrap_or(context as f64),
         },
-        other => return Err(format!("the rope_scaling `{other}` is not supported; known: default, linear, llama3")),
+        "yarn" => {
+            let factor = needed("factor")?;
+            let scale = |weight: f64| if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 };
+            let of_weights = number("mscale").zip(number("mscale_all_dim")).filter(|(a, b)| *a != 0.0 && *b != 0.0);
+            RopeScaling::Yarn {
+                factor,
+                fast: number("beta_fast").unwrap_or(32.0),
+                slow: number("beta_slow").unwrap_or(1.0),
+                original: number("original_max_position_embeddings").unwrap_or(context as f64),
+                magnitude: match (number("attention_factor"), of_weights) {
+                    (Some(given), _) => given,
+                    (None, Some((one, all))) => scale(one) / scale(all),
+                    (None, None) => scale(1.0),
+                },
+            }
+        }
+        other => {
+            return Err(format!("the rope_scaling `{other}` is not supported; known: default, linear, llama3, yarn"));
+        }
     };
     Ok(Rope { theta, scaling })
 }
 
 impl Rope {
+    /// What cosines and sines are multiplied by.
+    pub fn magnitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { magnitude, .. } => magnitude,
+            _ => 1.0,
+        }
+    }
+
     /// Angle per position of each pair of a head of width `head_dim`.
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
@@ -316,6 +368,17 @@ impl Rope {
                     f * kept + f / factor * (1.0 - kept)
                 })
                 .collect(),
+            &RopeScaling::Yarn { factor, fast, slow, original, .. } => {
+                // The pair that turns `turns` times over the context of pretraining.
+                let pair = |turns: f64| {
+                    head_dim as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                };
+                let first = pair(fast).floor().max(0.0);
+                let last = pair(slow).ceil().min(head_dim as f64 - 1.0);
+                let width = if last == first { 0.001 } else { last - first };
+                let kept = |i: usize| 1.0 - ((i as f64 - first) / width).clamp(0.0, 1.0);
+                plain.enumerate().map(|(i, f)| f * kept(i) + f / factor * (1.0 - kept(i))).collect()
+            }
         }
     }
 }
@@ -350,17 +413,55 @@ mod tests {
         for (key, value, word) in [
             ("model_type", serde_json::json!("gpt2"), "gpt2"),
             ("hidden_act", serde_json::json!("gelu"), "gelu"),
-            ("use_sliding_window", serde_json::json!(true), "sliding"),
+            ("use_sliding_window", serde_json::json!(true), "`sliding_window`"),
             ("num_key_value_heads", serde_json::json!(3), "share"),
             ("num_hidden_layers", serde_json::json!(0), "num_hidden_layers"),
             // Names of so many weights would not fit into memory.
             ("num_hidden_layers", serde_json::json!(1 << 20), "num_hidden_layers"),
             ("vocab_size", serde_json::json!(1u64 << 40), "vocab_size"),
-            ("rope_scaling", serde_json::json!({"type": "yarn"}), "yarn"),
+            ("rope_scaling", serde_json::json!({"type": "yarn"}), "factor"),
+            ("rope_scaling", serde_json::json!({"type": "longrope"}), "longrope"),
             ("rope_scaling", serde_json::json!({"type": "linear"}), "factor"),
         ] {
             let error = LmConfig::parse(&json(&[(key, value)])).unwrap_err();
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_window_of_sliding_attention_is_the_longest_sequence() {
+        let context = |changes: &[(&str, serde_json::Value)]| LmConfig::parse(&json(changes)).unwrap().context;
+        let window = || ("sliding_window", serde_json::json!(512));
+        assert_eq!(context(&[("model_type", "mistral".into()), window()]), 512);
+        assert_eq!(context(&[("model_type", "mistral".into()), ("sliding_window", serde_json::Value::Null)]), 2048);
+        assert_eq!(context(&[("model_type", "qwen2".into()), window()]), 2048, "there it must be switched on");
+        assert_eq!(context(&[("use_sliding_window", true.into()), window()]), 512);
+    }
+
+    const YARN: [(usize, f64); 6] = [
+        (0, 1.0),
+        (20, 0.01333521432163324),
+        (30, 0.0010643609812470017),
+        (35, 0.0002462584069089387),
+        (40, 4.445698525097307e-05),
+        (63, 3.102344401879299e-07),
+    ];
+
+    #[test]
+    fn yarn_is_that_of_transformers() {
+        let scaling = serde_json::json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+        let config = LmConfig::parse(&json(&[
+            ("rope_scaling", scaling),
+            ("rope_theta", 1_000_000.0.into()),
+            ("max_position_embeddings", 32768.into()),
+        ]))
+        .unwrap();
+        assert_eq!(config.context, 131_072);
+        assert!((config.rope.magnitude() - 1.138_629_436_111_989).abs() < 1e-12);
+        let frequencies = config.rope.frequencies(128);
+        // By the formulas of `_compute_yarn_parameters`, in Python.
+        for (i, expected) in YARN {
+            assert!((frequencies[i] / expected - 1.0).abs() < 1e-12, "{i}: {}, {expected}", frequencies[i]);
         }
     }
 

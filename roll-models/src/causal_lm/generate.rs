@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+use roll_backends::ops::KeyPlace;
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling};
 
-use super::block::Cache;
+use super::cache::{Cache, Reads};
 use super::config::LmConfig;
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
-use super::sampling::draw;
+use super::sampling::{Drawn, draw};
 
 /// Tells after which texts and ids a row ends.
 pub struct Endings<'a> {
@@ -24,6 +26,10 @@ pub struct Endings<'a> {
 struct Row {
     /// Its place among the prompts.
     index: usize,
+    /// Which of the distinct prompts it goes on from.
+    prompt: usize,
+    /// Where the cache has what it writes.
+    slot: usize,
     rng: rand_chacha::ChaCha8Rng,
     generation: Generation,
 }
@@ -50,7 +56,7 @@ impl<'a> Distinct<'a> {
     }
 }
 
-/// Continues each prompt until an ending, `max_new_tokens`, or the end of the context. An empty prompt gets an empty
+/// Continues each prompt until an ending, its limit, or the end of the context. An empty prompt gets an empty
 /// continuation, as does one that fills the context. What a row gets depends on its prompt, its place and the seed
 /// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again.
 pub fn generate(
@@ -64,14 +70,14 @@ pub fn generate(
     let LmConfig { context, vocab, layers, .. } = *network.config();
     let noise = Noise::new(sampling.seed);
     let trainable = network.trainable(Adapter::On);
-    let empty = || Generation { tokens: Vec::new(), log_probs: Vec::new() };
+    let empty = || Generation::default();
     let mut finished: Vec<Generation> = prompts.iter().map(|_| empty()).collect();
-    let fits = |prompt: &Vec<u32>| !prompt.is_empty() && prompt.len() < context && sampling.max_new_tokens > 0;
+    let fits = |index: usize| (1..context).contains(&prompts[index].len()) && sampling.limit(index) > 0;
     let mut rows: Vec<Row> = (0..prompts.len())
-        .filter(|index| fits(&prompts[*index]))
+        .filter(|index| fits(*index))
         .map(|index| {
             let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
-            Row { index, rng, generation: empty() }
+            Row { index, prompt: 0, slot: 0, rng, generation: empty() }
         })
         .collect();
     if rows.is_empty() {
@@ -85,34 +91,40 @@ pub fn generate(
         let found = prefixes.take(prompt);
         let from = found.as_ref().map_or(0, |(length, _)| *length);
         packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
-        known.push(found.map(|(_, given)| given));
+        known.push((from, found.map(|(_, given)| given)));
     }
-    let cache = Arc::new(Cache::new(layers, known));
-    let mut logits = network.next_logits(&packed, &cache, trainable.as_ref())?;
-    cache.choose(&distinct.of);
+    for ((slot, row), prompt) in rows.iter_mut().enumerate().zip(&distinct.of) {
+        (row.slot, row.prompt) = (slot, *prompt);
+    }
+    let cache = Arc::new(Cache::new(layers, known, &packed.spans, network.products()));
+    let mut logits = network.next_logits(&packed, &cache, Reads::Prompts, trainable.as_ref())?;
     // Which row of the logits each sequence draws from.
     let mut drawn_from = distinct.of;
     loop {
-        let (mut going, mut kept, mut packed) = (Vec::new(), Vec::new(), Packed::default());
-        for (at, mut row) in rows.into_iter().enumerate() {
-            let drawn = draw(&logits[drawn_from[at] * vocab..][..vocab], sampling, &mut row.rng)?;
+        let draws = rows.par_iter_mut().zip(&drawn_from);
+        let drawn = draws.map(|(row, from)| draw(&logits[from * vocab..][..vocab], sampling, &mut row.rng));
+        let drawn: Vec<Drawn> = drawn.collect::<Result<_>>()?;
+        let (mut going, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
+        for (mut row, drawn) in rows.into_iter().zip(drawn) {
             // The cache has what was read; the token that is drawn now will be read next.
-            let read = prompts[row.index].len() + row.generation.tokens.len();
+            let written = row.generation.tokens.len();
+            let read = prompts[row.index].len() + written;
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
+            row.generation.raw_log_probs.push(drawn.raw_log_prob);
             let ended = endings.ids.contains(&drawn.id)
-                || row.generation.tokens.len() >= sampling.max_new_tokens
+                || row.generation.tokens.len() >= sampling.limit(row.index)
                 || read + 1 >= context
                 || stops(&row.generation.tokens, sampling, endings)?;
             match ended {
                 true => {
                     let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(read).copied().collect();
-                    prefixes.keep(tokens, cache.of(at));
+                    prefixes.keep(tokens, cache.of(row.prompt, row.slot, written));
                     finished[row.index] = row.generation;
                 }
                 false => {
                     packed.push(std::iter::once(i64::from(drawn.id)), read);
-                    kept.push(at);
+                    places.push(KeyPlace { prompt: cache.prompt(row.prompt), slot: row.slot, tail: written });
                     going.push(row);
                 }
             }
@@ -120,11 +132,8 @@ pub fn generate(
         if going.is_empty() {
             return Ok(finished);
         }
-        if kept.len() < drawn_from.len() {
-            cache.choose(&kept);
-        }
         rows = going;
-        logits = network.next_logits(&packed, &cache, trainable.as_ref())?;
+        logits = network.next_logits(&packed, &cache, Reads::Tokens(places.into()), trainable.as_ref())?;
         drawn_from = (0..rows.len()).collect();
     }
 }
@@ -199,7 +208,61 @@ mod tests {
         kept.turn(4);
         let (length, layers) = kept.take(&prompts[1]).unwrap();
         assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));
-        assert_eq!(layers[0].0.dims(), [length, 8]);
+        let tokens: usize = layers[0].iter().map(|(k, _)| k.dims()[0]).sum();
+        assert_eq!((tokens, layers[0][0].0.dims()[1]), (length, 8));
+    }
+
+    #[test]
+    fn every_row_has_its_own_limit() {
+        let (network, decode) = (network(), |_: &[u32]| Ok(String::new()));
+        let made = |limits: Vec<usize>, max_new_tokens: usize| {
+            let sampling = Sampling { temperature: 1.0, seed: 2, limits, ..Sampling::greedy(max_new_tokens) };
+            let endings = Endings { ids: &[], decode: &decode };
+            generate(&network, &[vec![3, 4], vec![5], vec![6], vec![3, 4]], &sampling, &endings, &Prefixes::default())
+        };
+        let (whole, cut) = (made(Vec::new(), 6).unwrap(), made(vec![2, 9, 0, 5], 6).unwrap());
+        assert_eq!(cut.iter().map(|g| g.tokens.len()).collect::<Vec<_>>(), [2, 6, 0, 5]);
+        for (whole, cut) in whole.iter().zip(&cut) {
+            assert_eq!(whole.tokens[..cut.tokens.len()], cut.tokens);
+        }
+    }
+
+    #[test]
+    fn many_tokens_are_those_of_the_network_without_a_cache() {
+        // More than the cache has room for at first.
+        let network = network();
+        let decode = |_: &[u32]| Ok(String::new());
+        let sampling = Sampling { temperature: 1.0, seed: 5, ..Sampling::greedy(36) };
+        let (prompts, endings) = ([vec![3, 4], vec![5, 6, 7], vec![3, 4]], Endings { ids: &[], decode: &decode });
+        let made = generate(&network, &prompts, &sampling, &endings, &Prefixes::default()).unwrap();
+        for (prompt, made) in prompts.iter().zip(&made) {
+            let whole: Vec<i64> = prompt.iter().chain(&made.tokens).map(|id| i64::from(*id)).collect();
+            let (length, mask) = (whole.len(), vec![1u8; whole.len()]);
+            let tokens = Tensor::new(whole, [1, length]).unwrap();
+            let mask = Tensor::new(mask, [1, length]).unwrap();
+            let (stats, _) = network.evaluate(&tokens, &mask, Adapter::Off, roll_core::Grad::Skip).unwrap();
+            let evaluated = &stats.log_probs.f32s().unwrap()[prompt.len() - 1..];
+            assert_eq!(evaluated.len(), made.log_probs.len());
+            assert!(evaluated.len() >= 36, "{}", evaluated.len());
+            for ((a, b), raw) in evaluated.iter().zip(&made.log_probs).zip(&made.raw_log_probs) {
+                assert!((a - b).abs() < 1e-4 && (a - raw).abs() < 1e-4, "{a}, {b}, {raw}");
+            }
+        }
+    }
+
+    #[test]
+    fn hidden_states_are_of_the_tokens_read_so_far_and_nothing_stands_at_padding() {
+        let network = network();
+        let states = |tokens: [i64; 4], mask: [u8; 4]| -> Vec<Vec<f32>> {
+            let (tokens, mask) = (Tensor::new(tokens.to_vec(), [1, 4]), Tensor::new(mask.to_vec(), [1, 4]));
+            let found = network.hidden_states(&tokens.unwrap(), &mask.unwrap(), Adapter::Off).unwrap();
+            assert_eq!(found.shape(), [1, 4, 16]);
+            found.f32s().unwrap().chunks(16).map(<[f32]>::to_vec).collect()
+        };
+        let (whole, cut) = (states([3, 4, 5, 6], [1; 4]), states([0, 3, 4, 7], [0, 1, 1, 1]));
+        let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert!(near(&whole[0], &cut[1]) && near(&whole[1], &cut[2]) && !near(&whole[2], &cut[3]));
+        assert!(cut[0].iter().all(|v| *v == 0.0) && whole.iter().flatten().all(|v| v.is_finite()));
     }
 
     #[test]

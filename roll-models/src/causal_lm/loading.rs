@@ -54,6 +54,8 @@ pub struct CausalLmOptions {
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
+    /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
+    pub chat_template_args: Options,
 }
 
 impl Default for CausalLmOptions {
@@ -69,6 +71,7 @@ impl Default for CausalLmOptions {
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
             max_length: None,
+            chat_template_args: Options::new(),
         }
     }
 }
@@ -147,6 +150,16 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         }
         config.context = length;
     }
+    let template = match (template, options.chat_template_args.is_empty()) {
+        (Some(template), false) => Some(template.with_arguments(options.chat_template_args.clone())?),
+        (None, false) => {
+            return Err(Error::config(
+                "model.chat_template_args",
+                "the model has no chat template that would read them",
+            ));
+        }
+        (template, true) => template,
+    };
     let reading = || format!("reading {place}");
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;

@@ -5,6 +5,7 @@
 
 mod adapter;
 pub mod block;
+mod cache;
 pub mod chat;
 mod check;
 pub mod config;
@@ -26,4 +27,5 @@ pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
 pub use model::CausalLm;
 pub use network::Network;
+pub use source::write_built_in;
 pub use tokenizer::Tokenizer;

@@ -187,6 +187,11 @@ impl LanguageModel for CausalLm {
         generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode }, &self.prefixes)
     }
 
+    fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        self.prefixes.forget();
+        self.network.hidden_states(tokens, mask, adapter)
+    }
+
     fn evaluate(
         &mut self,
         tokens: &Tensor,

@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, WeightStore, to_host, weights};
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
-use super::block::{Block, Cache, Embedding, FinalNorm, Pass, integers};
+use super::block::{Block, Embedding, FinalNorm, Pass, integers};
+use super::cache::{Cache, Reads};
 use super::config::LmConfig;
 use super::head::{self, HeadWeight};
 use super::packed::{Batch, Packed};
@@ -172,19 +173,36 @@ impl Network {
         batch.spread_rows(&values, self.config.vocab)
     }
 
+    /// Hidden states after the final norm, f32 `[B, L, D]`, 0 at padding.
+    pub fn hidden_states(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        let batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        let values = match batch.packed.is_empty() {
+            true => Vec::new(),
+            false => to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec(),
+        };
+        batch.spread_rows(&values, self.config.dim)
+    }
+
     /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier
-    /// tokens come from `cache`, and those of the new ones are added to it.
+    /// tokens come from `cache`, and those of the new ones, which are what `reads` says, are added to it.
     pub(super) fn next_logits(
         &self,
         packed: &Packed,
         cache: &Arc<Cache>,
+        reads: Reads,
         trainable: Option<&Snapshot>,
     ) -> Result<Vec<f32>> {
         self.check(packed)?;
-        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some(cache.clone())))?;
+        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), reads))))?;
         let last: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
         let last = hidden.select(0, integers(last, self.store.device()));
         Ok(to_host(self.head(trainable)?.logits(last)?)?.to_f32_vec())
+    }
+
+    /// What products are taken in, and keys and values kept in.
+    pub(super) fn products(&self) -> DType {
+        self.products
     }
 
     /// The trainable parameters as they are now, when the adapter is on.
@@ -197,7 +215,7 @@ impl Network {
         chain(pass).forward(start, Vec::new(), Grad::Skip, self.memory, false, None)?.0.rank::<2>()
     }
 
-    fn pass(&self, packed: &Packed, trainable: Option<Snapshot>, cache: Option<Arc<Cache>>) -> Arc<Pass> {
+    fn pass(&self, packed: &Packed, trainable: Option<Snapshot>, cache: Option<(Arc<Cache>, Reads)>) -> Arc<Pass> {
         let mut pass = Pass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
         pass.products = self.products;
         pass.cache = cache;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use super::block::KeysValues;
+use super::cache::Beginning;
 
 /// What was computed for the conversations of the turn before and of this one. All calls of one seed are a turn: what an
 /// earlier turn left is gone, so that what a conversation gets never depends on what was asked long ago.
@@ -19,7 +19,7 @@ struct Turns {
 
 #[derive(Default)]
 struct Held {
-    by_tokens: HashMap<Vec<u32>, Vec<KeysValues>>,
+    by_tokens: HashMap<Vec<u32>, Beginning>,
     lengths: BTreeSet<usize>,
 }
 
@@ -34,14 +34,14 @@ impl Prefixes {
 
     /// How many tokens `prompt` begins with that the turn before has read, and what they gave, layer by layer. At least
     /// one token is left to read. It is taken out: the next to ask reads for himself.
-    pub fn take(&self, prompt: &[u32]) -> Option<(usize, Vec<KeysValues>)> {
+    pub fn take(&self, prompt: &[u32]) -> Option<(usize, Beginning)> {
         let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).before;
         let lengths = held.lengths.range(..prompt.len()).rev();
         lengths.copied().find_map(|length| Some((length, held.by_tokens.remove(&prompt[..length])?)))
     }
 
     /// Keeps what `tokens` gave for the next turn.
-    pub fn keep(&self, tokens: Vec<u32>, given: Vec<KeysValues>) {
+    pub fn keep(&self, tokens: Vec<u32>, given: Beginning) {
         let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).now;
         held.lengths.insert(tokens.len());
         held.by_tokens.insert(tokens, given);

@@ -10,6 +10,8 @@ pub struct Drawn {
     pub id: u32,
     /// Its log-probability under the distribution it was drawn from: after temperature, top-k and top-p.
     pub log_prob: f32,
+    /// Its log-probability at temperature 1 over all tokens.
+    pub raw_log_prob: f32,
 }
 
 /// Draws one token from a row of logits. Temperature 0 takes the likeliest, the lowest id among equals, with the
@@ -24,12 +26,31 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
         return Err(nonfinite());
     }
     let max = f64::from(logits[best]);
-    if sampling.temperature == 0.0 {
+    let raw = |id: usize| -> f32 {
         let sum: f64 = logits.iter().map(|l| (f64::from(*l) - max).exp()).sum();
-        return Ok(Drawn { id: best as u32, log_prob: -sum.ln() as f32 });
+        (f64::from(logits[id]) - max - sum.ln()) as f32
+    };
+    if sampling.temperature == 0.0 {
+        let log_prob = raw(best);
+        return Ok(Drawn { id: best as u32, log_prob, raw_log_prob: log_prob });
     }
     // Likelihoods relative to the best token's.
     let weight = |i: usize| ((f64::from(logits[i]) - max) / sampling.temperature).exp();
+    // 53 bits of a uniform number in [0, 1).
+    let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    if sampling.top_k == 0 && sampling.top_p >= 1.0 {
+        let total: f64 = (0..logits.len()).map(weight).sum();
+        let mut left = uniform * total;
+        let drawn = (0..logits.len()).find(|i| {
+            left -= weight(*i);
+            left < 0.0
+        });
+        // Rounding can leave a rest beyond the last token; the first is then as good as any.
+        let id = drawn.unwrap_or(0);
+        let log_prob = (weight(id) / total).ln() as f32;
+        let raw_log_prob = if sampling.temperature == 1.0 { log_prob } else { raw(id) };
+        return Ok(Drawn { id: id as u32, log_prob, raw_log_prob });
+    }
     let mut candidates: Vec<(usize, f64)> = (0..logits.len()).map(|i| (i, weight(i))).collect();
     let descending = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if sampling.top_k > 0 && sampling.top_k < candidates.len() {
@@ -48,15 +69,14 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
         candidates.truncate(short + 1);
     }
     let total: f64 = candidates.iter().map(|(_, w)| w).sum();
-    // 53 bits of a uniform number in [0, 1).
-    let mut left = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
+    let mut left = uniform * total;
     let chosen = candidates.iter().find(|(_, w)| {
         left -= w;
         left < 0.0
     });
     // Rounding can leave a rest beyond the last candidate; the likeliest is then as good as any.
     let (id, weight) = chosen.or(candidates.first()).copied().ok_or_else(nonfinite)?;
-    Ok(Drawn { id: id as u32, log_prob: (weight / total).ln() as f32 })
+    Ok(Drawn { id: id as u32, log_prob: (weight / total).ln() as f32, raw_log_prob: raw(id) })
 }
 
 #[cfg(test)]
@@ -96,6 +116,24 @@ mod tests {
                 let expected = f64::from(drawn.log_prob).exp();
                 assert!((found[drawn.id as usize] - expected).abs() < 0.015, "{sampling:?}: {found:?}");
             }
+        }
+    }
+
+    #[test]
+    fn the_raw_log_probability_is_that_at_temperature_one_over_all_tokens() {
+        let logits = [0.0, 1.0, 2.0, -1.0];
+        let sum = logits.iter().map(|l: &f32| f64::from(*l).exp()).sum::<f64>().ln();
+        for sampling in [
+            sampling(),
+            Sampling { temperature: 0.0, ..sampling() },
+            Sampling { temperature: 0.3, ..sampling() },
+            Sampling { temperature: 2.0, top_k: 2, ..sampling() },
+            Sampling { top_p: 0.8, ..sampling() },
+        ] {
+            let mut rng = Noise::new(2).generator(Purpose::Tokens, 0, 0);
+            let drawn = draw(&logits, &sampling, &mut rng).unwrap();
+            let expected = f64::from(logits[drawn.id as usize]) - sum;
+            assert!((f64::from(drawn.raw_log_prob) - expected).abs() < 1e-6, "{sampling:?}");
         }
     }
 

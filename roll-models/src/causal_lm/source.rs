@@ -77,12 +77,28 @@ pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
     })
 }
 
+const CONFIG: &[u8] = include_bytes!("../../assets/demo_agent/config.json");
+const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json");
+const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
+const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
+
+/// Writes the small model that is built in to `directory`, which is made.
+pub fn write_built_in(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(Error::file("make", directory))?;
+    for (name, bytes) in [
+        ("config.json", CONFIG),
+        ("tokenizer.json", TOKENIZER),
+        ("chat_template.jinja", TEMPLATE.as_bytes()),
+        ("model.safetensors", WEIGHTS),
+    ] {
+        let path = directory.join(name);
+        std::fs::write(&path, bytes).map_err(Error::file("write", &path))?;
+    }
+    Ok(())
+}
+
 /// The small model for FrozenLake; `examples/demo_agent` makes it.
 pub fn built_in() -> Result<Parts> {
-    const CONFIG: &[u8] = include_bytes!("../../assets/demo_agent/config.json");
-    const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json");
-    const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
-    const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
     let place = "the model that is built in";
     let broken = |problem: String| Error::bad_file(place, problem);
     Ok(Parts {

@@ -240,16 +240,20 @@ impl LanguageModel for ToyModel {
         self.options.at("detokenize")?;
         Ok(tokens.iter().filter_map(|t| char::from_u32(*t)).collect())
     }
+    fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        self.options.at("hidden_states")?;
+        let on = f32::from(u8::from(adapter == Adapter::On));
+        let states: Vec<f32> = tokens.to_f32_vec().iter().zip(mask.to_f32_vec()).map(|(t, m)| t * m + on).collect();
+        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], 1])
+    }
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         self.options.at("generate")?;
-        let one = |p: &Vec<u32>| Generation {
-            tokens: p.iter().rev().take(sampling.max_new_tokens).copied().collect(),
-            log_probs: vec![
-                sampling.temperature as f32 + sampling.stop.len() as f32;
-                p.len().min(sampling.max_new_tokens)
-            ],
+        let one = |(i, p): (usize, &Vec<u32>)| Generation {
+            tokens: p.iter().rev().take(sampling.limit(i)).copied().collect(),
+            log_probs: vec![sampling.temperature as f32 + sampling.stop.len() as f32; p.len().min(sampling.limit(i))],
+            ..Generation::default()
         };
-        Ok(prompts.iter().map(one).collect())
+        Ok(prompts.iter().enumerate().map(one).collect())
     }
     fn evaluate(
         &mut self,
@@ -547,5 +551,8 @@ impl Environment for ToyEnvironment {
         let observation = Observation { text: format!("{} left", self.left) };
         let terminated = self.left == 0;
         Ok(Transition { observation, reward: 0.25, terminated, truncated: false, valid: !action.is_empty() })
+    }
+    fn kinds(&self) -> Vec<String> {
+        vec!["even".into(), "ödd".into()]
     }
 }

@@ -236,6 +236,7 @@ fn a_language_model_from_a_library_does_what_it_does_linked_in() {
             top_p: 1.0,
             top_k: 0,
             max_new_tokens: 3,
+            limits: vec![2, 3, 1],
             stop: vec!["\n".into(), "end".into()],
             seed: 3,
             numbers: vec![4, 5, 9],
@@ -247,7 +248,9 @@ fn a_language_model_from_a_library_does_what_it_does_linked_in() {
         assert_eq!(pullback.unwrap().pull(&Tensor::full([2, 2, 2], 0.5)).unwrap().shape(), [0]);
         let mut gradients = [0.0; 3];
         model.take_gradients(&mut gradients).unwrap();
-        format!("{text} {made:?} {:?} {:?} {gradients:?}", stats.log_probs.f32s(), stats.entropy.f32s())
+        let states = model.as_language().unwrap().hidden_states(&given, &mask, Adapter::Off).unwrap();
+        let stats = [&stats.log_probs, &stats.entropy, &states].map(|x| (x.shape().to_vec(), x.to_f32_vec()));
+        format!("{text} {made:?} {stats:?} {gradients:?}")
     };
     assert_eq!(all(true), all(false));
 }
@@ -449,6 +452,7 @@ fn environments_cross() {
             ("1 left", 0.25, false, true)
         );
         assert!(environment.step("x").unwrap().terminated);
+        assert_eq!(environment.kinds(), ["even", "ödd"]);
     }
     for (at, call) in [("reset", "reset"), ("environment_step", "step")] {
         let mut environment = environment(true, &format!("{at}:panic"));

@@ -14,8 +14,10 @@ pub struct Conversation {
     pub tokens: Vec<u32>,
     /// Which of them the model wrote.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported; 0 for the others.
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
+    /// Those at temperature 1 over all tokens; the former where the model does not tell.
+    pub raw_log_probs: Vec<f32>,
 }
 
 impl Conversation {
@@ -37,6 +39,7 @@ impl Conversation {
         let tokens = model.tokenize(&text)?;
         self.response.extend(std::iter::repeat_n(false, tokens.len()));
         self.log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
+        self.raw_log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
         self.tokens.extend(tokens);
         Ok(())
     }
@@ -60,14 +63,16 @@ impl Conversation {
 
     /// Adds the assistant's answer; returns its text.
     pub fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<String> {
-        if generation.tokens.len() != generation.log_probs.len() {
-            let (tokens, log_probs) = (generation.tokens.len(), generation.log_probs.len());
+        let raw = if generation.raw_log_probs.is_empty() { &generation.log_probs } else { &generation.raw_log_probs };
+        let (tokens, log_probs) = (generation.tokens.len(), generation.log_probs.len().min(raw.len()));
+        if tokens != log_probs || raw.len() != tokens {
             return Err(Error::Misuse(format!("the model reports {log_probs} log-probabilities of {tokens} tokens")));
         }
         let text = model.detokenize(&generation.tokens)?;
         self.messages.push(Message::new("assistant", text.clone()));
         self.response.extend(std::iter::repeat_n(true, generation.tokens.len()));
         self.log_probs.extend(&generation.log_probs);
+        self.raw_log_probs.extend(raw);
         self.tokens.extend(&generation.tokens);
         Ok(text)
     }

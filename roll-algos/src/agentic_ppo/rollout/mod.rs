@@ -4,15 +4,17 @@ mod conversation;
 pub mod template;
 #[cfg(test)]
 mod tests;
+pub mod worlds;
 
 use std::collections::BTreeMap;
 
 use rand::RngCore;
 use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
 
-use super::config::AgenticPpoConfig;
+use super::config::{AgenticPpoConfig, InferLogProbs};
 use conversation::Conversation;
 use template::{Turn, TurnTemplate};
+use worlds::Worlds;
 
 /// One answer of the agent, and what came of it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -50,14 +52,18 @@ pub enum Ending {
 pub struct Episode {
     /// Episodes of one group had the same start.
     pub group: usize,
+    /// World of the environment, where it has several; empty otherwise.
+    pub tag: String,
     /// Seed of the start.
     pub seed: u64,
     /// All tokens.
     pub tokens: Vec<u32>,
     /// Which of them the agent wrote.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported; 0 for the others.
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
+    /// Those at temperature 1 over all tokens; the former where the model does not tell.
+    pub raw_log_probs: Vec<f32>,
     /// The agent's turns.
     pub steps: Vec<Step>,
     /// Whether the task was solved.
@@ -84,7 +90,7 @@ impl Episode {
                 "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
             })
         });
-        serde_json::json!({
+        let mut record = serde_json::json!({
             "step": step,
             "kind": what,
             "group": self.group,
@@ -94,7 +100,11 @@ impl Episode {
             "ending": self.ending,
             "tokens": self.tokens.len(),
             "turns": turns.collect::<Vec<_>>(),
-        })
+        });
+        if !self.tag.is_empty() {
+            record["tag"] = self.tag.as_str().into();
+        }
+        record
     }
 }
 
@@ -107,6 +117,8 @@ pub struct Plan {
     pub first_group: usize,
     /// Number of groups.
     pub groups: usize,
+    /// Number of groups of all ranks.
+    pub all_groups: usize,
     /// Episodes per group.
     pub group_size: usize,
     /// Temperature of the answers.
@@ -124,6 +136,7 @@ struct Play<'a> {
     observation: String,
     steps: Vec<Step>,
     episode: (usize, u64),
+    tag: String,
     ending: Option<(Ending, bool)>,
 }
 
@@ -140,14 +153,20 @@ pub fn play(
     let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
     let budget = config.sequence_length.min(model.context_length());
     let starts = if plan.held_out { HELD_OUT } else { plan.step };
+    let worlds = match plan.held_out {
+        true => Worlds::new(environments, "algo.val_tags", config.validated(), &config.val_num_groups_partition)?,
+        false => Worlds::new(environments, "algo.tags", &config.tags, &config.num_groups_partition)?,
+    };
     let mut plays: Vec<Play<'_>> = environments
         .iter_mut()
         .enumerate()
         .take(plan.groups * plan.group_size)
         .map(|(i, environment)| {
             let group = plan.first_group + i / plan.group_size;
-            let seed = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
+            let drawn = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
+            let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
             Play {
+                tag,
                 environment: environment.as_mut(),
                 conversation: Conversation::default(),
                 observation: String::new(),
@@ -223,22 +242,24 @@ fn answers(
     plays: &[Play<'_>],
     noise: &Noise,
 ) -> Result<BTreeMap<usize, Generation>> {
-    let mut by_limit: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for (i, play) in plays.iter().enumerate().filter(|(_, p)| p.ending.is_none()) {
-        let limit = config.max_tokens_per_step.min(budget - play.conversation.len());
-        by_limit.entry(limit).or_default().push(i);
-    }
+    let going: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ending.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, turn as u64).next_u64();
     let first = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
-    for (limit, places) in by_limit {
-        for places in places.chunks(config.infer_batch_size) {
-            let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.tokens.clone()).collect();
-            let numbers = places.iter().map(|i| (first + i) as u64).collect();
-            let sampling = config.sampling(plan.temperature, limit, seed, numbers);
-            answers.extend(places.iter().copied().zip(model.generate(&prompts, &sampling)?));
+    for places in going.chunks(config.infer_batch_size) {
+        let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.tokens.clone()).collect();
+        let numbers = places.iter().map(|i| (first + i) as u64).collect();
+        let limits = prompts.iter().map(|prompt| budget - prompt.len()).collect();
+        let sampling = config.sampling(plan.temperature, limits, seed, numbers);
+        let made = model.generate(&prompts, &sampling)?;
+        let told = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        if config.infer_log_probs == InferLogProbs::Raw && !told {
+            let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
+                           `algo.infer_log_probs` at `drawn`";
+            return Err(Error::Unsupported(problem.into()));
         }
+        answers.extend(places.iter().copied().zip(made));
     }
     Ok(answers)
 }
@@ -307,11 +328,23 @@ impl Play<'_> {
         let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
         // What was asked after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
-        let Conversation { mut tokens, mut response, mut log_probs, .. } = self.conversation;
+        let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
         tokens.truncate(length);
         response.truncate(length);
         log_probs.truncate(length);
+        raw_log_probs.truncate(length);
         let (group, seed) = self.episode;
-        Episode { group, seed, tokens, response, log_probs, steps: self.steps, solved, ending }
+        Episode {
+            group,
+            tag: self.tag,
+            seed,
+            tokens,
+            response,
+            log_probs,
+            raw_log_probs,
+            steps: self.steps,
+            solved,
+            ending,
+        }
     }
 }

@@ -63,7 +63,7 @@ fn config() -> AgenticPpoConfig {
 }
 
 fn plan(step: u64, held_out: bool) -> Plan {
-    Plan { step, first_group: 0, groups: 2, group_size: 3, temperature: 1.0, held_out }
+    Plan { step, first_group: 0, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out }
 }
 
 fn rollout(
@@ -153,6 +153,38 @@ fn an_episode_ends_where_the_next_answer_does_not_fit() {
     model.context = 3;
     for episode in rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap() {
         assert!(!episode.is_usable() && episode.tokens.is_empty());
+    }
+}
+
+#[test]
+fn plays_near_the_end_of_their_budget_are_continued_in_one_batch() {
+    // Starts of one to twelve characters: near the end every play has another number of tokens left.
+    let mut worlds: Vec<Box<dyn Environment>> = (0..64).map(|i| Box::new(Talks(i % 12 + 1)) as _).collect();
+    let config = AgenticPpoConfig { sequence_length: 24, max_tokens_per_step: 12, ..config() };
+    let plan = Plan { groups: 8, all_groups: 8, group_size: 8, ..plan(0, false) };
+    let mut model = Bigram::of("xy");
+    let played = rollout(&config, plan, &mut worlds, &mut model).unwrap();
+    assert_eq!(model.calls[0], 64);
+    assert!(model.calls.len() <= config.max_actions_per_traj, "{:?}", model.calls);
+    assert!(played.iter().all(|e| e.tokens.len() <= 24) && played.iter().any(|e| e.tokens.len() == 24));
+    // Each gets what it would get alone.
+    let alone = AgenticPpoConfig { infer_batch_size: 1, ..config };
+    let singly = rollout(&alone, plan, &mut worlds, &mut model).unwrap();
+    let tokens = |episodes: &[Episode]| episodes.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(tokens(&played), tokens(&singly));
+}
+
+/// Shows so many characters.
+struct Talks(usize);
+
+impl Environment for Talks {
+    fn reset(&mut self, _seed: u64) -> Result<Observation> {
+        Ok(Observation { text: "s".repeat(self.0) })
+    }
+
+    fn step(&mut self, _action: &str) -> Result<Transition> {
+        let observation = Observation { text: "t".into() };
+        Ok(Transition { observation, reward: 0.0, terminated: false, truncated: false, valid: true })
     }
 }
 

@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod channel_norm;
 mod conv;
+mod decode;
 mod gate;
 mod linear;
 mod norm;

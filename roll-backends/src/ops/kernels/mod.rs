@@ -14,6 +14,7 @@ pub mod attention;
 pub mod channel_norm;
 pub mod conv;
 mod correlate;
+pub mod decode;
 mod geometry;
 pub mod linear;
 pub mod matrix;

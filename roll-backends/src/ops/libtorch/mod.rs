@@ -12,9 +12,10 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::{ConvKernel, ProductKernel};
+use super::{ConvKernel, DecodeKernel, ProductKernel};
 
 impl ConvKernel for LibTorch {}
+impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 
 /// A tensor of new memory.

@@ -1,12 +1,15 @@
-//! ROLL's own configuration of Reward-FL (`reward_fl_config.yaml`), in this project's keys.
+//! ROLL's own configurations, in this project's keys: of Reward-FL (`reward_fl_config.yaml`), and of its agentic pipeline
+//! (`agentic.rs`).
 //!
 //! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
 //! here are listed once.
 //!
 //! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the one place of this crate that knows components
 //! by name: a configuration of ROLL does not name them as ours do, so something has to say which of ours it means. The
-//! names and keys are in `table.rs`; nothing else here depends on which components there are.
+//! names and keys are in the tables; nothing else here depends on which components there are.
 
+mod agentic;
+mod agentic_table;
 mod table;
 mod tree;
 
@@ -30,11 +33,15 @@ pub(super) fn is_reference(map: &Map) -> bool {
 /// The mapping of `path` in this project's keys, and what the user should know.
 pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
     let mut from = Source::new(map);
+    if agentic::is_agentic(&from) {
+        return agentic::translate(path, from);
+    }
     if from.get(CONFIG_KWARGS).is_none() {
         return Err(Error::bad_file(
             path,
             format!(
-                "a configuration of ROLL, but not of Reward-FL: there is no `{CONFIG_KWARGS}`; others are not read"
+                "a configuration of ROLL, but not of Reward-FL (there is no `{CONFIG_KWARGS}`) nor of its agentic \
+                 pipeline (`custom_envs`, `train_env_manager`); others are not read"
             ),
         ));
     }
@@ -130,18 +137,22 @@ fn limits(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
 }
 
 fn optimizer(from: &mut Source, to: &mut Target) {
+    betas(from, to);
+    // DeepSpeed clips by this, where it is a number.
+    if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
+        && !is_auto(&value)
+    {
+        to.put("training.max_grad_norm", value);
+    }
+}
+
+fn betas(from: &mut Source, to: &mut Target) {
     let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
         .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
     if betas.iter().any(|(beta, _)| beta.is_some()) {
         let origin = betas.iter().find_map(|(beta, _)| beta.as_ref()?.origin().map(String::from));
         let list = betas.map(|(beta, default)| beta.unwrap_or_else(|| constant(default)));
         to.put("training.betas", Value::new(origin.as_ref(), ValueKind::Array(list.into())));
-    }
-    // DeepSpeed clips by this, where it is a number.
-    if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
-        && !is_auto(&value)
-    {
-        to.put("training.max_grad_norm", value);
     }
 }
 

@@ -49,6 +49,27 @@ impl Source {
         unused
     }
 
+    /// How many values of the file itself were taken, and how many were not.
+    pub fn counts(&self, path: &Path) -> (usize, usize) {
+        let own = path.display().to_string();
+        let (mut taken, mut left) = (0, 0);
+        let mut open: Vec<(String, &Value)> = match &self.root.kind {
+            ValueKind::Table(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
+            _ => Vec::new(),
+        };
+        open.retain(|(_, value)| value.origin().is_none_or(|origin| origin.starts_with(&own)));
+        while let Some((key, value)) = open.pop() {
+            match &value.kind {
+                _ if self.taken.contains(&key) => taken += leaves(value),
+                ValueKind::Table(map) if !map.is_empty() => {
+                    open.extend(map.iter().map(|(name, value)| (format!("{key}.{name}"), value)));
+                }
+                _ => left += 1,
+            }
+        }
+        (taken, left)
+    }
+
     fn walk(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
         let below = format!("{key}.");
         let partly = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
@@ -59,6 +80,14 @@ impl Source {
             }
             _ => unused.push(key.to_string()),
         }
+    }
+}
+
+/// Values in a tree; a list is one.
+fn leaves(value: &Value) -> usize {
+    match &value.kind {
+        ValueKind::Table(map) if !map.is_empty() => map.values().map(leaves).sum(),
+        _ => 1,
     }
 }
 

@@ -1,0 +1,114 @@
+//! The loss of values.
+
+use crate::agentic_ppo::aggregate::{Aggregation, Totals};
+use crate::agentic_ppo::grid::{Grid, Mask};
+
+/// The loss of values and its gradient.
+#[derive(Clone, Debug)]
+pub struct ValueLoss {
+    /// `0.5 * mean((value - return)^2)`, of each sample first; with a clip the larger of that and of the clipped value's.
+    pub value: f64,
+    /// Gradient in the values.
+    pub d_values: Grid,
+    /// Mean squared error, whatever the clip.
+    pub error: f64,
+    /// Fraction of tokens at which the clip decides.
+    pub clip_fraction: f64,
+}
+
+/// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its `old`
+/// one where this makes the loss larger, so that nothing is gained by going further
+/// (<https://arxiv.org/abs/1707.06347>, as its authors implement it).
+pub fn value_loss(
+    values: &Grid,
+    old: &Grid,
+    returns: &Grid,
+    mask: &Mask,
+    clip: Option<f64>,
+    totals: Totals,
+) -> ValueLoss {
+    let weights = Aggregation::SeqMeanTokenMean.weights(mask, totals, None);
+    let error = values.zip(returns, |v, r| v - r).masked(mask);
+    let squares = error.map(|e| e * e);
+    let clipped = match clip {
+        None => squares.map(|_| f64::NEG_INFINITY),
+        Some(bound) => {
+            let kept = values.zip(old, |v, o| v.clamp(o - bound, o + bound));
+            kept.zip(returns, |v, r| (v - r).powi(2)).masked(mask)
+        }
+    };
+    // Where the clipped error is the larger one the value stands outside its range, and moving it changes nothing.
+    let decides = clipped.zip(&squares, |c, s| f64::from(u8::from(c > s)));
+    ValueLoss {
+        value: 0.5 * weights.dot(&squares.zip(&clipped, f64::max)),
+        d_values: weights.weigh(&error.zip(&decides, |e, d| if d > 0.0 { 0.0 } else { e })),
+        error: weights.dot(&squares),
+        clip_fraction: weights.dot(&decides),
+    }
+}
+
+/// `1 - Var(returns - values) / Var(returns)` over the mask: 1 where the critic knows every return, 0 where it does no
+/// better than a constant. `None` where all returns are equal: there is nothing to explain.
+pub fn explained_variance(values: &Grid, returns: &Grid, mask: &Mask) -> Option<f64> {
+    use crate::agentic_ppo::statistics::masked_variance;
+    let all = masked_variance(&returns.masked(mask), mask, false);
+    let left = masked_variance(&returns.zip(values, |r, v| r - v).masked(mask), mask, false);
+    (all > 0.0).then(|| 1.0 - left / all)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn grid(values: [f64; 6]) -> Grid {
+        Grid::new(3, values.to_vec()).unwrap()
+    }
+
+    fn mask() -> Mask {
+        Mask::new(3, vec![true, true, false, false, true, true]).unwrap()
+    }
+
+    #[test]
+    fn the_gradient_is_that_of_differences_on_either_side_of_the_clip() {
+        let (old, returns) = (grid([0.0, 1.0, 9.0, 9.0, -1.0, 0.5]), grid([1.0, 0.2, 7.0, 7.0, 0.4, 2.0]));
+        let values = [0.6, 1.1, f64::NAN, 5.0, -1.9, 0.55];
+        let totals = Totals::of_responses(&mask());
+        for clip in [None, Some(0.3), Some(10.0)] {
+            let at = |values: [f64; 6]| value_loss(&grid(values), &old, &returns, &mask(), clip, totals);
+            let found = at(values);
+            assert!(found.value.is_finite());
+            for i in [0, 1, 3, 4, 5] {
+                let moved = |by: f64| {
+                    let mut values = values;
+                    values[i] += by;
+                    at(values).value
+                };
+                let quotient = (moved(1e-6) - moved(-1e-6)) / 2e-6;
+                assert!((quotient - found.d_values.values()[i]).abs() < 1e-8, "{clip:?} at {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_clip_keeps_the_larger_error() {
+        let (old, returns) = (grid([0.0; 6]), grid([1.0, -1.0, 0.0, 0.0, 1.0, 1.0]));
+        // Toward the return and past the range; away from it and past the range.
+        let values = grid([0.9, 0.9, 0.0, 0.0, 0.1, 0.1]);
+        let totals = Totals::of_responses(&mask());
+        let found = value_loss(&values, &old, &returns, &mask(), Some(0.2), totals);
+        assert_eq!(found.clip_fraction, 0.25);
+        assert_eq!(found.d_values.values()[0], 0.0);
+        assert!((found.d_values.values()[1] - 1.9 / 4.0).abs() < 1e-12);
+        let expected = 0.5 * (0.8f64.powi(2) + 1.9f64.powi(2) + 2.0 * 0.9f64.powi(2)) / 4.0;
+        assert!((found.value - expected).abs() < 1e-12);
+    }
+
+    #[test]
+    fn explained_variance_is_one_of_a_critic_that_knows_and_none_of_constant_returns() {
+        let returns = grid([1.0, 2.0, 50.0, 50.0, 3.0, 4.0]);
+        assert_eq!(explained_variance(&returns, &returns, &mask()), Some(1.0));
+        assert_eq!(explained_variance(&grid([7.0; 6]), &returns, &mask()), Some(0.0));
+        assert_eq!(explained_variance(&returns, &grid([1.0; 6]), &mask()), None);
+    }
+}

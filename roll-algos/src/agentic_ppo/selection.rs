@@ -1,0 +1,62 @@
+//! Which of the episodes that were played are trained on.
+
+use std::collections::BTreeMap;
+
+use super::config::{AgenticPpoConfig, GroupFilter};
+use super::rollout::Episode;
+
+/// The first `group_size` of each group, without groups that the filter leaves out; those with the reason.
+pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<Episode>, Vec<(String, String)>) {
+    let mut groups: BTreeMap<usize, Vec<Episode>> = BTreeMap::new();
+    for episode in episodes {
+        let group = groups.entry(episode.group).or_default();
+        if group.len() < config.group_size {
+            group.push(episode);
+        }
+    }
+    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    for (number, group) in groups {
+        let score = group.first().map(Episode::score);
+        match config.group_filter == GroupFilter::Varied && group.iter().all(|e| Some(e.score()) == score) {
+            true => left_out.push((format!("group {number}"), "all of its episodes have the same score".to_string())),
+            false => kept.extend(group),
+        }
+    }
+    (kept, left_out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rollout::{Ending, Step};
+    use super::*;
+
+    fn episode(group: usize, reward: f64) -> Episode {
+        let step = Step { observation: String::new(), response: String::new(), reward, valid: true, tokens: 0..1 };
+        Episode {
+            group,
+            tag: String::new(),
+            seed: 0,
+            tokens: vec![1],
+            response: vec![true],
+            log_probs: vec![0.0],
+            raw_log_probs: vec![0.0],
+            steps: vec![step],
+            solved: false,
+            ending: Ending::Terminated,
+        }
+    }
+
+    #[test]
+    fn spare_episodes_stand_in_and_groups_of_equal_scores_are_left_out_on_demand() {
+        let played =
+            || [(0, 1.0), (0, 0.0), (0, 5.0), (1, 2.0), (1, 2.0), (2, 3.0)].map(|(g, r)| episode(g, r)).to_vec();
+        let config = |group_filter| AgenticPpoConfig { group_size: 2, group_filter, ..Default::default() };
+        let scores = |filter| {
+            let (kept, left_out) = chosen(played(), &config(filter));
+            (kept.iter().map(Episode::score).collect::<Vec<_>>(), left_out.len())
+        };
+        assert_eq!(scores(GroupFilter::All), (vec![1.0, 0.0, 2.0, 2.0, 3.0], 0));
+        // A single episode has nothing to differ from.
+        assert_eq!(scores(GroupFilter::Varied), (vec![1.0, 0.0], 2));
+    }
+}

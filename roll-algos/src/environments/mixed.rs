@@ -1,0 +1,125 @@
+//! Several worlds in one environment: each group of episodes plays in one of them.
+
+use std::collections::BTreeMap;
+
+use roll_core::registry::{default_options, parse_options};
+use roll_core::{
+    BuildContext, Environment, Error, Factory, Observation, Options, Registration, Registry, Result, ResultExt,
+    Transition,
+};
+
+const NAME: &str = "mixed";
+
+/// Options of the environment `mixed`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MixedOptions {
+    /// The worlds, by the name that `algo.tags` and metrics have for them: `name` of the environment, and its options.
+    pub worlds: BTreeMap<String, Options>,
+}
+
+/// The environment. The seed of an episode says which world it is (see [`Environment::kinds`]).
+pub struct Mixed {
+    names: Vec<String>,
+    worlds: Vec<Box<dyn Environment>>,
+    current: usize,
+}
+
+impl Mixed {
+    /// With these options. Its worlds are environments that are linked in.
+    pub fn new(options: MixedOptions, context: &BuildContext) -> Result<Self> {
+        let registry = Registry::linked()?;
+        let (mut names, mut worlds) = (Vec::new(), Vec::new());
+        for (tag, mut options) in options.worlds {
+            let key = format!("env.worlds.{tag}.name");
+            let name = match options.remove("name") {
+                Some(serde_json::Value::String(name)) if name != NAME => name,
+                Some(other) => {
+                    return Err(Error::config(key, format!("expected the name of an environment, found {other}")));
+                }
+                None => return Err(Error::config(key, "missing: which environment?")),
+            };
+            let world = registry.environment(&name, &options, context);
+            worlds.push(world.while_doing(|| format!("making the world `{tag}` (`env.worlds.{tag}`)"))?);
+            names.push(tag);
+        }
+        match worlds.is_empty() {
+            true => Err(Error::config("env.worlds", "there is no world; name at least one")),
+            false => Ok(Self { names, worlds, current: 0 }),
+        }
+    }
+}
+
+impl Environment for Mixed {
+    fn reset(&mut self, seed: u64) -> Result<Observation> {
+        self.current = (seed % self.worlds.len() as u64) as usize;
+        self.worlds[self.current].reset(seed)
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.worlds[self.current].step(action)
+    }
+
+    fn instructions(&self) -> String {
+        self.worlds[self.current].instructions()
+    }
+
+    fn kinds(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    fn solved(&self) -> Option<bool> {
+        self.worlds[self.current].solved()
+    }
+}
+
+roll_core::inventory::submit! {
+    Registration {
+        name: NAME,
+        summary: "Several environments; each group of episodes plays in one of them",
+        origin: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        defaults: default_options::<MixedOptions>,
+        factory: Factory::Environment(|options, context| {
+            Ok(Box::new(Mixed::new(parse_options("env", options)?, context)?))
+        }),
+        planner: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn mixed(worlds: serde_json::Value) -> Result<Mixed> {
+        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let options = json!({"worlds": worlds});
+        Mixed::new(parse_options("env", options.as_object().unwrap())?, &context)
+    }
+
+    #[test]
+    fn the_seed_says_which_world_it_is() {
+        let lake = json!({"name": "frozen_lake", "is_slippery": false});
+        let room = json!({"name": "sokoban", "dim_room": [6, 6], "num_boxes": 1});
+        let mut mixed = mixed(json!({"Lake": lake, "Room": room})).unwrap();
+        assert_eq!(mixed.kinds(), ["Lake", "Room"]);
+        for (seed, word) in [(6, "FrozenLake"), (9, "Sokoban"), (8, "FrozenLake")] {
+            let text = mixed.reset(seed).unwrap().text;
+            assert!(mixed.instructions().contains(word) && text.contains('P'), "{text}");
+            assert!(mixed.step("<answer>Up</answer>").unwrap().valid);
+        }
+    }
+
+    #[test]
+    fn a_world_that_cannot_be_is_named() {
+        let told = |worlds| mixed(worlds).err().unwrap().chain();
+        assert!(told(json!({})).contains("env.worlds"));
+        assert!(told(json!({"A": {}})).contains("env.worlds.A.name"));
+        assert!(told(json!({"A": {"name": "frozen_lak"}})).contains("frozen_lake"));
+        assert!(told(json!({"A": {"name": "frozen_lake", "sise": 3}})).contains("`A`"));
+        assert!(told(json!({"A": {"name": "mixed"}})).contains("env.worlds.A.name"));
+    }
+}

@@ -1,0 +1,223 @@
+//! One new token for each of many sequences: its key and value are put where those before it are, and its query sees
+//! them all, of every sequence in one call.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
+
+use super::expression::Expression;
+use super::record::record;
+
+/// Where the keys of one sequence lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPlace {
+    /// Rows of the prompts' keys; several sequences may have the same.
+    pub prompt: Range<usize>,
+    /// Its slot among the tails.
+    pub slot: usize,
+    /// Keys in that slot, from its beginning.
+    pub tail: usize,
+}
+
+/// What one call of [`attend_rows`] sees.
+#[derive(Clone, Debug)]
+pub struct DecodeCall {
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of keys and values; query heads that share one lie side by side.
+    pub key_heads: usize,
+    /// Of each row of the queries.
+    pub places: Arc<[KeyPlace]>,
+}
+
+/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, where nothing but zeros was.
+/// Memory that belongs to `into` alone is written in place, where the backend can.
+pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -> Tensor<3> {
+    let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
+    assert!(
+        row == width && count == places.len() && places.iter().all(|(s, at)| *s < slots && *at < capacity),
+        "{count} rows of {row} at {places:?} of {slots} slots with {capacity} of {width}"
+    );
+    let flat: Arc<[usize]> = places.iter().map(|(slot, at)| slot * capacity + at).collect();
+    let rows = if rows.dtype() == into.dtype() { rows } else { rows.cast(into.dtype()) };
+    Tensor::from_dispatch(<Dispatch as DecodeOps>::store_rows(into.into_dispatch(), rows.into_dispatch(), flat))
+}
+
+/// Attention of one query a sequence: `q` `[N, heads * d]`; keys and values of the prompts `[P, key_heads * d]` and of the
+/// tails `[S, C, key_heads * d]`; scores are multiplied by `1 / sqrt(d)`. The result is as `q`.
+pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
+    let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
+    let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity;
+    assert!(
+        call.key_heads > 0
+            && call.heads.is_multiple_of(call.key_heads)
+            && channels * call.key_heads == width * call.heads
+            && count == call.places.len()
+            && call.places.iter().all(|p| inside(p) && p.prompt.len() + p.tail > 0),
+        "queries {:?} of {} heads over keys {:?} and {:?} of {}",
+        q.dims(),
+        call.heads,
+        prompts[0].dims(),
+        tails[0].dims(),
+        call.key_heads
+    );
+    let dtype = q.dtype();
+    let [pk, pv] = prompts.map(Tensor::into_dispatch);
+    let [tk, tv] = tails.map(Tensor::into_dispatch);
+    let out = Tensor::<2>::from_dispatch(<Dispatch as DecodeOps>::attend_rows(q.into_dispatch(), pk, pv, tk, tv, call));
+    if out.dtype() == dtype { out } else { out.cast(dtype) }
+}
+
+/// Both as the run-time dispatch calls them. A backend implements [`DecodeKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait DecodeOps: Backend {
+    /// See [`store_rows`]; `places` are rows of `into` as `[S * C, W]`.
+    fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self>;
+
+    /// See [`attend_rows`].
+    fn attend_rows(
+        q: FloatTensor<Self>,
+        prompt_keys: FloatTensor<Self>,
+        prompt_values: FloatTensor<Self>,
+        tail_keys: FloatTensor<Self>,
+        tail_values: FloatTensor<Self>,
+        call: DecodeCall,
+    ) -> FloatTensor<Self>;
+}
+
+/// Both on one backend.
+pub trait DecodeKernel: Backend {
+    /// See [`store_rows`].
+    fn store(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
+        store_by_index::<Self>(into, rows, places)
+    }
+
+    /// See [`attend_rows`]: keys and values, of prompts and tails.
+    fn attend(
+        q: FloatTensor<Self>,
+        prompts: [FloatTensor<Self>; 2],
+        tails: [FloatTensor<Self>; 2],
+        call: &DecodeCall,
+    ) -> FloatTensor<Self> {
+        attend_by_index::<Self>(q, prompts, tails, call)
+    }
+}
+
+fn indices<B: Backend>(values: Vec<i64>, beside: &FloatTensor<B>) -> IntTensor<B> {
+    let count = values.len();
+    B::int_from_data(TensorData::new(values, [count]), &beside.device())
+}
+
+/// In the operations of any backend: rows are added at their indices.
+pub(super) fn store_by_index<B: Backend>(
+    into: FloatTensor<B>,
+    rows: FloatTensor<B>,
+    places: &[usize],
+) -> FloatTensor<B> {
+    let into = Expression::<B>(into);
+    let [slots, capacity, width] = into.dims();
+    let places = indices::<B>(places.iter().map(|p| *p as i64).collect(), &rows);
+    let flat = into.reshape([slots * capacity, width]).0;
+    let stored = B::float_select_assign(flat, 0, places, rows, IndexingUpdateOp::Add);
+    Expression::<B>(stored).reshape([slots, capacity, width]).0
+}
+
+/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones filled
+/// up, and a bias hides what they are filled up with.
+pub(super) fn attend_by_index<B: Backend>(
+    q: FloatTensor<B>,
+    prompts: [FloatTensor<B>; 2],
+    tails: [FloatTensor<B>; 2],
+    call: &DecodeCall,
+) -> FloatTensor<B> {
+    let DecodeCall { heads, key_heads, places } = call;
+    let (count, sharing) = (places.len(), heads / key_heads);
+    let q = Expression::<B>(q);
+    let [_, channels] = q.dims();
+    let (width, dtype) = (channels / heads, q.dtype());
+    let most_prompt = places.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
+    let most_tail = places.iter().map(|p| p.tail).max().unwrap_or(0);
+    let keys = most_prompt + most_tail;
+    let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
+    for place in places.iter() {
+        // A place that is filled up reads some row: what it is does not matter.
+        let last = place.prompt.end.max(place.prompt.start + 1) - 1;
+        from_prompts.extend((0..most_prompt).map(|i| (place.prompt.start + i).min(last) as i64));
+        slots.push(place.slot as i64);
+        let hidden = |hidden: bool| if hidden { HIDDEN } else { 0.0 };
+        bias.extend((0..most_prompt).map(|i| hidden(i >= place.prompt.len())));
+        bias.extend((0..most_tail).map(|i| hidden(i >= place.tail)));
+    }
+    let (from_prompts, slots) = (indices::<B>(from_prompts, &q.0), indices::<B>(slots, &q.0));
+    let by_head = |prompts: FloatTensor<B>, tails: FloatTensor<B>| {
+        let mut parts = Vec::new();
+        if most_prompt > 0 {
+            let rows = Expression::<B>(B::float_select(prompts, 0, from_prompts.clone()));
+            parts.push(rows.reshape([count, most_prompt, key_heads * width]));
+        }
+        if most_tail > 0 {
+            parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..most_tail));
+        }
+        Expression::cat(parts, 1).reshape([count, keys, *key_heads, width]).swap(1, 2).cast(dtype)
+    };
+    let [[prompt_keys, prompt_values], [tail_keys, tail_values]] = [prompts, tails];
+    let (k, v) = (by_head(prompt_keys, tail_keys), by_head(prompt_values, tail_values));
+    let q = q.reshape([count, *key_heads, sharing, width]);
+    let scores = Expression::<B>(B::float_matmul(q.0, k.t().0)).cast(DType::F32) * (1.0 / (width as f64).sqrt());
+    let bias = TensorData::new(bias, [count, 1, 1, keys]);
+    let bias = Expression::<B>(B::float_from_data(bias, &scores.0.device()));
+    let scores = scores + bias;
+    let weights = (scores.clone() - scores.max(3)).exp();
+    let weights = weights.clone() * weights.sum(3).recip();
+    Expression::<B>(B::float_matmul(weights.cast(dtype).0, v.0)).reshape([count, channels]).0
+}
+
+/// Added to the scores of keys that a sequence does not have: their weight is 0.
+const HIDDEN: f32 = -1e30;
+
+impl<B: DecodeKernel> DecodeOps for B {
+    fn store_rows(into: FloatTensor<B>, rows: FloatTensor<B>, places: Arc<[usize]>) -> FloatTensor<B> {
+        B::store(into, rows, &places)
+    }
+
+    fn attend_rows(
+        q: FloatTensor<B>,
+        prompt_keys: FloatTensor<B>,
+        prompt_values: FloatTensor<B>,
+        tail_keys: FloatTensor<B>,
+        tail_values: FloatTensor<B>,
+        call: DecodeCall,
+    ) -> FloatTensor<B> {
+        B::attend(q, [prompt_keys, prompt_values], [tail_keys, tail_values], &call)
+    }
+}
+
+/// No gradient flows: a pass that writes tokens down is not differentiated.
+impl<B: DecodeKernel, C: CheckpointStrategy> DecodeOps for Autodiff<B, C> {
+    fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self> {
+        let rows = rows.into_primitive();
+        record::<B, C, _, 1>([into], |[into]| (B::store(into, rows, &places), |_, _| [None]))
+    }
+
+    fn attend_rows(
+        q: FloatTensor<Self>,
+        prompt_keys: FloatTensor<Self>,
+        prompt_values: FloatTensor<Self>,
+        tail_keys: FloatTensor<Self>,
+        tail_values: FloatTensor<Self>,
+        call: DecodeCall,
+    ) -> FloatTensor<Self> {
+        let prompts = [prompt_keys, prompt_values].map(|x| x.into_primitive());
+        let tails = [tail_keys, tail_values].map(|x| x.into_primitive());
+        record::<B, C, _, 1>([q], |[q]| (B::attend(q, prompts, tails, &call), |_, _| [None]))
+    }
+}

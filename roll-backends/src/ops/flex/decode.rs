@@ -1,0 +1,46 @@
+//! One new token for each of many sequences.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::DType;
+
+use super::{Values, rounded};
+use crate::ops::decode::{DecodeCall, DecodeKernel, store_by_index};
+use crate::ops::kernels::decode::{KeysValues, Shape, attend};
+
+impl DecodeKernel for Flex {
+    fn store(mut into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
+        if into.dtype() != DType::F32 || !into.is_contiguous() || into.layout().start_offset() != 0 {
+            return store_by_index::<Self>(into, rows, places);
+        }
+        let rows = Values::of(rows);
+        let width = rows.slice().len() / places.len().max(1);
+        // Copies first when somebody else holds the memory.
+        let values = into.storage_mut::<f32>();
+        for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places) {
+            values[place * width..][..width].copy_from_slice(row);
+        }
+        into
+    }
+
+    fn attend(
+        q: FloatTensor<Self>,
+        [prompt_keys, prompt_values]: [FloatTensor<Self>; 2],
+        [tail_keys, tail_values]: [FloatTensor<Self>; 2],
+        call: &DecodeCall,
+    ) -> FloatTensor<Self> {
+        let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
+        let (dtype, width) = (q.dtype(), channels / call.heads);
+        let places: Vec<_> =
+            call.places.iter().map(|p| [p.prompt.clone(), p.slot * capacity..p.slot * capacity + p.tail]).collect();
+        let shape = Shape {
+            key_heads: call.key_heads,
+            sharing: call.heads / call.key_heads,
+            width,
+            scale: (1.0 / (width as f64).sqrt()) as f32,
+        };
+        let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
+        let prompts = KeysValues { k: pk.slice(), v: pv.slice() };
+        let tails = KeysValues { k: tk.slice(), v: tv.slice() };
+        rounded(q.like(attend(shape, q.slice(), prompts, tails, &places)), dtype)
+    }
+}

@@ -1,0 +1,174 @@
+//! Keys and values of what sequences have so far.
+//!
+//! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. What a sequence writes lies in
+//! a slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{DType, Tensor};
+use roll_backends::ops::{self, DecodeCall, KeyPlace};
+
+use super::block::integers;
+
+/// Keys and values of tokens that follow one another, in one layer: `[tokens, kv_heads * head_dim]` each.
+pub type KeysValues = (Tensor<2>, Tensor<2>);
+
+/// Keys and values of the beginning of a sequence, layer by layer, each in parts that follow one another.
+pub type Beginning = Vec<Vec<KeysValues>>;
+
+/// Tokens that a slot has room for at first.
+const FIRST_CAPACITY: usize = 32;
+
+/// The sequences of one generation.
+pub struct Cache {
+    layers: Vec<Mutex<Layer>>,
+    /// Rows of each prompt among those of all.
+    prompts: Vec<Range<usize>>,
+    dtype: DType,
+}
+
+#[derive(Default)]
+struct Layer {
+    /// What prompts begin with, prompt by prompt, until they are read.
+    known: Vec<Vec<KeysValues>>,
+    /// All prompts, packed.
+    prompts: Option<KeysValues>,
+    /// What was written since: `[slots, capacity, kv_heads * head_dim]`.
+    tails: Option<(Tensor<3>, Tensor<3>)>,
+}
+
+/// What a pass with a cache reads.
+#[derive(Clone)]
+pub enum Reads {
+    /// The part of every prompt that is not known.
+    Prompts,
+    /// One token of every row, which lies after those of its place.
+    Tokens(Arc<[KeyPlace]>),
+}
+
+impl Cache {
+    /// For `layers` layers, of prompts that begin with what is `known` and go on with as many tokens as `read` says; keys
+    /// and values are kept in `dtype`.
+    pub fn new(layers: usize, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>], dtype: DType) -> Self {
+        let mut start = 0;
+        let place = |((length, _), read): (&(usize, Option<Beginning>), &Range<usize>)| {
+            let place = start..start + length + read.len();
+            start = place.end;
+            place
+        };
+        let prompts = known.iter().zip(read).map(place).collect();
+        let mut known: Vec<_> = known.into_iter().map(|(_, parts)| parts.unwrap_or_default().into_iter()).collect();
+        let layer = |_| {
+            let known = known.iter_mut().map(|parts| parts.next().unwrap_or_default()).collect();
+            Mutex::new(Layer { known, ..Layer::default() })
+        };
+        Self { layers: (0..layers).map(layer).collect(), prompts, dtype }
+    }
+
+    /// Rows of prompt `i` among those of all.
+    pub fn prompt(&self, i: usize) -> Range<usize> {
+        self.prompts[i].clone()
+    }
+
+    /// Rows of all prompts.
+    pub fn prompts(&self) -> &[Range<usize>] {
+        &self.prompts
+    }
+
+    fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, Layer> {
+        self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the keys and values of the tokens that prompts go on with, at `read`; gives those of whole prompts, packed.
+    pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
+        let mut layer = self.layer(layer);
+        let (k, v) = (stored(k, self.dtype), stored(v, self.dtype));
+        let known = std::mem::take(&mut layer.known);
+        let whole = match known.iter().all(Vec::is_empty) {
+            true => (k, v),
+            false => {
+                let (mut keys, mut values) = (Vec::new(), Vec::new());
+                for (parts, read) in known.into_iter().zip(read) {
+                    for (k, v) in parts {
+                        keys.push(k);
+                        values.push(v);
+                    }
+                    if !read.is_empty() {
+                        keys.push(k.clone().narrow(0, read.start, read.len()));
+                        values.push(v.clone().narrow(0, read.start, read.len()));
+                    }
+                }
+                (Tensor::cat(keys, 0), Tensor::cat(values, 0))
+            }
+        };
+        layer.prompts.insert(whole).clone()
+    }
+
+    /// Attention of one token of every row, whose key and value are added to those of its sequence.
+    pub fn attend(
+        &self,
+        layer: usize,
+        q: Tensor<2>,
+        [k, v]: [Tensor<2>; 2],
+        places: &Arc<[KeyPlace]>,
+        [heads, key_heads]: [usize; 2],
+    ) -> Tensor<2> {
+        let mut layer = self.layer(layer);
+        let (device, [_, width]) = (k.device(), k.dims());
+        let needed = places.iter().map(|p| p.tail + 1).max().unwrap_or(0);
+        let slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
+        let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
+        // Taken out, so that nobody else holds the memory and it is written in place.
+        let (keys, values) = match layer.tails.take() {
+            None => (empty(slots, FIRST_CAPACITY.max(needed)), empty(slots, FIRST_CAPACITY.max(needed))),
+            Some(tails) if tails.0.dims()[1] >= needed => tails,
+            Some((keys, values)) => {
+                let [slots, capacity, _] = keys.dims();
+                let larger = |old: Tensor<3>| {
+                    empty(slots, (2 * capacity).max(needed)).slice_assign([0..slots, 0..capacity, 0..width], old)
+                };
+                (larger(keys), larger(values))
+            }
+        };
+        let at: Vec<(usize, usize)> = places.iter().map(|p| (p.slot, p.tail)).collect();
+        let (keys, values) = (ops::store_rows(keys, k, &at), ops::store_rows(values, v, &at));
+        let seen = places.iter().map(|p| KeyPlace { tail: p.tail + 1, ..p.clone() }).collect();
+        let call = DecodeCall { heads, key_heads, places: seen };
+        let prompts = match &layer.prompts {
+            Some((keys, values)) => [keys.clone(), values.clone()],
+            None => [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype()))),
+        };
+        let out = ops::attend_rows(q, prompts, [keys.clone(), values.clone()], call);
+        layer.tails = Some((keys, values));
+        out
+    }
+
+    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer.
+    pub fn of(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+        let rows = self.prompt(prompt);
+        let of_layer = |layer: &Mutex<Layer>| {
+            let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut parts = Vec::new();
+            if let Some((k, v)) = &layer.prompts {
+                let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
+                parts.push((part(k), part(v)));
+            }
+            if let Some((k, v)) = layer.tails.as_ref().filter(|_| tail > 0) {
+                // A copy: a view would keep the memory from being written in place.
+                let copied = |x: &Tensor<3>| {
+                    let [slots, capacity, width] = x.dims();
+                    let rows = (0..tail).map(|t| (slot * capacity + t) as i64).collect();
+                    x.clone().reshape([slots * capacity, width]).select(0, integers(rows, &x.device()))
+                };
+                parts.push((copied(k), copied(v)));
+            }
+            parts
+        };
+        self.layers.iter().map(of_layer).collect()
+    }
+}
+
+fn stored(x: Tensor<2>, dtype: DType) -> Tensor<2> {
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
+}

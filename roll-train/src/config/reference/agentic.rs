@@ -1,0 +1,548 @@
+//! ROLL's configurations of its agentic pipeline (`agent_val_frozen_lake.yaml`, `agentic_val_sokoban.yaml` and their
+//! siblings), in this project's keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use config::{Value, ValueKind};
+
+use super::super::yaml::Map;
+use super::agentic_table::{
+    ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, MODEL, SAME, SECTIONS, SEVERAL, TURNS, WITHOUT_EFFECT, fits,
+};
+use super::tree::{Source, Target};
+use super::{ORIGIN, betas, constant, devices, precision, said_by_default, strategy};
+use roll_core::{Error, Result};
+
+/// Whether a configuration of ROLL is one of its agentic pipeline.
+pub fn is_agentic(from: &Source) -> bool {
+    SECTIONS.iter().all(|key| from.get(key).is_some())
+}
+
+/// The same in this project's keys, and what the user should know.
+pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
+    let (mut to, mut notes) = (Target::new(), Vec::new());
+    for (theirs, ours) in SAME {
+        if let Some(value) = from.take(theirs) {
+            to.put(ours, value);
+        }
+    }
+    steps(path, &mut from, &mut to)?;
+    model(&mut from, &mut to);
+    betas(&mut from, &mut to);
+    precision(&mut from, &mut to);
+    generation(&mut from, &mut to);
+    environments(path, &mut from, &mut to, &mut notes)?;
+    for (key, default) in DEFAULTS {
+        if !to.has(key) {
+            to.put(key, said_by_default(*default));
+        }
+    }
+    groups(path, &mut from, &mut to)?;
+    updates(path, &mut from, &mut to)?;
+    train_strategy(&mut from, &mut to);
+    to.put("algo.name", constant(ALGORITHM));
+    to.put("model.name", constant(MODEL));
+    // What vLLM reports there, and what the correction compares.
+    to.put("algo.infer_log_probs", constant("raw"));
+    notes.extend(without_effect(path, &from));
+    Ok((to.into_map(), notes))
+}
+
+fn steps(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+    if let Some(steps) = from.take("max_steps") {
+        match whole(&steps) {
+            Some(_) => to.put("steps", steps),
+            None => {
+                let problem = format!("`max_steps: {steps}`: expected the number of steps, above 0{}", place(&steps));
+                return Err(Error::bad_file(path, problem));
+            }
+        }
+    }
+    // 0 keeps all there.
+    if let Some(keep) = from.take("max_ckpt_to_keep")
+        && whole(&keep).is_some()
+    {
+        to.put("max_ckpt_to_keep", keep);
+    }
+    Ok(())
+}
+
+/// What is trained: adapters where their targets are named, all weights otherwise, as in ROLL.
+fn model(from: &mut Source, to: &mut Target) {
+    let args = "actor_train.model_args";
+    match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
+        Some(targets) => {
+            if !matches!(&targets.kind, ValueKind::String(text) if text == "all-linear") {
+                to.put("model.lora_target_modules", targets);
+            }
+            let rank = from.take(&format!("{args}.lora_rank")).unwrap_or_else(|| constant(8u64));
+            if !to.has("model.lora_alpha") {
+                to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(8)));
+            }
+            to.put("model.lora_rank", rank);
+        }
+        None => to.put("model.lora_rank", constant(0u64)),
+    }
+    if let Some(held) = from.take(&format!("{args}.disable_gradient_checkpointing")) {
+        let recompute = !matches!(held.kind, ValueKind::Boolean(true));
+        to.put("model.use_gradient_checkpointing", Value::new(origin(&held).as_ref(), recompute));
+    }
+}
+
+/// How answers are drawn. What `actor_infer` says holds for training and validation, as in ROLL.
+fn generation(from: &mut Source, to: &mut Target) {
+    let place = |from: &Source, own: &str| {
+        let all = "actor_infer.generating_args";
+        if from.get(all).is_some() { all.to_string() } else { format!("{own}.generating_args") }
+    };
+    let (training, validation) = (place(from, "train_env_manager"), place(from, "val_env_manager"));
+    for (theirs, ours, of_validation) in GENERATION {
+        if let Some(value) = from.take(&format!("{training}.{theirs}")) {
+            // vLLM's -1 is all.
+            let all = matches!(value.kind, ValueKind::I64(-1)) && *theirs == "top_k";
+            to.put(ours, if all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
+        }
+        if let Some(ours) = of_validation
+            && let Some(value) = from.take(&format!("{validation}.{theirs}"))
+        {
+            to.put(ours, value);
+        }
+    }
+    if let Some(most) = from.take(&format!("{training}.max_new_tokens")) {
+        to.put("algo.max_tokens_per_step", most);
+    }
+}
+
+/// The environments that are played, of `custom_envs`.
+fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
+    let trained = tags(path, from, "train_env_manager")?;
+    let validated = tags(path, from, "val_env_manager")?;
+    let mut played: Vec<String> = Vec::new();
+    for tag in trained.iter().chain(&validated) {
+        if !played.contains(tag) {
+            played.push(tag.clone());
+        }
+    }
+    let mut worlds = Map::new();
+    for tag in &played {
+        worlds.insert(tag.clone(), environment(path, from, tag)?);
+    }
+    match (played.len(), worlds.values().next()) {
+        (1, Some(one)) => to.put("env", one.clone()),
+        _ => {
+            to.put("env.name", constant(SEVERAL));
+            to.put("env.worlds", Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(worlds)));
+            for (section, tags, ours) in [("train_env_manager", &trained, ""), ("val_env_manager", &validated, "val_")]
+            {
+                let list = tags.iter().map(|tag| Value::from(tag.as_str())).collect();
+                to.put(&format!("algo.{ours}tags"), Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(list)));
+                if let Some(shares) = from.take(&format!("{section}.num_groups_partition")) {
+                    to.put(&format!("algo.{ours}num_groups_partition"), shares);
+                }
+            }
+        }
+    }
+    for (theirs, ours) in TURNS {
+        let mut said: Vec<Value> = Vec::new();
+        for tag in &played {
+            said.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
+        }
+        let Some(first) = said.first().cloned() else { continue };
+        if said.iter().any(|value| value.kind != first.kind) {
+            notes.push(format!(
+                "{}: `{theirs}` differs between the environments {}; that of `{}` holds for all",
+                path.display(),
+                played.join(", "),
+                played[0]
+            ));
+        }
+        let less = |value: &Value| to.get(ours).and_then(whole).zip(whole(value)).is_some_and(|(a, b)| a < b);
+        // The tokens of an answer are limited twice there.
+        if !less(&first) {
+            to.put(ours, first);
+        }
+    }
+    Ok(())
+}
+
+/// The environments of a section.
+fn tags(path: &Path, from: &mut Source, section: &str) -> Result<Vec<String>> {
+    let key = format!("{section}.tags");
+    let Some(value) = from.take(&key) else { return Ok(vec!["SimpleSokoban".into()]) };
+    let found = match &value.kind {
+        ValueKind::Array(items) => items.iter().map(|item| item.clone().into_string().ok()).collect::<Option<Vec<_>>>(),
+        _ => None,
+    };
+    found.filter(|tags| !tags.is_empty()).ok_or_else(|| {
+        Error::bad_file(path, format!("`{key}`: expected a list of names, found {value}{}", place(&value)))
+    })
+}
+
+/// Our options of the entry `tag` of `custom_envs`.
+fn environment(path: &Path, from: &mut Source, tag: &str) -> Result<Value> {
+    let key = format!("custom_envs.{tag}");
+    let Some(kind) = from.take(&format!("{key}.env_type")) else {
+        return Err(Error::bad_file(path, format!("`{key}.env_type` is missing: which environment is `{tag}`?")));
+    };
+    let text = kind.clone().into_string().unwrap_or_default();
+    let Some((_, name, options)) = ENVIRONMENTS.iter().find(|(theirs, ..)| *theirs == text) else {
+        let known = ENVIRONMENTS.iter().map(|(theirs, ..)| *theirs).collect::<Vec<_>>().join(", ");
+        let problem = format!(
+            "`{key}.env_type: {text}` is not here{}; there are {known}, and with `env.name: process` any program of \
+             your own (examples/agents.md)",
+            place(&kind)
+        );
+        return Err(Error::bad_file(path, problem));
+    };
+    let mut own = Map::from([("name".to_string(), Value::new(origin(&kind).as_ref(), *name))]);
+    for option in *options {
+        if let Some(value) = from.take(&format!("{key}.env_config.{option}")) {
+            own.insert(option.to_string(), value);
+        }
+    }
+    Ok(Value::new(origin(&kind).as_ref(), ValueKind::Table(own)))
+}
+
+/// `rollout_batch_size` episodes are one step, whatever number of them ROLL plays at the same time.
+fn groups(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+    let size = to.get("algo.group_size").and_then(whole).unwrap_or(1);
+    let episodes = from.take("rollout_batch_size").unwrap_or_else(|| constant(128u64));
+    from.take("train_env_manager.num_env_groups");
+    from.take("train_env_manager.num_groups_partition");
+    from.take("val_env_manager.num_groups_partition");
+    match whole(&episodes).filter(|n| n % size == 0) {
+        Some(n) => {
+            to.put("algo.num_env_groups", Value::new(origin(&episodes).as_ref(), n / size));
+            Ok(())
+        }
+        None => Err(Error::bad_file(
+            path,
+            format!(
+                "`rollout_batch_size: {episodes}`: expected a multiple of train_env_manager.group_size, {size}{}",
+                place(&episodes)
+            ),
+        )),
+    }
+}
+
+/// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each group of devices
+/// that holds one copy of the model; the same number is taken here, on as many ranks as there are.
+fn updates(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+    let train = "actor_train.training_args";
+    let accumulated = from.take(&format!("{train}.gradient_accumulation_steps")).and_then(|v| whole(&v)).unwrap_or(1);
+    let per_device = to.get("algo.micro_batch_size").and_then(whole).unwrap_or(1);
+    let mapping = from.take("actor_train.device_mapping");
+    let all = match &mapping {
+        None | Some(Value { kind: ValueKind::Nil, .. }) => 1,
+        Some(value) => devices(value).ok_or_else(|| {
+            let problem = format!(
+                "`actor_train.device_mapping`: expected a list of devices such as list(range(0,8)), found {value}{}",
+                place(value)
+            );
+            Error::bad_file(path, problem)
+        })?,
+    };
+    let config = "actor_train.strategy_args.strategy_config";
+    let mut copy = 1;
+    for kind in ["tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"] {
+        copy *= from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
+    }
+    let mini_batch = per_device.saturating_mul(accumulated).saturating_mul((all / copy.max(1)).max(1));
+    let of = mapping.as_ref().and_then(origin).unwrap_or_else(|| ORIGIN.to_string());
+    to.put("algo.mini_batch_size", Value::new(Some(&of), mini_batch));
+
+    // Schedules count updates there and steps here.
+    let number = |to: &Target, key: &str| to.get(key).and_then(whole).unwrap_or(1);
+    let episodes = number(to, "algo.num_env_groups") * number(to, "algo.group_size");
+    let per_step = (number(to, "algo.ppo_epochs") * episodes.div_ceil(mini_batch)).max(1);
+    let ratio = from.take(&format!("{train}.warmup_ratio"));
+    let warmup = from.take(&format!("{train}.warmup_steps"));
+    match (warmup.as_ref().and_then(whole), ratio.and_then(|r| r.into_float().ok()).filter(|r| *r > 0.0)) {
+        (Some(updates), _) => {
+            let of = warmup.as_ref().and_then(origin).unwrap_or_else(|| ORIGIN.to_string());
+            to.put("training.warmup_steps", Value::new(Some(&of), updates.div_ceil(per_step)));
+        }
+        (None, Some(ratio)) => {
+            let steps = number(to, "steps") as f64 * ratio;
+            to.put("training.warmup_steps", constant(steps.ceil() as u64));
+        }
+        (None, None) => {}
+    }
+    Ok(())
+}
+
+/// DeepSpeed's block means the same here; Megatron's distributed optimizer divides what stage 1 does, FSDP what stage 3
+/// does.
+fn train_strategy(from: &mut Source, to: &mut Target) {
+    let name = from.take("actor_train.strategy_args.strategy_name").and_then(|v| v.into_string().ok());
+    strategy(from, to);
+    let stage = match name.unwrap_or_default() {
+        name if name.contains("megatron") => 1u64,
+        name if name.contains("fsdp") => 3,
+        _ => return,
+    };
+    from.take("actor_train.strategy_args.strategy_config.use_distributed_optimizer");
+    to.put("strategy.stage", constant(stage));
+}
+
+/// The keys that have no effect here, once each, by the reason; and how many have one.
+fn without_effect(path: &Path, from: &Source) -> Option<String> {
+    let unused = from.unused(path);
+    if unused.is_empty() {
+        return None;
+    }
+    let mut by_reason: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for key in &unused {
+        let reason = WITHOUT_EFFECT.iter().find(|(pattern, _)| fits(pattern, key)).map(|(_, reason)| *reason);
+        by_reason.entry(reason.unwrap_or("there is nothing like it")).or_default().insert(of_all_tags(key));
+    }
+    let keys = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
+    let listed = by_reason.into_iter().map(|(reason, of)| format!("{} ({reason})", keys(of)));
+    let (with, without) = from.counts(path);
+    Some(format!(
+        "{}: an agentic configuration of ROLL; {with} keys have an effect here, {without} have none: {}",
+        path.display(),
+        listed.collect::<Vec<_>>().join("; ")
+    ))
+}
+
+/// A key of one entry of `custom_envs` as that of all: they mostly have the same ones.
+fn of_all_tags(key: &str) -> String {
+    match key.strip_prefix("custom_envs.").and_then(|rest| rest.split_once('.')) {
+        Some((_, rest)) => format!("custom_envs.*.{rest}"),
+        None => key.to_string(),
+    }
+}
+
+fn whole(value: &Value) -> Option<u64> {
+    value.clone().into_uint().ok().filter(|n| *n > 0)
+}
+
+fn origin(value: &Value) -> Option<String> {
+    value.origin().map(String::from)
+}
+
+/// " (file:line)" for the end of a message.
+fn place(value: &Value) -> String {
+    value.origin().map(|at| format!(" ({at})")).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::super::ConfigLayers;
+    use super::*;
+    use crate::config::Loaded;
+
+    /// Environments in ROLL's words, in a file of their own.
+    const ENVIRONMENTS: &str = "\
+max_actions_per_traj: 7
+max_tokens_per_step: 99
+penalty: -0.15
+manager: some.python.Class
+system: Be good.
+custom_env:
+  Room:
+    env_type: sokoban
+    max_steps: ${max_actions_per_traj}
+    max_tokens_per_step: ${max_tokens_per_step}
+    env_manager_cls: ${manager}
+    use_thread_lock: true
+    agent_system_template: ${system}
+    agent_template: \"{observation}\"
+    env_config:
+      max_steps: ${max_actions_per_traj}
+      format_penalty: ${penalty}
+      dim_room: [6, 6]
+      num_boxes: 1
+      grid_lookup: {0: \"W\"}
+      grid_vocab: {\"W\": \"wall\"}
+  Lake:
+    env_type: frozen_lake
+    max_steps: ${max_actions_per_traj}
+    max_tokens_per_step: ${max_tokens_per_step}
+    env_config:
+      max_steps: ${max_actions_per_traj}
+      is_slippery: false
+  Shop:
+    env_type: webshop
+";
+
+    const CONFIG: &str = "\
+defaults:
+  - ../config/own_envs@_here_
+hydra: {run: {dir: .}}
+exp_name: agents
+seed: 7
+logging_dir: logs
+checkpoint_config: {type: file_system}
+max_steps: 100
+save_steps: 1000
+eval_steps: 20
+rollout_batch_size: 64
+val_batch_size: 32
+sequence_length: 512
+async_generation_ratio: 1
+batch_adjust_mode: copy
+dirty_data_mask: true
+adv_estimator: grpo
+advantage_clip: 0.2
+whiten_advantages: true
+critic_warmup: 3
+pretrain: tiny
+reward_pretrain: tiny
+actor_train:
+  pg_variant: topr
+  worker_cls: some.Worker
+  model_args: {dtype: bf16, attn_implementation: fa2, disable_gradient_checkpointing: false}
+  training_args:
+    learning_rate: 1.0e-6
+    per_device_train_batch_size: 2
+    gradient_accumulation_steps: 4
+    warmup_steps: 10
+    lr_scheduler_type: cosine
+  data_args: {template: qwen2_5}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 2, use_distributed_optimizer: true, recompute_granularity: full}
+  device_mapping: list(range(0,8))
+  infer_batch_size: 2
+actor_infer:
+  strategy_args: {strategy_name: vllm}
+reference:
+  infer_batch_size: 2
+reward_normalization: {grouping: tags, method: mean_std}
+train_env_manager:
+  format_penalty: -0.1
+  max_env_num_per_worker: 16
+  num_env_groups: 16
+  group_size: 4
+  group_size_redundancy: 1
+  tags: [Room]
+  num_groups_partition: [16]
+  generating_args: {max_new_tokens: 128, top_p: 0.99, top_k: 100, temperature: 0.9, num_return_sequences: 1}
+val_env_manager:
+  num_env_groups: 32
+  group_size: 1
+  tags: [Lake, Room]
+  num_groups_partition: [8, 24]
+  generating_args: {max_new_tokens: 128, top_p: 0.99, top_k: 100, temperature: 0.2}
+max_tokens_per_step: 64
+custom_envs:
+  Room: ${custom_env.Room}
+  Lake: ${custom_env.Lake}
+  Shop: ${custom_env.Shop}
+";
+
+    fn load(change: impl Fn(String) -> String) -> Result<Loaded> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in
+            [("config/own_envs.yaml", ENVIRONMENTS.to_string()), ("run/agents.yaml", change(CONFIG.into()))]
+        {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        ConfigLayers::new().file(dir.path().join("run/agents.yaml"))?.load(None)
+    }
+
+    #[test]
+    fn an_agentic_configuration_of_roll_becomes_ours() {
+        let loaded = load(|text| text).unwrap();
+        let c = &loaded.config;
+        assert_eq!((c.seed, c.steps, c.save_steps, c.evaluation.every), (7, Some(100), 1000, 20));
+        assert_eq!(
+            (c.algo.name.as_str(), c.model.name.as_str(), c.strategy.name.as_str()),
+            ("agentic_ppo", "causal_lm", "zero")
+        );
+        let algo = |key: &str| c.algo.options[key].clone();
+        for (key, value) in [
+            ("num_env_groups", 16.into()),
+            ("group_size", 4.into()),
+            ("group_size_redundancy", 1.into()),
+            ("val_batch_size", 32.into()),
+            ("sequence_length", 512.into()),
+            ("max_actions_per_traj", 7.into()),
+            // The least of the two limits.
+            ("max_tokens_per_step", 64.into()),
+            ("temperature", 0.9.into()),
+            ("val_temperature", 0.2.into()),
+            ("top_k", 100.into()),
+            ("adv_estimator", serde_json::json!("grpo")),
+            ("pg_variant", serde_json::json!("topr")),
+            // Two of eight devices hold a copy: four copies, eight samples each.
+            ("mini_batch_size", 32.into()),
+            ("micro_batch_size", 2.into()),
+            ("agent_system_template", serde_json::json!("Be good.")),
+            ("tags", serde_json::json!(["Room"])),
+            ("num_groups_partition", serde_json::json!([16])),
+            ("val_tags", serde_json::json!(["Lake", "Room"])),
+            ("val_num_groups_partition", serde_json::json!([8, 24])),
+            ("reward_normalization", serde_json::json!({"grouping": "tags", "method": "mean_std"})),
+        ] {
+            assert_eq!(algo(key), value, "{key}");
+        }
+        // Two updates a step.
+        assert_eq!((c.training.warmup_steps, c.training.lr_scheduler_type.as_str()), (5, "cosine"));
+        assert_eq!((&c.model.options["lora_rank"], &c.model.options["weights_dtype"]), (&0.into(), &"bf16".into()));
+        assert_eq!(c.strategy.options["stage"], 1);
+        let env = c.env.as_ref().unwrap();
+        assert_eq!(env.name, "mixed");
+        let room = &env.options["worlds"]["Room"];
+        assert_eq!(
+            (&room["name"], &room["dim_room"], &room["grid_lookup"]["0"]),
+            (&"sokoban".into(), &serde_json::json!([6, 6]), &"W".into())
+        );
+        assert_eq!(env.options["worlds"]["Lake"], serde_json::json!({"name": "frozen_lake", "is_slippery": false}));
+        assert!(loaded.provenance.of("algo.sequence_length").contains("agents.yaml:"));
+
+        let [note] = &loaded.notes[..] else { panic!("{:?}", loaded.notes) };
+        for key in [
+            "hydra",
+            "async_generation_ratio",
+            "batch_adjust_mode",
+            "reference",
+            "actor_train.data_args",
+            "train_env_manager.format_penalty",
+            "custom_envs.Shop",
+            "val_env_manager.generating_args.top_p",
+        ] {
+            let places = note.split(['(', ')', ',', ';', ' ']).filter(|word| *word == key).count();
+            assert_eq!(places, 1, "{key}: {note}");
+        }
+        assert!(!note.contains("there is nothing like it"), "every key has its reason: {note}");
+        assert!(!note.contains("learning_rate,") && note.contains("keys have an effect here"), "{note}");
+    }
+
+    #[test]
+    fn one_world_is_an_environment_of_its_own() {
+        let loaded = load(|text| text.replace("[Lake, Room]", "[Room]").replace("[8, 24]", "[32]")).unwrap();
+        let env = loaded.config.env.unwrap();
+        assert_eq!((env.name.as_str(), &env.options["num_boxes"]), ("sokoban", &1.into()));
+        assert!(!loaded.config.algo.options.contains_key("tags"));
+    }
+
+    #[test]
+    fn adapters_are_trained_where_rolls_file_says_so() {
+        let lora = "lora_target: all-linear, lora_rank: 16, dtype: bf16";
+        let loaded = load(|text| text.replace("dtype: bf16", lora)).unwrap();
+        let model = &loaded.config.model.options;
+        assert_eq!((&model["lora_rank"], &model["lora_alpha"]), (&16.into(), &32.into()));
+        let some = load(|text| text.replace("dtype: bf16", "lora_target: \"q_proj,v_proj\"")).unwrap();
+        assert_eq!(some.config.model.options["lora_target_modules"], "q_proj,v_proj");
+    }
+
+    #[test]
+    fn what_cannot_be_played_is_an_error_with_its_place() {
+        let told = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
+        let message = told(&|t| t.replace("tags: [Room]", "tags: [Shop]"));
+        assert!(message.contains("webshop") && message.contains("frozen_lake, sokoban"), "{message}");
+        let message = told(&|t| t.replace("tags: [Room]", "tags: [Nowhere]"));
+        assert!(message.contains("custom_envs.Nowhere"), "{message}");
+        let message = told(&|t| t.replace("rollout_batch_size: 64", "rollout_batch_size: 66"));
+        assert!(message.contains("multiple of") && message.contains("agents.yaml:"), "{message}");
+        let message = told(&|t| t.replace("max_steps: 100", "max_steps: -1"));
+        assert!(message.contains("max_steps"), "{message}");
+    }
+}

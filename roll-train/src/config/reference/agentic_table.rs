@@ -1,0 +1,217 @@
+//! ROLL's names beside ours: keys and defaults of its agentic configurations, and why others have no effect.
+
+use super::table::Fallback;
+
+/// The algorithm that ROLL's agentic pipeline is here, and the model.
+pub const ALGORITHM: &str = "agentic_ppo";
+pub const MODEL: &str = "causal_lm";
+
+/// The environment that holds several.
+pub const SEVERAL: &str = "mixed";
+
+/// Sections that only an agentic configuration has.
+pub const SECTIONS: [&str; 2] = ["custom_envs", "train_env_manager"];
+
+/// Keys whose values are taken over unchanged: (ROLL's, ours).
+pub const SAME: &[(&str, &str)] = &[
+    ("exp_name", "exp_name"),
+    ("seed", "seed"),
+    ("output_dir", "output_dir"),
+    ("save_steps", "save_steps"),
+    ("logging_steps", "logging_steps"),
+    ("eval_steps", "evaluation.every"),
+    ("max_grad_norm", "training.max_grad_norm"),
+    ("pretrain", "model.model_path"),
+    ("sequence_length", "algo.sequence_length"),
+    ("val_batch_size", "algo.val_batch_size"),
+    ("adv_estimator", "algo.adv_estimator"),
+    ("gamma", "algo.gamma"),
+    ("lambd", "algo.lambd"),
+    ("value_clip", "algo.value_clip"),
+    ("critic_warmup", "algo.critic_warmup"),
+    ("reward_clip", "algo.reward_clip"),
+    ("advantage_clip", "algo.advantage_clip"),
+    ("whiten_advantages", "algo.whiten_advantages"),
+    ("whiten_rewards", "algo.whiten_rewards"),
+    ("add_token_level_kl", "algo.add_token_level_kl"),
+    ("kl_penalty", "algo.kl_penalty"),
+    ("init_kl_coef", "algo.init_kl_coef"),
+    ("target_kl", "algo.target_kl"),
+    ("kl_horizon", "algo.kl_horizon"),
+    ("ppo_epochs", "algo.ppo_epochs"),
+    ("enable_old_logprobs_recompute", "algo.enable_old_logprobs_recompute"),
+    ("pg_clip", "algo.pg_clip"),
+    ("use_pg_clip_range", "algo.use_pg_clip_range"),
+    ("pg_clip_low", "algo.pg_clip_low"),
+    ("pg_clip_high", "algo.pg_clip_high"),
+    ("dual_clip_loss", "algo.dual_clip_loss"),
+    ("use_kl_loss", "algo.use_kl_loss"),
+    ("kl_loss_coef", "algo.kl_loss_coef"),
+    ("entropy_loss_coef", "algo.entropy_loss_coef"),
+    ("loss_agg_mode", "algo.loss_agg_mode"),
+    ("ratio_type", "algo.ratio_type"),
+    ("train_infer_correction", "algo.train_infer_correction"),
+    ("step_reward_gamma", "algo.step_reward_gamma"),
+    ("step_reward_weight", "algo.step_reward_weight"),
+    ("episode_reward_weight", "algo.episode_reward_weight"),
+    ("reward_normalization.grouping", "algo.reward_normalization.grouping"),
+    ("reward_normalization.method", "algo.reward_normalization.method"),
+    ("reward_normalization.norm_mean_type", "algo.reward_normalization.norm_mean_type"),
+    ("reward_normalization.norm_std_type", "algo.reward_normalization.norm_std_type"),
+    ("train_env_manager.group_size", "algo.group_size"),
+    ("train_env_manager.group_size_redundancy", "algo.group_size_redundancy"),
+    ("actor_train.pg_variant", "algo.pg_variant"),
+    ("actor_train.topr_positive_weight", "algo.topr_positive_weight"),
+    ("actor_train.topr_negative_weight", "algo.topr_negative_weight"),
+    ("actor_train.model_args.lora_alpha", "model.lora_alpha"),
+    ("actor_train.training_args.learning_rate", "training.learning_rate"),
+    ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
+    ("actor_train.training_args.weight_decay", "training.weight_decay"),
+    ("actor_train.training_args.adam_epsilon", "training.eps"),
+    ("actor_train.training_args.per_device_train_batch_size", "algo.micro_batch_size"),
+];
+
+/// Options of generation, of training and of validation: (ROLL's, ours for training, ours for validation).
+pub const GENERATION: &[(&str, &str, Option<&str>)] = &[
+    ("temperature", "algo.temperature", Some("algo.val_temperature")),
+    ("top_p", "algo.top_p", None),
+    ("top_k", "algo.top_k", None),
+    ("stop_strings", "algo.stop", None),
+];
+
+/// What an entry of `custom_envs` says of the agent: (ROLL's, ours).
+pub const TURNS: &[(&str, &str)] = &[
+    ("max_steps", "algo.max_actions_per_traj"),
+    ("max_tokens_per_step", "algo.max_tokens_per_step"),
+    ("agent_system_template", "algo.agent_system_template"),
+    ("agent_template", "algo.agent_template"),
+];
+
+/// Environments: (`env_type`, our name, the options that mean the same in both).
+pub const ENVIRONMENTS: &[(&str, &str, &[&str])] = &[
+    (
+        "frozen_lake",
+        "frozen_lake",
+        &[
+            "size",
+            "p",
+            "is_slippery",
+            "map_seed",
+            "format_penalty",
+            "action_pattern",
+            "special_token_list",
+            "env_instruction",
+        ],
+    ),
+    (
+        "sokoban",
+        "sokoban",
+        &[
+            "dim_room",
+            "num_boxes",
+            "max_steps",
+            "search_depth",
+            "num_gen_steps",
+            "format_penalty",
+            "action_pattern",
+            "special_token_list",
+            "env_instruction",
+            "grid_lookup",
+        ],
+    ),
+];
+
+/// Defaults of ROLL that differ from ours: (our key, ROLL's default).
+pub const DEFAULTS: &[(&str, Fallback)] = &[
+    ("algo.adv_estimator", Fallback::Text("gae")),
+    ("algo.val_batch_size", Fallback::Whole(128)),
+    ("algo.reward_normalization.grouping", Fallback::Text("batch")),
+    ("algo.reward_normalization.method", Fallback::Text("identity")),
+    ("algo.group_size", Fallback::Whole(1)),
+    ("algo.micro_batch_size", Fallback::Whole(8)),
+    ("training.learning_rate", Fallback::Number(5e-5)),
+    ("training.lr_scheduler_type", Fallback::Text("linear")),
+    ("save_steps", Fallback::Whole(50)),
+    ("evaluation.every", Fallback::Whole(10)),
+    ("steps", Fallback::Whole(500)),
+];
+
+const ROLES: &str = "one program generates, scores and trains: there are no workers to place and no servers";
+const SHARED: &str = "there is one set of frozen weights, for generation, the KL and training";
+const OWN_FILES: &str = "metrics, TensorBoard files, trajectories and checkpoints are in the run directory";
+const PACKED: &str = "batches are packed without padding and of any size";
+const UNREAD: &str = "ROLL itself does not read it";
+
+/// Keys without effect, with the reason; `*` is any one name. The first that fits counts.
+pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    ("hydra", "it is Hydra's"),
+    ("logging_dir", OWN_FILES),
+    ("render_save_dir", OWN_FILES),
+    ("rollout_dump_dir", OWN_FILES),
+    ("track_with", OWN_FILES),
+    ("tracker_kwargs", OWN_FILES),
+    ("checkpoint_config", OWN_FILES),
+    ("resume_from_checkpoint", "`roll run --resume RUN` goes on with a run"),
+    ("system_envs", ROLES),
+    ("num_gpus_per_node", ROLES),
+    ("rpc_timeout", ROLES),
+    ("model_download_type", "HF_ENDPOINT and the caches decide"),
+    ("async_generation_ratio", "episodes are played between updates, by the policy that is updated"),
+    ("batch_adjust_mode", PACKED),
+    ("dirty_data_mask", "episodes whose environment failed are always left out"),
+    ("default_history_length", "the agent sees its whole conversation"),
+    ("reward_pretrain", "environments give the rewards"),
+    ("reward", "environments give the rewards"),
+    ("env_monitor", "an environment that hangs is ended by its own time limit"),
+    ("reward_normalization.global_scale_factor", UNREAD),
+    ("reward_normalization.global_shift_value", UNREAD),
+    ("max_tokens_per_step", "the entries of `custom_envs` that are played have it"),
+    ("max_actions_per_traj", "the entries of `custom_envs` that are played have it"),
+    ("*.data_args", "the chat template is the model's own"),
+    ("critic", "the critic is a linear head on the policy's hidden states: `algo.critic_learning_rate`"),
+    ("reference", SHARED),
+    ("actor_infer.model_args", SHARED),
+    ("actor_infer.generating_args.num_beams", "answers are drawn, one each"),
+    ("*.generating_args.num_return_sequences", "answers are drawn, one each"),
+    ("*.generating_args.do_sample", "a temperature of 0 takes the likeliest tokens"),
+    ("actor_train.model_args.attn_implementation", "the backend chooses its own kernels"),
+    ("actor_train.model_args.model_type", "the weights say what they are"),
+    ("*.worker_cls", ROLES),
+    ("*.strategy_args", ROLES),
+    ("*.device_mapping", ROLES),
+    ("*.system_envs", ROLES),
+    ("*.infer_batch_size", PACKED),
+    ("*.use_dynamic_batching_in_train", PACKED),
+    ("*.use_dynamic_batching_in_infer", PACKED),
+    ("*.max_tokens_per_microbatch_in_train", PACKED),
+    ("*.max_tokens_per_microbatch_in_infer", PACKED),
+    ("*.sequence_length_round_in_train", PACKED),
+    ("*.sequence_length_round_in_infer", PACKED),
+    ("*.use_sequence_packing", PACKED),
+    ("*.max_env_num_per_worker", "all environments of a rank are open at the same time"),
+    ("*.max_traj_per_env", "all environments of a rank are open at the same time"),
+    ("val_env_manager.num_env_groups", "`val_batch_size` counts the episodes of a validation"),
+    ("val_env_manager.group_size", "every episode of a validation has a start of its own"),
+    ("*.format_penalty", UNREAD),
+    ("*.group_filter_cls", "it is a class in Python; `algo.group_filter: varied` leaves out groups of equal scores"),
+    ("*.llm_proxy", ROLES),
+    ("val_env_manager.generating_args", "validations draw as training does, but for the temperature"),
+    ("custom_envs.*.env_manager_cls", "`adv_estimator` decides whether episodes or their turns are samples"),
+    ("custom_envs.*.agent_runner_cls", ROLES),
+    ("custom_envs.*.use_thread_lock", ROLES),
+    ("custom_envs.*.max_env_step_concurrent", ROLES),
+    ("custom_envs.*.env_config.max_steps", UNREAD),
+    ("custom_envs.*.env_config.grid_vocab", "the instructions explain the symbols of `grid_lookup`"),
+    ("custom_envs.*.env_config.render_mode", "observations are text"),
+    ("custom_envs", "no tag names it"),
+    ("actor_infer", ROLES),
+    ("agent_runner_cls", ROLES),
+    ("env_manager_cls", "`adv_estimator` decides whether episodes or their turns are samples"),
+    ("rollout_mock", "episodes are always played"),
+];
+
+/// Whether `key` is what `pattern` says, or lies below it.
+pub fn fits(pattern: &str, key: &str) -> bool {
+    let mut key = key.split('.');
+    pattern.split('.').all(|part| key.next().is_some_and(|name| part == "*" || part == name))
+}
