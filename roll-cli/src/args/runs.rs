@@ -31,8 +31,8 @@ pub struct Plan {
     /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
-    /// Devices: 1x24, 1x80, 1x141, 8x80 (number and GB of memory); this machine unless given.
-    #[arg(long, value_name = "CLUSTER")]
+    /// Devices: number and GB of memory, such as 1x24, 4x48 or 8x80; this machine unless given.
+    #[arg(long, value_name = "NxGB")]
     pub on: Option<String>,
     /// Devices, instead of those of `--on`.
     #[arg(long, value_name = "N")]

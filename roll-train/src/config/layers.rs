@@ -13,10 +13,11 @@ use super::merged::MergedConfig;
 use super::reference;
 use super::schema;
 use super::yaml::{Document, Map, parse_value};
-use roll_core::{Error, Registry, Result};
+use roll_core::{Error, Registry, Result, communicator};
 
-/// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 8] = [
+/// Variables that begin with `ROLL_` and are no configuration.
+pub const RESERVED_VARIABLES: [&str; 9] = [
+    crate::cache::VARIABLE,
     "ROLL_FIXTURES",
     "ROLL_REQUIRE",
     "ROLL_TEST_DATA",
@@ -39,6 +40,8 @@ const OPTIONAL_TEXT: [&str; 5] =
 pub struct ConfigLayers {
     layers: Vec<Layer>,
     notes: Vec<String>,
+    /// Of the job; that which runs, unless given.
+    ranks: Option<usize>,
 }
 
 /// One source: top-level keys (or paths such as `reward[0].weight`) and values that know their origin.
@@ -80,13 +83,19 @@ impl ConfigLayers {
         Self::default()
     }
 
+    /// For a job of so many ranks instead of that which runs: it comes before the files.
+    pub fn for_ranks(self, ranks: usize) -> Self {
+        Self { ranks: Some(ranks), ..self }
+    }
+
     /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
     /// read or is no mapping.
     pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
-            let (translated, notes) = reference::translate(path, map)?;
+            let ranks = self.ranks.unwrap_or_else(|| communicator::current().world_size());
+            let (translated, notes) = reference::translate(path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);
         }
@@ -161,7 +170,8 @@ impl ConfigLayers {
 
     /// These layers on top of those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
-        Self { layers: [lowest.layers, self.layers].concat(), notes: [lowest.notes, self.notes].concat() }
+        let layers = [lowest.layers, self.layers].concat();
+        Self { layers, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
     }
 
     /// What the layers say together. Fails when two of them do not fit together; values are not checked yet.
