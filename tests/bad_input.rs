@@ -35,7 +35,12 @@ impl World {
     }
 
     fn roll(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(self.dir.path()).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_roll"))
+            .env("ROLL_CACHE", "none")
+            .args(arguments)
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap()
     }
 
     /// Runs one step with everything right but what `settings` change.

@@ -195,7 +195,12 @@ impl World {
     }
 
     fn try_roll(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(self.0.path()).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_roll"))
+            .env("ROLL_CACHE", "none")
+            .args(arguments)
+            .current_dir(self.0.path())
+            .output()
+            .unwrap()
     }
 
     /// What it says, on both streams.

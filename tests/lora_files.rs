@@ -16,7 +16,12 @@ const RANK: usize = 4;
 const LAYERS: usize = 2;
 
 fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(directory).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_roll"))
+        .env("ROLL_CACHE", "none")
+        .args(arguments)
+        .current_dir(directory)
+        .output()
+        .unwrap()
 }
 
 fn succeeds(directory: &Path, arguments: &[&str]) -> String {

@@ -51,6 +51,7 @@ fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command
         .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
+        .env("ROLL_CACHE", "none")
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("RAYON_NUM_THREADS", "1");

@@ -12,7 +12,12 @@ use roll_core::{Tensor, Video};
 use roll_yaml::FILE;
 
 fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_roll")).args(arguments).current_dir(directory).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_roll"))
+        .env("ROLL_CACHE", "none")
+        .args(arguments)
+        .current_dir(directory)
+        .output()
+        .unwrap()
 }
 
 #[test]

@@ -410,6 +410,7 @@ fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
     let output = Command::new("bash")
         .args(["-c", &script, env!("CARGO_BIN_EXE_roll")])
+        .env("ROLL_CACHE", "none")
         .current_dir(world.path("."))
         .output()
         .unwrap();

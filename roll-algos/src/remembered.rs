@@ -19,15 +19,14 @@ impl Bytes for Conditioning {
     }
 }
 
-/// Values by sample, as many as fit. Two data sets may be mixed: a sample is known by its row, where it comes from, and
-/// its file.
-///
-/// The first to come stay: every pass over the data needs every sample once, and then replacing the oldest would throw
-/// each one out just before its turn.
+/// Values by sample, as many as fit; those that were not used for longest leave first. Two data sets may be mixed: a
+/// sample is known by its row, where it comes from, and its file.
 pub(crate) struct Remembered<T> {
     limit: usize,
     bytes: usize,
-    values: HashMap<Key, Arc<T>>,
+    /// With the time of their last use, in uses.
+    values: HashMap<Key, (u64, Arc<T>)>,
+    uses: u64,
 }
 
 type Key = (u64, String, Option<PathBuf>);
@@ -38,21 +37,37 @@ fn key(sample: &Sample) -> Key {
 
 impl<T: Bytes> Remembered<T> {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, bytes: 0, values: HashMap::new() }
+        Self { limit, bytes: 0, values: HashMap::new(), uses: 0 }
     }
 
-    pub(crate) fn get(&self, sample: &Sample) -> Option<Arc<T>> {
-        self.values.get(&key(sample)).cloned()
+    pub(crate) fn get(&mut self, sample: &Sample) -> Option<Arc<T>> {
+        self.uses += 1;
+        let (used, value) = self.values.get_mut(&key(sample))?;
+        *used = self.uses;
+        Some(value.clone())
     }
 
     pub(crate) fn insert(&mut self, sample: &Sample, value: T) -> Arc<T> {
-        let value = Arc::new(value);
-        if self.bytes + value.bytes() <= self.limit {
-            self.bytes += value.bytes();
-            let before = self.values.insert(key(sample), value.clone());
-            self.bytes -= before.map_or(0, |value| value.bytes());
+        let (key, value) = (key(sample), Arc::new(value));
+        self.remove(&key);
+        if value.bytes() > self.limit {
+            return value;
         }
+        while self.bytes + value.bytes() > self.limit {
+            let oldest = self.values.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| key.clone());
+            let Some(oldest) = oldest else { break };
+            self.remove(&oldest);
+        }
+        self.uses += 1;
+        self.bytes += value.bytes();
+        self.values.insert(key, (self.uses, value.clone()));
         value
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some((_, value)) = self.values.remove(key) {
+            self.bytes -= value.bytes();
+        }
     }
 }
 
@@ -70,15 +85,28 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_stays_and_the_rest_is_computed_again() {
+    fn what_was_not_used_for_longest_makes_room() {
         let mut remembered = Remembered::new(8);
-        for index in 0..3 {
+        for index in 0..2 {
             assert_eq!(*remembered.insert(&sample(index, ""), index as u32), index as u32);
         }
-        assert_eq!(remembered.get(&sample(1, "")).as_deref(), Some(&1));
-        assert!(remembered.get(&sample(2, "")).is_none());
-        let mut renamed = sample(1, "");
+        assert_eq!(remembered.get(&sample(0, "")).as_deref(), Some(&0));
+        remembered.insert(&sample(2, ""), 2);
+        assert!(remembered.get(&sample(1, "")).is_none());
+        assert_eq!(remembered.get(&sample(0, "")).as_deref(), Some(&0));
+        // The same sample again takes the place that it has.
+        remembered.insert(&sample(2, ""), 3);
+        assert_eq!(remembered.get(&sample(2, "")).as_deref(), Some(&3));
+        assert_eq!((remembered.bytes, remembered.values.len()), (8, 2));
+        let mut renamed = sample(0, "");
         renamed.origin = "another file".into();
         assert!(remembered.get(&renamed).is_none());
+    }
+
+    #[test]
+    fn what_is_larger_than_the_limit_throws_nothing_out() {
+        let mut remembered = Remembered::new(3);
+        assert_eq!(*remembered.insert(&sample(0, ""), 7), 7);
+        assert!(remembered.get(&sample(0, "")).is_none() && remembered.bytes == 0);
     }
 }

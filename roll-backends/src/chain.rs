@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use burn::tensor::DType;
 use roll_core::{Grad, Result};
 
 use crate::offload::Offloaded;
@@ -32,6 +33,7 @@ pub enum Memory {
 /// A network as a list of segments.
 pub struct Chain {
     segments: Vec<Arc<dyn Segment>>,
+    kept: DType,
 }
 
 /// What [`Chain::forward`] kept for the pull.
@@ -51,7 +53,13 @@ enum Kept {
 impl Chain {
     /// A chain of `segments`, in order.
     pub fn new(segments: Vec<Arc<dyn Segment>>) -> Self {
-        Self { segments }
+        Self { segments, kept: DType::F32 }
+    }
+
+    /// Keeps segment inputs as `dtype`. Where products round their operands to bf16 anyway, inputs in bf16 take half the
+    /// memory, and a pull recomputes from what was rounded once more.
+    pub fn keeping(self, dtype: DType) -> Self {
+        Self { kept: dtype, ..self }
     }
 
     /// Runs the chain. With [`Grad::Record`] also returns what the pull needs; `track_shared` says whether the pull
@@ -80,8 +88,8 @@ impl Chain {
                     before.settle()?;
                 }
                 let kept = match memory {
-                    Memory::Offload => Kept::Host(Offloaded::new(state.clone())?),
-                    _ => Kept::Input(state.clone()),
+                    Memory::Offload => Kept::Host(Offloaded::new(state.cast(self.kept))?),
+                    _ => Kept::Input(state.cast(self.kept)),
                 };
                 steps.push((segment.clone(), kept));
             }
@@ -101,9 +109,12 @@ impl ChainRecord {
         while let Some((segment, kept)) = self.steps.pop() {
             let recorded = match kept {
                 Kept::Graph(recorded) => recorded,
-                Kept::Input(input) => record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1,
+                Kept::Input(input) => {
+                    let input = input.cast(DType::F32);
+                    record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1
+                }
                 Kept::Host(input) => {
-                    let input = input.back()?;
+                    let input = input.back()?.cast(DType::F32);
                     if let Some((_, Kept::Host(next))) = self.steps.last_mut() {
                         next.begin_return()?;
                     }

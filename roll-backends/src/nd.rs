@@ -1,6 +1,6 @@
 //! Tensors whose rank is known at run time only.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use roll_core::Result;
 
 use crate::BackendError;
@@ -44,6 +44,15 @@ impl NdTensor {
             found: self.shape.clone(),
         })?;
         Ok(self.flat.clone().reshape(shape))
+    }
+
+    /// The same values as `dtype`, shared where it is theirs.
+    pub fn cast(&self, dtype: DType) -> Self {
+        let flat = match self.flat.dtype() == dtype {
+            true => self.flat.clone(),
+            false => self.flat.clone().cast(dtype),
+        };
+        Self { flat, shape: self.shape.clone() }
     }
 
     /// A leaf of a new autodiff graph with the same values.

@@ -1,6 +1,6 @@
 //! The configuration of a command: what files, the environment and arguments say, and the components it may name.
 
-use roll_core::{BuildContext, Registry, Replaces, Result, plugin};
+use roll_core::{BuildContext, Registry, Replaces, Result, communicator, plugin};
 use roll_train::config::{ConfigLayers, Loaded, MergedConfig};
 
 use crate::args::ConfigArgs;
@@ -15,7 +15,12 @@ pub struct Configuration {
 impl Configuration {
     /// Reads files, environment, and arguments; `extra` are those of one command: key, value, name of the argument.
     pub fn read(args: &ConfigArgs, extra: &[(&str, String, &str)]) -> Result<Self> {
-        let mut layers = ConfigLayers::new();
+        Self::read_for(args, extra, communicator::current().world_size())
+    }
+
+    /// As [`Configuration::read`], for a job of so many ranks.
+    pub fn read_for(args: &ConfigArgs, extra: &[(&str, String, &str)], ranks: usize) -> Result<Self> {
+        let mut layers = ConfigLayers::new().for_ranks(ranks);
         for file in &args.config {
             layers = layers.file(file)?;
         }

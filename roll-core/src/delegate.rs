@@ -139,6 +139,7 @@ macro_rules! delegate_diffusion {
     ($self:ident => $inner:expr; except $($own:ident),* $(,)?) => {
         $crate::delegate_diffusion!(@schedule [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@video_unit [$($own)*] $self, $inner);
+        $crate::delegate_diffusion!(@expect_prompts [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@encode [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@velocity [$($own)*] $self, $inner);
         $crate::delegate_diffusion!(@velocities [$($own)*] $self, $inner);
@@ -150,6 +151,7 @@ macro_rules! delegate_diffusion {
 
     (@schedule [schedule $($rest:ident)*] $($context:tt)*) => {};
     (@video_unit [video_unit $($rest:ident)*] $($context:tt)*) => {};
+    (@expect_prompts [expect_prompts $($rest:ident)*] $($context:tt)*) => {};
     (@encode [encode $($rest:ident)*] $($context:tt)*) => {};
     (@velocity [velocity $($rest:ident)*] $($context:tt)*) => {};
     (@velocities [velocities $($rest:ident)*] $($context:tt)*) => {};
@@ -169,6 +171,16 @@ macro_rules! delegate_diffusion {
     (@video_unit [] $self:ident, $inner:expr) => {
         fn video_unit(&$self) -> $crate::VideoUnit {
             $inner.video_unit()
+        }
+    };
+    (@expect_prompts [] $self:ident, $inner:expr) => {
+        fn expect_prompts(&mut $self, prompts: &[::std::string::String]) {
+            // Of an `inner` that fails there is nothing to expect.
+            #[allow(clippy::redundant_closure_call)]
+            let _ = (|| -> $crate::Result<()> {
+                $inner.expect_prompts(prompts);
+                Ok(())
+            })();
         }
     };
     (@encode [] $self:ident, $inner:expr) => {
@@ -335,6 +347,9 @@ mod tests {
         fn video_unit(&self) -> VideoUnit {
             self.called(VideoUnit { height: 32, width: 32, frames: 8 })
         }
+        fn expect_prompts(&mut self, _prompts: &[String]) {
+            self.called(());
+        }
         fn encode(&mut self, _input: &ConditionInput) -> Result<Conditioning> {
             self.called(Ok(conditioning()))
         }
@@ -416,6 +431,7 @@ mod tests {
         let (x, conditioning) = (Tensor::scalar(1.0), conditioning());
         assert_eq!(wrapper.schedule().shift, 3.0);
         assert_eq!(wrapper.video_unit().frames, 8);
+        wrapper.expect_prompts(&[]);
         wrapper.encode(&ConditionInput::default()).unwrap();
         wrapper.velocity(&x, Timestep(1.0), &conditioning, Adapter::On, Grad::Skip).unwrap();
         wrapper.velocities(&[], Adapter::On, Grad::Skip).unwrap();

@@ -126,6 +126,12 @@ pub trait DiffusionModel {
         VideoUnit::default()
     }
 
+    /// Prompts that [`DiffusionModel::encode`] will be asked for soon, in that order: a model that must read a large
+    /// encoder for one may encode several at once. Each call replaces the last.
+    fn expect_prompts(&mut self, prompts: &[String]) {
+        let _ = prompts;
+    }
+
     /// Encodes prompt and pictures. Not differentiated.
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;
 

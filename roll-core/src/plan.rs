@@ -90,8 +90,11 @@ pub struct PlanInput {
     pub network: Option<String>,
     /// Frames of a video.
     pub frames: usize,
-    /// Height and width in pixels, where the configuration says them.
+    /// Height and width in pixels.
     pub size: Option<[usize; 2]>,
+    /// Bytes of the memory of each device; `None` where that is host memory.
+    #[serde(default)]
+    pub memory: Option<u64>,
     /// Samples that a rank trains on in a step.
     pub samples: usize,
     /// Ranks of the job.

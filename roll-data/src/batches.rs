@@ -104,6 +104,13 @@ impl Batches {
         (first..first + self.per_rank as u64).map(|position| self.row(position)).collect()
     }
 
+    /// The prompts of this rank's samples from step `step` on, at least one step's, and as many more as make `count`.
+    pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
+        let steps = count.div_ceil(self.per_rank).max(1) as u64;
+        let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
+        indices.into_iter().map(|index| self.dataset.metadata().rows[index].prompt.clone()).collect()
+    }
+
     /// The samples of step `step`. A bad row is an error, or left out, as `data.on_bad_sample` says.
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
         let rows = self.indices(step);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, VideoUnit};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Training data: a table of clips with columns `video` and `prompt` (optionally `image` or `input_image`, and
 /// `end_image`), and the files it names; or a directory of videos with a caption each.
@@ -53,8 +53,44 @@ pub struct DataConfig {
     /// Upper limit, in bytes, on the decoded clips that are kept in memory. Default: 1073741824 (1 GiB).
     pub cache_bytes: usize,
     /// Directory in which latents, text embeddings and targets of rewards are kept, for this run and later ones; several
-    /// runs and ranks may share it. Default: `null`, each run computes them anew.
-    pub cache_dir: Option<PathBuf>,
+    /// runs and ranks may share it. `none`: each run computes them anew. Default: `auto`, the directory that the
+    /// environment's `ROLL_CACHE` names (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
+    pub cache_dir: CacheDir,
+    /// Upper limit, in bytes, on what `cache_dir` holds: what was not used for longest leaves. Default: 21474836480 (20
+    /// GiB).
+    pub cache_limit: u64,
+}
+
+/// Where encodings are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CacheDir {
+    /// Where the environment says.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Off,
+    /// There.
+    At(PathBuf),
+}
+
+impl Serialize for CacheDir {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => "auto".serialize(serializer),
+            Self::Off => "none".serialize(serializer),
+            Self::At(path) => path.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheDir {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        Ok(match Option::<String>::deserialize(deserializer)?.as_deref() {
+            Some("auto") => Self::Auto,
+            None | Some("none" | "null" | "") => Self::Off,
+            Some(path) => Self::At(path.into()),
+        })
+    }
 }
 
 impl DataConfig {
@@ -64,7 +100,10 @@ impl DataConfig {
         Self {
             metadata: of(&self.metadata),
             base_path: of(&self.base_path),
-            cache_dir: of(&self.cache_dir),
+            cache_dir: match &self.cache_dir {
+                CacheDir::At(path) => CacheDir::At(base(path)),
+                other => other.clone(),
+            },
             ..self.clone()
         }
     }
@@ -88,7 +127,8 @@ impl Default for DataConfig {
             prefetch: 1,
             repeat: 1,
             cache_bytes: 1 << 30,
-            cache_dir: None,
+            cache_dir: CacheDir::Auto,
+            cache_limit: 20 << 30,
         }
     }
 }

@@ -29,7 +29,7 @@ mod write;
 
 pub use batches::{Batch, Batches};
 pub use buckets::Bucket;
-pub use config::{DataConfig, Decoder, OnBadSample};
+pub use config::{CacheDir, DataConfig, Decoder, OnBadSample};
 pub use container::format;
 pub use dataset::Dataset;
 pub use metadata::{Metadata, Row};

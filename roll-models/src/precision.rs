@@ -1,6 +1,8 @@
 //! What frozen weights are stored in, and products computed in.
 
 use burn::tensor::{DType, Device};
+use roll_backends::device::is_gpu;
+use roll_backends::weights::Storage;
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
-    /// As in the file, where the device has that: bf16 takes four bytes on one without.
+    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16.
     #[default]
     Auto,
     /// Four bytes.
@@ -21,9 +23,24 @@ impl WeightsDType {
     /// On `device`, for weights whose file has `stored`. Fails if bf16 is asked of a device without it.
     pub fn of(self, stored: DType, device: &Device) -> Result<DType> {
         match self {
-            Self::Auto => Ok(storable(stored, device)),
-            Self::F32 => Ok(DType::F32),
             Self::Bf16 => bf16("model.weights_dtype", device),
+            _ => Ok(storable(self.on(stored, is_gpu(device)), device)),
+        }
+    }
+
+    /// As [`WeightsDType::of`], with the weights of [`Storage::exact`] in f32 where the choice is left to us.
+    pub fn storage(self, stored: DType, exact: &'static [&'static str], device: &Device) -> Result<Storage> {
+        let dtype = self.of(stored, device)?;
+        Ok(Storage { dtype, exact: if self == Self::Auto { exact } else { &[] } })
+    }
+
+    /// On a GPU or a CPU that has bf16.
+    pub(crate) fn on(self, stored: DType, gpu: bool) -> DType {
+        match self {
+            Self::Auto if gpu => DType::BF16,
+            Self::Auto => stored,
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
         }
     }
 }
@@ -50,6 +67,15 @@ impl ComputeDType {
             Self::Bf16 => bf16("model.compute_dtype", device),
         }
     }
+
+    /// On a GPU or a CPU that has bf16.
+    pub(crate) fn on(self, weights: DType, gpu: bool) -> DType {
+        match self {
+            Self::Auto if gpu => weights,
+            Self::Auto | Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// What `device` stores numbers of `dtype` in without loss: bf16 as f32, where it has no bf16.
@@ -61,5 +87,20 @@ fn bf16(key: &str, device: &Device) -> Result<DType> {
     match storable(DType::BF16, device) {
         DType::BF16 => Ok(DType::BF16),
         _ => Err(Error::config(key, "expected auto or f32: the device of this backend has no bf16")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn left_open_weights_are_bf16_on_gpus_and_as_in_the_file_on_the_cpu() {
+        for stored in [DType::F32, DType::BF16] {
+            assert_eq!(WeightsDType::Auto.on(stored, true), DType::BF16);
+            assert_eq!(WeightsDType::Auto.on(stored, false), stored);
+            assert_eq!(WeightsDType::F32.on(stored, true), DType::F32);
+            assert_eq!(WeightsDType::Bf16.on(stored, false), DType::BF16);
+        }
     }
 }

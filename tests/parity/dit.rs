@@ -105,10 +105,12 @@ fn embeddings(
     grid: &Grid,
     case: &Case,
 ) -> Outcome {
-    let (device, products) = (case.device(), case.setting.dtype);
-    let resident = roll_backends::Resident::new(weights, products, device);
+    let device = case.device();
+    let resident = roll_backends::Resident::new(weights, case.setting.dtype, device);
     let weights = roll_backends::WeightStore::segment(&resident, "")?;
     let tape = roll_backends::Tape::off();
+    // As in a pass, whatever its products are taken in.
+    let products = burn::tensor::DType::F32;
     let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products };
     let known = if config.model.seperated_timestep { grid.tokens_per_frame() } else { 0 };
     let timesteps: Vec<_> = match known {

@@ -94,7 +94,9 @@ impl World {
         // As for the program: the backend alone comes from whoever runs the test.
         let backend = std::env::var("ROLL_BACKEND").map(|backend| format!("backend={backend}"));
         let mut layers = ConfigLayers::new().set(&steps).unwrap();
-        for setting in backend.iter().map(String::as_str).chain(SETTINGS).chain(settings.iter().copied()) {
+        let nowhere = ["data.cache_dir=none"];
+        for setting in backend.iter().map(String::as_str).chain(nowhere).chain(SETTINGS).chain(settings.iter().copied())
+        {
             layers = layers.set(setting).unwrap();
         }
         let loaded = layers.load(Some(&registry)).unwrap();

@@ -10,8 +10,8 @@ use super::Reference;
 use crate::remembered::{Bytes, Remembered};
 use crate::sampling::{Conditions, negative_context};
 
-/// Prompts and pictures are encoded anew when the remembered ones would exceed this: host memory is the decoder's.
-const CONDITIONING_BYTES: usize = 256 << 20;
+/// Encodings in memory: about 75 clips of 480x480 with 81 frames, beside those in the run's `data.cache_dir`.
+const CONDITIONING_BYTES: usize = 1 << 30;
 /// The same for targets, which are far smaller.
 const TARGET_BYTES: usize = 64 << 20;
 

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+pub mod memory;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -64,6 +65,11 @@ impl Backend {
             Self::Cuda => cfg!(feature = "cuda"),
             Self::Wgpu => cfg!(feature = "wgpu"),
         }
+    }
+
+    /// The backend that `--backend` names, whichever of its devices it is. Fails on names that are none.
+    pub fn of(name: &str) -> Result<Self> {
+        Ok(parse(name)?.0)
     }
 
     /// Whether its devices are numbered.
@@ -246,6 +252,7 @@ mod tests {
         assert_eq!(parse("cpu").unwrap(), (Backend::Flex, 0));
         assert_eq!(parse("cuda").unwrap(), (Backend::Cuda, 0));
         assert_eq!(parse("libtorch-cuda:3").unwrap(), (Backend::LibTorchCuda, 3));
+        assert_eq!(Backend::of("libtorch-cuda:3").unwrap(), Backend::LibTorchCuda);
         assert!(refusal("rocm").contains("flex, libtorch, libtorch-cuda, cuda, wgpu"));
         assert!(refusal("flex:1").contains("without a number"));
         assert!(refusal("cuda:one").contains("expected cuda:N"));

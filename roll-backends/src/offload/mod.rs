@@ -1,4 +1,4 @@
-//! Segment inputs in host memory. Each goes there while its own segment is computed, and comes back while the segment
+//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes back while the segment
 //! behind it is pulled: the network waits only where copying takes longer than computing.
 //!
 //! The copies run on threads of their own. On libtorch's GPUs they are queued on the device's stream instead, to and from
@@ -9,11 +9,12 @@ mod pinned;
 
 use std::sync::mpsc::{self, Receiver};
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use half::bf16;
 use roll_core::{Error, Result, Tensor};
 
-use crate::NdTensor;
 use crate::host::{to_device_nd, to_host_nd};
+use crate::{BackendError, NdTensor};
 
 /// A tensor that is on its way to the host, there, or on its way back.
 pub struct Offloaded {
@@ -39,7 +40,7 @@ impl Offloaded {
         if let Some(pinned) = pinned::Pinned::new(&tensor)? {
             return Ok(Self { place: Place::Pinned(pinned), device });
         }
-        Ok(Self { place: Place::Leaving(meanwhile(move || to_host_nd(&tensor))), device })
+        Ok(Self { place: Place::Leaving(meanwhile(move || to_host(&tensor))), device })
     }
 
     /// Waits until it has left the device.
@@ -56,7 +57,7 @@ impl Offloaded {
         self.place = match &self.place {
             Place::Host(tensor) => {
                 let (tensor, device) = (tensor.clone(), self.device.clone());
-                Place::Returning(meanwhile(move || to_device_nd(&tensor, &device)))
+                Place::Returning(meanwhile(move || to_device(&tensor, &device)))
             }
             #[cfg(feature = "libtorch")]
             Place::Pinned(pinned) => Place::Back(pinned.back()?),
@@ -75,6 +76,25 @@ impl Offloaded {
             _ => Err(given_up()),
         }
     }
+}
+
+/// f32 or bf16, as it is.
+fn to_host(tensor: &NdTensor) -> Result<Tensor> {
+    if tensor.flat().dtype() != DType::BF16 {
+        return to_host_nd(tensor);
+    }
+    let values = tensor.flat().clone().into_data().try_into_vec::<bf16>();
+    let values = values.map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?;
+    Tensor::new(values, tensor.shape())
+}
+
+/// Likewise.
+fn to_device(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
+    if tensor.dtype() != roll_core::DType::Bf16 {
+        return to_device_nd(tensor, device);
+    }
+    let values = TensorData::new(tensor.as_slice::<bf16>()?.to_vec(), [tensor.len()]);
+    Ok(NdTensor::from_flat(Burn::from_data(values, (device, DType::BF16)), tensor.shape()))
 }
 
 fn meanwhile<T: Send + 'static>(copy: impl FnOnce() -> Result<T> + Send + 'static) -> Receiver<Result<T>> {

@@ -8,10 +8,13 @@ use tch::{Device, TchError, Tensor};
 
 use crate::{BackendError, NdTensor};
 
-/// Values in pinned host memory. Copies there and back are queued on the device's stream, in order with the kernels, and
+/// Elements of a piece. ATen takes pinned memory in powers of two: whole tensors would take up to twice their size.
+const PIECE: i64 = 1 << 23;
+
+/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with the kernels, and
 /// the host waits for neither; libtorch gives the memory to others only when they are done.
 pub(super) struct Pinned {
-    values: Tensor,
+    pieces: Vec<Tensor>,
     shape: Vec<usize>,
     device: Device,
 }
@@ -28,12 +31,19 @@ impl Pinned {
     }
 
     fn of(values: &Tensor, shape: Vec<usize>) -> Result<Self> {
-        Ok(Self { values: copy(values, Device::Cpu)?, shape, device: values.device() })
+        let pieces = values.split(PIECE, 0).iter().map(|piece| copy(piece, Device::Cpu)).collect::<Result<_>>()?;
+        Ok(Self { pieces, shape, device: values.device() })
     }
 
     /// Sends it back.
     pub(super) fn back(&self) -> Result<NdTensor> {
-        let values = TchTensor::new(copy(&self.values, self.device)?);
+        let pieces = self.pieces.iter().map(|piece| copy(piece, self.device)).collect::<Result<Vec<_>>>()?;
+        // One piece is the whole, and not copied.
+        let values = match pieces.as_slice() {
+            [whole] => whole.shallow_clone(),
+            pieces => Tensor::f_cat(pieces, 0).map_err(failed)?,
+        };
+        let values = TchTensor::new(values);
         Ok(NdTensor::from_flat(Burn::from_primitive::<LibTorch>(values), self.shape.clone()))
     }
 }
@@ -41,8 +51,11 @@ impl Pinned {
 /// From a GPU to the host, ATen takes pinned memory for a copy that is not waited for.
 fn copy(values: &Tensor, to: Device) -> Result<Tensor> {
     let (do_not_wait, always) = (true, true);
-    let failed = |e: TchError| BackendError::Offload { reason: e.to_string() };
     Ok(values.f_to_device_(to, values.kind(), do_not_wait, always).map_err(failed)?)
+}
+
+fn failed(e: TchError) -> BackendError {
+    BackendError::Offload { reason: e.to_string() }
 }
 
 #[cfg(test)]
@@ -58,5 +71,15 @@ mod tests {
         let back = Pinned::of(&values, vec![2, 3]).unwrap().back().unwrap();
         assert_eq!((back.shape(), back.flat().dtype()), (&[2, 3][..], DType::BF16));
         assert_eq!(crate::host::to_host_nd(&back).unwrap().to_f32_vec(), [1.5, -2.0, 0.0, 3.25, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn a_tensor_of_several_pieces_comes_back_as_it_was() {
+        let values = Tensor::arange(PIECE + 5, (tch::Kind::Float, Device::Cpu));
+        let pinned = Pinned::of(&values, vec![PIECE as usize + 5]).unwrap();
+        let lengths: Vec<i64> = pinned.pieces.iter().map(|piece| piece.size()[0]).collect();
+        assert_eq!(lengths, [PIECE, 5]);
+        let back = crate::host::to_host_nd(&pinned.back().unwrap()).unwrap().to_f32_vec();
+        assert!(back.iter().enumerate().all(|(i, v)| *v == i as f32));
     }
 }

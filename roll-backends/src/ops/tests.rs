@@ -599,6 +599,18 @@ fn products_in_bf16_match_f64_to_the_rounding_of_bf16() {
 }
 
 #[test]
+fn a_small_low_rank_part_is_not_lost_beside_a_large_product_in_bf16() {
+    for device in bf16_devices() {
+        let ones = |rows: usize, columns: usize, value: f32| Tensor::<2>::full([rows, columns], value, &device);
+        let (x, weight) = (ones(2, 8, 1.0).cast(DType::BF16), ones(3, 8, 125.0).cast(DType::BF16));
+        let (down, up) = (ones(2, 8, 0.125), ones(3, 2, 0.5));
+        let base = download(linear(x.clone(), weight.clone(), None));
+        assert_eq!(base, [1000.0; 6], "{device:?}");
+        assert_eq!(download(linear_lora(x, weight, None, down, up, 1.0)), [1001.0; 6], "{device:?}");
+    }
+}
+
+#[test]
 fn attention_in_bf16_is_that_in_f32_to_the_rounding_of_bf16() {
     for (lq, lk, causal) in [(40, 70, false), (33, 33, true), (5, 20, true)] {
         let inputs = [noise(lq, 32, 1), noise(lk, 32, 2), noise(lk, 32, 3)].map(|x| narrowed(&x));

@@ -12,9 +12,11 @@ pub type Coming<T> = Receiver<Result<T>>;
 /// Fetches segments one ahead of their use. Two exist at a time: the one that is computed with and the one on its way.
 ///
 /// The next segment is guessed: the one that followed the same two last time. A wrong guess costs one needless fetch.
+/// Where the order is told, nothing is guessed, and nothing fetched behind its end.
 #[derive(Debug)]
 pub struct Ahead<T> {
     state: Mutex<State<T>>,
+    order: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -26,11 +28,17 @@ struct State<T> {
 
 impl<T> Default for Ahead<T> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { followers: HashMap::new(), last: Default::default(), coming: None }) }
+        let state = State { followers: HashMap::new(), last: Default::default(), coming: None };
+        Self { state: Mutex::new(state), order: None }
     }
 }
 
 impl<T> Ahead<T> {
+    /// For a network that goes through these segments from the first to the last.
+    pub fn through(order: Vec<String>) -> Self {
+        Self { order: Some(order), ..Self::default() }
+    }
+
     /// The segment `name`, which was on its way or is fetched now; `begin` starts a fetch. Then the fetch of the next
     /// segment is started, if `begins_next`.
     pub fn segment(&self, name: &str, begins_next: bool, begin: impl Fn(&str) -> Result<Coming<T>>) -> Result<T> {
@@ -47,7 +55,11 @@ impl<T> Ahead<T> {
         followers.insert(last.clone(), name.into());
         last.rotate_left(1);
         last[1] = name.into();
-        if begins_next && let Some(next) = followers.get(last).cloned() {
+        let next = match &self.order {
+            Some(order) => order.iter().position(|n| n == name).and_then(|at| order.get(at + 1)),
+            None => followers.get(last),
+        };
+        if begins_next && let Some(next) = next.cloned() {
             *coming = Some((next.clone(), begin(&next)?));
         }
         Ok(segment)
@@ -118,6 +130,24 @@ mod tests {
         assert_eq!(passes(false, 5), [1, 100]);
         let [most, brought] = passes(true, 5);
         assert!(most == 2 && (100..=102).contains(&brought), "{most} {brought}");
+    }
+
+    #[test]
+    fn in_an_order_that_is_told_all_but_the_first_come_ahead_and_nothing_in_vain() {
+        let (names, begun) = (["a", "b", "c"], std::cell::RefCell::new(Vec::new()));
+        let store = Ahead::through(names.map(String::from).to_vec());
+        let begin = |name: &str| {
+            begun.borrow_mut().push(name.to_string());
+            let (send, coming) = mpsc::channel();
+            send.send(Ok(name.to_string())).unwrap();
+            Ok(coming)
+        };
+        for pass in 0..2 {
+            for (i, name) in names.into_iter().enumerate() {
+                assert_eq!(store.segment(name, true, begin).unwrap(), name);
+                assert_eq!(begun.borrow().len(), 3 * pass + (i + 2).min(3));
+            }
+        }
     }
 
     #[test]

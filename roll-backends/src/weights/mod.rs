@@ -2,6 +2,8 @@
 
 mod ahead;
 mod sharded;
+mod storage;
+mod turns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +13,8 @@ use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use ahead::{Ahead, Coming};
 pub use sharded::Sharded;
+pub use storage::Storage;
+pub use turns::{Turn, Turns};
 
 use crate::{BackendError, NdTensor, ParameterSegment, Tape};
 
@@ -29,6 +33,11 @@ impl Weight {
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
                 let values = tensor.as_slice::<half::bf16>().unwrap_or(&[]).to_vec();
+                Tensor::from_data(TensorData::new(values, [tensor.len()]), (device, DType::BF16))
+            }
+            // On the host: half the bytes go to the device, and nothing of f32 exists there.
+            (_, DType::BF16) => {
+                let values = storage::narrowed(tensor);
                 Tensor::from_data(TensorData::new(values, [tensor.len()]), (device, DType::BF16))
             }
             _ => {
@@ -81,9 +90,11 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Uploads `state` as `dtype` (f32 or bf16).
-    pub fn new(state: &StateDict, dtype: DType, device: &Device) -> Self {
-        let weights = state.iter().map(|(k, t)| (k.clone(), Weight::new(t, dtype, device))).collect();
+    /// Uploads `state`, stored as `storage` says.
+    pub fn new(state: &StateDict, storage: impl Into<Storage>, device: &Device) -> Self {
+        let storage = storage.into();
+        let weight = |(k, t): (&String, &roll_core::Tensor)| (k.clone(), storage.weight(k, t, device));
+        let weights = state.iter().map(weight).collect();
         Self { device: device.clone(), weights, segments: Default::default() }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use burn::tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 
-use super::{Ahead, Weight, WeightStore, Weights};
+use super::{Ahead, Storage, Weight, WeightStore, Weights};
 use crate::overlap::{OverlappedRanks, Service};
 
 /// Every rank keeps an equal part of every weight in host memory; a segment is put together when it is asked for, and
@@ -27,7 +27,6 @@ pub struct Sharded {
 struct Shards {
     /// Where segments are put together.
     device: Device,
-    dtype: DType,
     /// Sorted by key, so that a segment is a range.
     entries: Vec<Entry>,
     /// Words of four bytes, of all entries one after the other.
@@ -45,15 +44,21 @@ struct Entry {
 }
 
 impl Sharded {
-    /// Keeps this rank's part of `state`, which all ranks have, as `dtype` (f32 or bf16). Mapped tensors are read where
-    /// their part lies.
-    pub fn new(state: &StateDict, dtype: DType, device: &Device, ranks: Arc<dyn Communicator>) -> Result<Self> {
+    /// Keeps this rank's part of `state`, which all ranks have, as `storage` says. Mapped tensors are read where their
+    /// part lies.
+    pub fn new(
+        state: &StateDict,
+        storage: impl Into<Storage>,
+        device: &Device,
+        ranks: Arc<dyn Communicator>,
+    ) -> Result<Self> {
+        let storage = storage.into();
         let ranks = OverlappedRanks::of(ranks);
         let (rank, world) = (ranks.rank().0, ranks.world_size());
         let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
         for (key, tensor) in state {
             // Cut in the dtype that is kept: f32 where another is stored, as the resident store has it.
-            let kept = match (tensor.dtype(), dtype) {
+            let kept = match (tensor.dtype(), storage.of(key, tensor.dtype())) {
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
@@ -78,7 +83,7 @@ impl Sharded {
             });
         }
         own.shrink_to_fit();
-        let shards = Arc::new(Shards { device: device.clone(), dtype, entries, own, world });
+        let shards = Arc::new(Shards { device: device.clone(), entries, own, world });
         let service = ranks.offer(shards.clone());
         Ok(Self { ranks, service, shards, ahead: Ahead::default() })
     }
@@ -135,7 +140,8 @@ impl Shards {
             let words = (0..self.world).flat_map(|rank| &gathered[rank * length..][at.clone()]).copied();
             let bytes = Words { words: words.collect(), bytes: entry.bytes };
             let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
-            weights.insert(entry.key.clone(), Weight::new(&tensor, self.dtype, &self.device));
+            let dtype = if entry.dtype == roll_core::DType::Bf16 { DType::BF16 } else { DType::F32 };
+            weights.insert(entry.key.clone(), Weight::new(&tensor, dtype, &self.device));
         }
         Ok(Arc::new(weights))
     }

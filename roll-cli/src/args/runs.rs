@@ -48,8 +48,8 @@ impl Check {
 /// Where a run would be.
 #[derive(Debug, Default, ClapArgs)]
 pub struct Machine {
-    /// Devices: 1x24, 1x80, 1x141, 8x80 (number and GB of memory); this machine unless given.
-    #[arg(long, value_name = "CLUSTER")]
+    /// Devices: number and GB of memory, such as 1x24, 4x48 or 8x80; this machine unless given.
+    #[arg(long, value_name = "NxGB")]
     pub on: Option<String>,
     /// Devices, instead of those of `--on`.
     #[arg(long, value_name = "N")]

@@ -1,7 +1,8 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_core::plan::{Needs, PlanInput, Speed};
-use roll_core::{Error, Registry, Result, error};
+use roll_core::{Error, Registry, Result, VideoUnit};
+use roll_data::DataConfig;
 use roll_train::config::Loaded;
 
 use crate::args;
@@ -9,21 +10,21 @@ use crate::configuration::{Configuration, build_context};
 
 /// Prints what each rank needs, and whether it fits.
 pub fn plan(args: args::Plan) -> Result<()> {
-    let configuration = Configuration::read(&args.config, &[])?;
+    let (_, devices) = cluster(&args.machine)?;
+    // What a configuration of ROLL says for all devices is divided among those that are planned for.
+    let configuration = Configuration::read_for(&args.config, &[], devices)?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
-    let config = &loaded.config;
-    let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
     let machine = machine(&args.machine, &loaded)?;
-    let (input, needs) = estimate(&loaded, &registry, args.network.clone(), size, &machine)?;
+    let (input, needs) = estimate(&loaded, &registry, args.network.clone(), None, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
-        false => print(&needs, &input, &machine),
+        false => print(&needs, &input, &machine, &loaded.config.strategy.name),
     }
     Ok(())
 }
 
-/// What each rank needs for clips of this size; the model's usual one where it is `None`.
+/// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is `None`.
 pub fn estimate(
     loaded: &Loaded,
     registry: &Registry,
@@ -34,10 +35,15 @@ pub fn estimate(
     let config = &loaded.config;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
+    let size = match size {
+        Some(size) => size,
+        None => full_hd(&config.data)?,
+    };
     let input = PlanInput {
         network,
         frames: config.data.num_frames,
-        size,
+        size: Some(size),
+        memory: (!machine.shared).then_some(machine.memory as u64),
         samples: config.training.samples_per_rank(),
         ranks: if division.all_ranks { machine.devices } else { 1 },
         passes,
@@ -46,6 +52,18 @@ pub fn estimate(
     };
     let needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(loaded))?;
     Ok((input, needs))
+}
+
+/// Height and width of the frames of an upright clip of 1920x1080, as the data set reads it.
+fn full_hd(data: &DataConfig) -> Result<[usize; 2]> {
+    match data.height.zip(data.width) {
+        Some((height, width)) => Ok([height, width]),
+        None => {
+            let VideoUnit { height, width, .. } = VideoUnit::default();
+            roll_data::target_size([1080, 1920], data.max_pixels, [height, width])
+                .map_err(|problem| Error::config("data.max_pixels", problem))
+        }
+    }
 }
 
 /// Where the run would be.
@@ -59,30 +77,34 @@ pub struct Machine {
     pub shared: bool,
 }
 
+/// The cluster that the arguments name, and the number of devices.
+fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
+    let cluster = args.on.as_deref().map(Cluster::parse).transpose()?;
+    Ok((cluster, args.devices.or(cluster.map(|cluster| cluster.devices)).unwrap_or(1).max(1)))
+}
+
 /// The machine that the arguments name, or this one.
 pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
-    let mut machine = match &args.on {
-        Some(name) => {
-            let known = Cluster::ALL.iter().map(|c| c.name);
-            let cluster = Cluster::ALL.iter().find(|c| c.name == name).ok_or_else(|| Error::UnknownName {
-                kind: "cluster",
-                name: name.clone(),
-                nearest: error::nearest(name, known.clone()).map(Into::into),
-                known: known.collect::<Vec<_>>().join(", "),
-            })?;
-            let Cluster { devices, memory, speed, .. } = *cluster;
-            Machine { name: cluster.name.into(), devices, memory, speed, shared: false }
+    let (cluster, devices) = cluster(args)?;
+    let mut machine = match cluster {
+        Some(Cluster { memory, speed, .. }) => {
+            let name = args.on.clone().unwrap_or_default();
+            Machine { name, devices, memory, speed, shared: false }
         }
         None => {
-            let speed = match args.tflops {
+            let device = roll_backends::device(&loaded.config.backend)?;
+            let flops = match args.tflops {
                 // Replaced below.
-                Some(_) => Speed { flops: 1.0, link: 5e9, read: 2e9 },
-                None => {
-                    let flops = roll_backends::sustained_flops(&roll_backends::device(&loaded.config.backend)?);
-                    Speed { flops, link: 5e9, read: 2e9 }
-                }
+                Some(_) => 1.0,
+                None => roll_backends::sustained_flops(&device),
             };
-            Machine { name: "this machine".into(), devices: 1, memory: host_memory(), speed, shared: true }
+            let speed = Speed { flops, link: 5e9, read: 2e9 };
+            let shared = !roll_backends::device::is_gpu(&device);
+            let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
+                Some(bytes) => bytes as f64,
+                None => host_memory(),
+            };
+            Machine { name: "this machine".into(), devices, memory, speed, shared }
         }
     };
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
@@ -95,7 +117,6 @@ pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
     if let Some(tflops) = args.tflops {
         machine.speed.flops = positive("tflops", tflops)? * 1e12;
     }
-    machine.devices = args.devices.unwrap_or(machine.devices).max(1);
     Ok(machine)
 }
 
@@ -110,13 +131,19 @@ pub fn gigabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e9
 }
 
-fn print(needs: &Needs, input: &PlanInput, machine: &Machine) {
+fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     let [steps, trained] = input.passes.steps();
     let guided = if input.passes.forward > steps { ", guided: two velocities a step" } else { "" };
     println!(
         "{}: {} rank(s), ZeRO stage {}, {}, {trained} of {steps} steps trained{guided}",
         machine.name, input.ranks, input.division.stage, needs.work,
     );
+    if input.ranks < machine.devices {
+        println!(
+            "uses {} of the {} devices: the strategy `{strategy}` trains on one; strategy.name=zero on all",
+            input.ranks, machine.devices
+        );
+    }
     println!("{:<24} {:>10} {:>10}", "GB of each rank", "device", "host");
     for item in &needs.memory {
         println!("{:<24} {:>10.2} {:>10.2}  {}", item.name, gigabytes(item.device), gigabytes(item.host), item.formula);
@@ -131,6 +158,13 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine) {
             for hint in &needs.hints {
                 println!("  {hint}");
             }
+        }
+    }
+    if !machine.shared {
+        let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
+        println!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {} share a machine", input.ranks);
+        if together > beside {
+            println!("  that is more than the {beside:.0} GB of the devices: see that the machine has it");
         }
     }
     println!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
@@ -172,8 +206,6 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &Machine) {
 /// Devices of a machine or cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cluster {
-    /// Name on the command line.
-    name: &'static str,
     /// Devices.
     devices: usize,
     /// Memory of each, bytes.
@@ -183,16 +215,50 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// All of them. Sustained speed is taken as 40 % of the published dense bf16 peak of a typical device of that
-    /// memory (165, 990 and 990 TFLOP/s); links are PCIe 4 and NVLink.
-    const ALL: [Self; 4] = [
-        Self::new("1x24", 1, 24e9, 66e12, 25e9),
-        Self::new("1x80", 1, 80e9, 396e12, 50e9),
-        Self::new("1x141", 1, 141e9, 396e12, 50e9),
-        Self::new("8x80", 8, 80e9, 396e12, 300e9),
-    ];
+    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 40 % of the published dense bf16 peak of
+    /// a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above); links are PCIe 4 below 48 GB and
+    /// on one device, NVLink on others.
+    fn parse(name: &str) -> Result<Self> {
+        let wrong = || {
+            Error::config(
+                "--on",
+                format!("expected number and GB of devices, such as 1x24, 4x48, 8x80 or 8x141; found `{name}`"),
+            )
+        };
+        let (devices, gigabytes) = name.split_once('x').ok_or_else(wrong)?;
+        let devices: usize = devices.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+        let gigabytes: f64 = gigabytes.parse().ok().filter(|g: &f64| g.is_finite() && *g > 0.0).ok_or_else(wrong)?;
+        let (peak, link) = match gigabytes {
+            ..=32.0 => (165e12, 25e9),
+            ..=48.0 => (312e12, 25e9),
+            _ => (990e12, if devices > 1 { 300e9 } else { 50e9 }),
+        };
+        Ok(Self { devices, memory: gigabytes * 1e9, speed: Speed { flops: 0.4 * peak, link, read: 3e9 } })
+    }
+}
 
-    const fn new(name: &'static str, devices: usize, memory: f64, flops: f64, link: f64) -> Self {
-        Self { name, devices, memory, speed: Speed { flops, link, read: 3e9 } }
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_devices_of_any_memory_is_a_cluster() {
+        let of = |name: &str| Cluster::parse(name).map(|c| (c.devices, c.memory / 1e9));
+        assert_eq!(
+            [of("8x141").unwrap(), of("2x80").unwrap(), of("4x48").unwrap()],
+            [(8, 141.0), (2, 80.0), (4, 48.0)]
+        );
+        for name in ["8", "x80", "0x80", "8xinf", "8x-1", "8x", ""] {
+            assert!(of(name).unwrap_err().to_string().contains("8x80"), "{name}");
+        }
+    }
+
+    #[test]
+    fn frames_are_planned_as_large_as_the_data_set_reads_them() {
+        let data = |max_pixels| DataConfig { max_pixels, ..DataConfig::default() };
+        assert_eq!(full_hd(&data(230_400)).unwrap(), [352, 640]);
+        assert_eq!(full_hd(&DataConfig { height: Some(480), width: Some(832), ..data(1) }).unwrap(), [480, 832]);
+        assert!(full_hd(&data(1)).is_err());
     }
 }

@@ -47,7 +47,7 @@ pub struct CausalLmOptions {
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
     pub use_gradient_checkpointing_offload: bool,
-    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
+    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU.
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.

@@ -1,5 +1,7 @@
 //! Recognising the networks of Wan by the keys of their weights.
 
+use burn::tensor::DType;
+
 use crate::lora::is_lora_key;
 use crate::weights::{Checkpoint, WeightsError};
 
@@ -89,6 +91,14 @@ pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
         .or_else(|| said("num_attention_heads"))
         .and_then(|n| usize::try_from(n).ok())
         .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
+}
+
+/// What the weights of a transformer are stored in, as its device has them: bf16, or f32 for all else.
+pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
+    match checkpoint.info("blocks.0.self_attn.q.weight").and_then(|info| info.dtype) {
+        Some(roll_core::DType::Bf16) => DType::BF16,
+        _ => DType::F32,
+    }
 }
 
 /// Rows of the text embedding that the files of a transformer say: `text_len` of the `config.json` beside it or of the

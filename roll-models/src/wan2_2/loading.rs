@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_backends::{Memory, Sharded};
+use roll_backends::device::is_gpu;
+use roll_backends::weights::{Storage, Turns};
+use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
@@ -14,18 +16,20 @@ use roll_core::{
 
 use crate::hub::Hub;
 use crate::lora::{OpenedAdapter, Start};
-use crate::weights::{Checkpoint, Streamed};
+use crate::weights::{self, Checkpoint, Streamed};
 
 use super::clip::Clip;
 use super::components;
-use super::dit::{Dit, DitConfig, Trainable};
-use super::model::{Parts, Settings, Sources, TextEncoder, Wan};
-use super::options::{Placement, WanOptions};
+use super::dit::{Dit, DitConfig, EXACT, Trainable};
+use super::model::{Parts, Settings, Sources, Wan};
+use super::options::{IdleExpert, Placement, TileSize, WanOptions};
 use super::paths::ComponentFiles;
+use super::plan;
+use super::prompts::TextEncoder;
 use super::starts::{self, Base};
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
-use super::vae::{Chunking, Tiling, Vae};
+use super::vae::{Chunking, Fitting, Vae};
 
 roll_core::inventory::submit! {
     Registration {
@@ -66,9 +70,12 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     };
     let mut starts = starts::assign(adapters, options, &present)?;
     let trained = options.trained_experts(&present, &starts.keys().copied().collect::<Vec<_>>())?;
+    let precision = Precision::of(&files.dit, options, &device)?;
+    let experts = Experts::of(&files, options, &context.backend, &precision)?;
+    precision.tell(experts.idle);
     let mut bases = Vec::new();
     let mut open_expert = |name: &'static str, file: &Checkpoint| -> Result<Dit> {
-        let mut dit = open_dit(file, options, &device)?;
+        let mut dit = open_dit(name, file, options, &experts)?;
         let base = Base::of(file, dit.config()).while_doing(|| reading(file))?;
         let own = starts.remove(name).unwrap_or_default();
         own.iter().for_each(|adapter| base.compare(adapter));
@@ -87,14 +94,10 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
         None => None,
     };
-    let tiling = match (options.vae_tile_size, options.vae_tile_stride) {
-        (Some(size), Some(stride)) => {
-            let tiling = Tiling { size, stride };
-            tiling.check().in_section("model")?;
-            Some(tiling)
-        }
-        (None, None) => None,
-        _ => return Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
+    let tiling = options.tiling()?;
+    let fitting = match (options.vae_tile_size, experts.memory) {
+        (TileSize::Auto, Some(memory)) => Some(experts.fitting(memory, dit.config(), &vae, options)),
+        _ => None,
     };
     if options.shift.is_some() {
         tracing::warn!(
@@ -116,15 +119,16 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
             .collect(),
         settings: format!(
             "{}, {:?} tokens, end image {}, tiles {:?}",
-            context.backend,
+            kernels(&context.backend)?,
             text.as_ref().map(|text| text.length),
             settings.end_image,
-            settings.chunking.tiling,
+            (settings.chunking.tiling, fitting),
         ),
     };
     let model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings)
         .with_sources(sources)
         .with_bases(bases)
+        .fitting(fitting)
         .placed(options.weight_store.chosen());
     Ok(model)
 }
@@ -133,13 +137,112 @@ fn reading(file: &Checkpoint) -> String {
     format!("reading {}", file.path().display())
 }
 
-/// A transformer of which nothing is trained yet.
-fn open_dit(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<Dit> {
-    let stored = match file.info("head.head.weight").and_then(|info| info.dtype) {
-        Some(roll_core::DType::Bf16) => DType::BF16,
-        _ => DType::F32,
-    };
-    let dtype = options.weights_dtype.of(stored, device)?;
+/// What encodings depend on of a backend: its kernels, and not which of a machine's devices runs them.
+fn kernels(backend: &str) -> Result<&'static str> {
+    Ok(Backend::of(backend)?.name())
+}
+
+/// What frozen weights are stored in, and products computed in.
+struct Precision {
+    stored: DType,
+    storage: Storage,
+    products: DType,
+}
+
+impl Precision {
+    fn of(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<Self> {
+        let stored = components::dit_dtype(file);
+        let precision = || -> Result<Self> {
+            let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
+            Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)? })
+        };
+        precision().while_doing(|| format!("reading {}", file.path().display()))
+    }
+
+    fn tell(&self, idle: IdleExpert) {
+        let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
+        let as_stored = if self.stored == self.storage.dtype { "as in the files" } else { "converted from the files'" };
+        let idle = match idle {
+            IdleExpert::Auto | IdleExpert::Keep => "",
+            IdleExpert::Host => "; the idle expert waits in host memory",
+            IdleExpert::Drop => "; the idle expert is read again when its turn comes",
+        };
+        let (weights, products) = (name(self.storage.dtype), name(self.products));
+        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{idle}");
+    }
+}
+
+/// What the experts of a checkpoint have in common.
+struct Experts {
+    device: Device,
+    storage: Storage,
+    products: DType,
+    /// Where they take turns on the device, if they do.
+    turns: Arc<Turns>,
+    idle: IdleExpert,
+    /// Bytes of frozen weights on the device.
+    resident: usize,
+    /// Bytes of the GPU's memory, if it is one and they are known.
+    memory: Option<u64>,
+}
+
+impl Experts {
+    fn of(files: &ComponentFiles, options: &WanOptions, backend: &str, precision: &Precision) -> Result<Self> {
+        let device = roll_backends::device(backend)?;
+        let Precision { stored, storage, products } = *precision;
+        let memory = roll_backends::device::memory::total(backend);
+        let size = if storage.dtype == DType::BF16 { 2 } else { 4 };
+        let elements = |file: &Checkpoint| file.shapes().values().map(|s| s.iter().product::<usize>()).sum::<usize>();
+        let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(elements).collect();
+        let (all, largest) = (size * each.iter().sum::<usize>(), size * each.iter().max().copied().unwrap_or(0));
+        let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
+        let idle = match whole && each.len() > 1 {
+            true => options.idle_expert.chosen(all, is_gpu(&device), memory, stored != storage.dtype),
+            false => IdleExpert::Keep,
+        };
+        let resident = match (whole, idle) {
+            (true, IdleExpert::Keep | IdleExpert::Auto) => all,
+            (true, _) => largest,
+            (false, _) => 0,
+        };
+        Ok(Self { device, storage, products, turns: Arc::default(), idle, resident, memory })
+    }
+
+    /// The store of one expert whose weights are whole on the device when it is in use.
+    fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
+        let (storage, device) = (self.storage, self.device.clone());
+        let number = usize::from(name == "dit2");
+        Ok(match self.idle {
+            IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
+            IdleExpert::Host => {
+                let state = weights::in_host_memory(file, storage)?;
+                let bring = move || Ok(Resident::new(&state, storage, &device));
+                Arc::new(self.turns.turn(number, file.shapes(), &self.device, bring))
+            }
+            IdleExpert::Drop => {
+                let own = file.clone();
+                let bring = move || weights::resident(&own, storage, &device);
+                Arc::new(self.turns.turn(number, file.shapes(), &self.device, bring))
+            }
+        })
+    }
+
+    /// What `memory` leaves to the VAE, as `roll plan` counts it.
+    fn fitting(&self, memory: u64, config: &DitConfig, vae: &Vae, options: &WanOptions) -> Fitting {
+        let vae_elements: usize = vae.config().weights().iter().map(|(_, s)| s.iter().product::<usize>()).sum();
+        plan::fitting(
+            memory as usize,
+            self.resident + 4 * vae_elements,
+            config,
+            plan::kept_bytes(self.products),
+            options,
+        )
+    }
+}
+
+/// The transformer `name`, of which nothing is trained yet.
+fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Experts) -> Result<Dit> {
+    let Experts { device, storage, products, .. } = experts;
     let heads = options.num_heads.or_else(|| components::heads(file));
     let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
         (_, true) => Memory::Offload,
@@ -147,15 +250,15 @@ fn open_dit(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<
         (false, false) => Memory::Hold,
     };
     let opened = || -> Result<Dit> {
+        let config = DitConfig::from_shapes(&file.shapes(), heads)?;
         let dit = match options.weight_store {
-            Placement::Auto | Placement::Resident => Dit::new(&file.all()?, heads, dtype, device)?,
+            Placement::Auto | Placement::Resident => Dit::with_store(config, experts.store(name, file)?),
             Placement::Streamed => {
-                let store = Streamed::new(file.clone(), device).with_dtype(dtype).reading_ahead();
-                Dit::with_store(DitConfig::from_shapes(&file.shapes(), heads)?, Arc::new(store))
+                let store = Streamed::new(file.clone(), device).stored_as(*storage).reading_ahead();
+                Dit::with_store(config, Arc::new(store))
             }
             Placement::Sharded => {
-                let config = DitConfig::from_shapes(&file.shapes(), heads)?;
-                let store = Sharded::new(&file.all()?, dtype, device, communicator::current())?;
+                let store = Sharded::new(&file.all()?, *storage, device, communicator::current())?;
                 file.keys().for_each(|key| file.release(key));
                 let dit = Dit::with_store(config, Arc::new(store));
                 let ranks = communicator::current();
@@ -163,7 +266,7 @@ fn open_dit(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<
             }
         }
         .with_memory(memory)
-        .with_products(options.compute_dtype.of(dtype, device)?);
+        .with_products(*products);
         Ok(dit)
     };
     opened().in_section("model").while_doing(|| reading(file))
@@ -254,10 +357,11 @@ pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::DiffusionModel;
+    use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{TinyKind, init_tiny};
     use super::*;
+    use crate::precision::WeightsDType;
 
     fn refused(spoil: impl FnOnce(&mut WanOptions)) -> String {
         opened(TinyKind::T2v, spoil).err().unwrap().chain()
@@ -299,7 +403,7 @@ mod tests {
         assert!(heads.contains("`model.num_heads`"), "{heads}");
         let tokenizer = refused(|o| o.tokenizer_path = Some("nowhere".into()));
         assert!(tokenizer.contains("`model.tokenizer_path`"), "{tokenizer}");
-        let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (Some([4, 4]), Some([4, 8])));
+        let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (TileSize::Of([4, 4]), Some([4, 8])));
         assert!(tiles.contains("`model.vae_tile_stride`"), "{tiles}");
         let list = refused(|o| {
             let list = o.model_paths.as_ref().unwrap();
@@ -308,5 +412,58 @@ mod tests {
             o.model_paths = Some(path);
         });
         assert!(list.contains("`model.model_paths`"), "{list}");
+    }
+
+    fn tiny(dir: &Path, kind: TinyKind) -> WanOptions {
+        let files = init_tiny(dir, kind, 0).unwrap();
+        WanOptions {
+            model_paths: Some(files.model_paths),
+            tokenizer_path: Some(files.tokenizer),
+            trainable_models: Some("dit,dit2".into()),
+            lora_rank: Some(2),
+            ..WanOptions::default()
+        }
+    }
+
+    fn context(dir: &Path) -> BuildContext {
+        BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.into(), placement: None }
+    }
+
+    #[test]
+    fn an_idle_expert_that_is_away_changes_no_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = tiny(dir.path(), TinyKind::T2v);
+        let bits = |idle_expert: IdleExpert, weights_dtype: WeightsDType| {
+            let mut model =
+                open(&WanOptions { idle_expert, weights_dtype, ..options.clone() }, &context(dir.path())).unwrap();
+            let count = model.parameters().iter().map(|spec| spec.len()).sum();
+            model.write_parameters(&(0..count).map(|i| (i as f32).sin() * 0.1).collect::<Vec<_>>()).unwrap();
+            let input =
+                ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
+            let conditioning = model.encode(&input).unwrap();
+            let x = Noise::new(1).normal(Purpose::Synthetic, 0, 0, &conditioning.latent_shape).unwrap();
+            // Forth through both experts, and back: each is away when the other computes.
+            let (high, low) = (Timestep(950.0), Timestep(300.0));
+            let (v, pull_high) = model.velocity(&x, high, &conditioning, Adapter::On, Grad::Record).unwrap();
+            let (u, pull_low) = model.velocity(&v, low, &conditioning, Adapter::On, Grad::Record).unwrap();
+            let d = pull_high.unwrap().pull(&pull_low.unwrap().pull(&u).unwrap()).unwrap();
+            let mut gradients = vec![0.0; count];
+            model.take_gradients(&mut gradients).unwrap();
+            assert!(gradients.iter().any(|g| *g != 0.0));
+            (u.as_bytes().to_vec(), d.as_bytes().to_vec(), gradients.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        };
+        for dtype in [WeightsDType::F32, WeightsDType::Bf16] {
+            let kept = bits(IdleExpert::Keep, dtype);
+            assert!(bits(IdleExpert::Host, dtype) == kept && bits(IdleExpert::Drop, dtype) == kept, "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn encodings_are_keyed_by_kernels_and_not_by_the_number_of_the_device() {
+        assert_eq!(kernels("cuda:0").unwrap(), kernels("cuda:1").unwrap());
+        assert_eq!(kernels("libtorch-cuda").unwrap(), kernels("libtorch-cuda:7").unwrap());
+        let all = ["flex", "libtorch", "libtorch-cuda:1", "cuda:1", "wgpu"].map(|name| kernels(name).unwrap());
+        assert!((0..5).all(|i| (0..i).all(|j| all[i] != all[j])), "{all:?}");
+        assert_eq!(kernels("cpu").unwrap(), kernels("flex").unwrap());
     }
 }

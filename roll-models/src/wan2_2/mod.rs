@@ -19,13 +19,16 @@ mod options;
 mod parameters;
 pub mod paths;
 pub mod plan;
+mod prompts;
 mod resize;
+mod sentencepiece;
 mod starts;
 mod text;
 pub mod tokenizer;
 pub mod umt5;
 pub mod vae;
 
-pub use model::{Parts, Settings, TextEncoder, Wan};
-pub use options::{Placement, WanOptions};
+pub use model::{Parts, Settings, Wan};
+pub use options::{IdleExpert, Placement, TileSize, WanOptions};
+pub use prompts::TextEncoder;
 pub use starts::Base;

@@ -15,10 +15,9 @@ use super::clip::Clip;
 use super::conditioning;
 use super::dit::Dit;
 use super::expert::{Expert, trained_levels};
+use super::prompts::{Prompts, TextEncoder};
 use super::starts::Base;
-use super::tokenizer::Tokenizer;
-use super::umt5::Umt5;
-use super::vae::{Chunking, Vae};
+use super::vae::{Chunking, Fitting, Vae};
 
 /// Noise level at which I2V models change experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -31,23 +30,6 @@ const T2V_A14B_SHIFT: f64 = 12.0;
 const SHIFT: f64 = 5.0;
 /// Channels that tell an I2V model which frames are known.
 const MASK_CHANNELS: usize = 4;
-
-/// Prompts to embeddings.
-pub struct TextEncoder {
-    /// Text to ids.
-    pub tokenizer: Tokenizer,
-    /// Ids to embeddings.
-    pub encoder: Umt5,
-    /// Rows of an embedding: prompts are padded or cut to this length.
-    pub length: usize,
-}
-
-impl TextEncoder {
-    /// The embedding of `prompt`, `[length, dim]`, rows beyond its tokens zero.
-    pub fn encode(&self, prompt: &str) -> Result<Tensor> {
-        self.encoder.encode(&self.tokenizer.encode(prompt, self.length)?, self.length)
-    }
-}
 
 /// The networks of a checkpoint.
 pub struct Parts {
@@ -81,10 +63,12 @@ pub struct Wan {
     pub(super) experts: Vec<Expert>,
     vae: Vae,
     text: Option<TextEncoder>,
+    prompts: Prompts,
     clip: Option<Clip>,
     schedule: ScheduleFacts,
     end_image: bool,
     chunking: Chunking,
+    fitting: Option<Fitting>,
     pub(super) specs: Vec<ParameterSpec>,
     sources: Option<Sources>,
     placement: Option<WeightPlacement>,
@@ -119,10 +103,12 @@ impl Wan {
             experts,
             vae: parts.vae,
             text: parts.text,
+            prompts: Prompts::default(),
             clip: parts.clip,
             schedule: ScheduleFacts { shift, boundary, trained },
             end_image: settings.end_image,
             chunking: settings.chunking,
+            fitting: None,
             specs,
             sources: None,
             placement: None,
@@ -140,6 +126,11 @@ impl Wan {
         self
     }
 
+    /// Chooses the tiles of the VAE by the memory there is, in place of those of the settings.
+    pub fn fitting(self, fitting: Option<Fitting>) -> Self {
+        Self { fitting, ..self }
+    }
+
     /// Adds the files and settings that encodings depend on, so that they can be cached.
     pub fn with_sources(self, sources: Sources) -> Self {
         Self { sources: Some(sources), ..self }
@@ -149,6 +140,15 @@ impl Wan {
     fn expert(&self, timestep: Timestep) -> usize {
         let low = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
         usize::from(self.schedule.boundary.is_some_and(low))
+    }
+
+    /// Tiling and memory of the VAE for a video whose latents have this shape, without channels.
+    fn chunking(&self, latents: [usize; 3]) -> Chunking {
+        let frames = 1 + latents[0].saturating_sub(1) * self.vae.facts().temporal_stride;
+        match &self.fitting {
+            Some(fitting) => Chunking { tiling: fitting.tiling(self.vae.config(), frames, latents), ..self.chunking },
+            None => self.chunking,
+        }
     }
 
     /// Shape of the latents of a video.
@@ -243,6 +243,10 @@ impl DiffusionModel for Wan {
         Some(if self.vae.facts().spatial_stride == 16 { 24.0 } else { 16.0 })
     }
 
+    fn expect_prompts(&mut self, prompts: &[String]) {
+        self.prompts.expect(prompts);
+    }
+
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         let latent_shape = self.latent_shape(input.frames, input.size)?;
         for (what, image) in [("image", &input.image), ("end image", &input.end_image)] {
@@ -256,13 +260,15 @@ impl DiffusionModel for Wan {
         let text = self.text.as_ref().ok_or_else(|| {
             Error::Unsupported("prompts need a UMT5 encoder among `model_paths` and a `tokenizer_path`".into())
         })?;
+        let [_, t, h, w] = latent_shape;
+        let chunking = self.chunking([t, h, w]);
         let config = self.experts[0].dit.config();
         let extra = config.in_channels - config.out_channels;
         let channels = match (extra, &input.image) {
             (0, _) => None,
             (n, Some(image)) if n == MASK_CHANNELS + latent_shape[0] => {
                 let end = input.end_image.as_ref().filter(|_| self.end_image);
-                Some(conditioning::image_channels(&self.vae, image, end, input.frames, &self.chunking)?)
+                Some(conditioning::image_channels(&self.vae, image, end, input.frames, &chunking)?)
             }
             (_, None) => {
                 return Err(Error::Unsupported(
@@ -277,7 +283,7 @@ impl DiffusionModel for Wan {
         // one that was made for it; the 16-channel text-to-video models take none.
         let first_frame = match (extra, &input.image) {
             (0, Some(image)) if self.vae.facts().spatial_stride == 16 => {
-                Some(conditioning::first_frame_latents(&self.vae, image, &self.chunking)?)
+                Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?)
             }
             _ => None,
         };
@@ -285,7 +291,8 @@ impl DiffusionModel for Wan {
             (Some(clip), Some(_), Some(image)) => Some(clip.encode(image)?),
             _ => None,
         };
-        Ok(Conditioning { context: text.encode(&input.prompt)?, channels, image_tokens, first_frame, latent_shape })
+        let context = self.prompts.embedding(&input.prompt, text)?;
+        Ok(Conditioning { context, channels, image_tokens, first_frame, latent_shape })
     }
 
     fn velocity(
@@ -330,12 +337,24 @@ impl DiffusionModel for Wan {
     }
 
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        let decoded = self.vae.decode_clamped(latents, &self.chunking, grad)?;
+        let chunking = match *latents.shape() {
+            [_, t, h, w] => self.chunking([t, h, w]),
+            _ => self.chunking,
+        };
+        let decoded = self.vae.decode_clamped(latents, &chunking, grad)?;
         Ok((decoded.frames, decoded.pullback))
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
-        Ok(self.vae.encode_with(frames, &self.chunking, Grad::Skip)?.0)
+        let chunking = match *frames.shape() {
+            [count, _, height, width] => {
+                let facts = self.vae.facts();
+                let [h, w] = facts.latent_size([height, width])?;
+                self.chunking([facts.latent_frames(count)?, h, w])
+            }
+            _ => self.chunking,
+        };
+        Ok(self.vae.encode_with(frames, &chunking, Grad::Skip)?.0)
     }
 }
 

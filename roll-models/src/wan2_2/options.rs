@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 
 use roll_core::registry::parse_options;
-use roll_core::{Error, Kind, OptionNotes, Result, Said, WeightPlacement};
-use serde::{Deserialize, Serialize};
+use roll_core::{Error, Kind, OptionNotes, Result, ResultExt, Said, WeightPlacement};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;
 
 use crate::comma_list::{self, split};
 use crate::lora::{AdapterSources, Asked};
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::Trainable;
+
+use super::vae::Tiling;
 
 /// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +24,7 @@ pub struct WanOptions {
     /// List of `ORG/NAME:PATTERN` entries: files of the Hugging Face cache, downloaded where they are missing.
     #[serde(deserialize_with = "comma_list::optional")]
     pub model_id_with_origin_paths: Option<String>,
-    /// Directory of the UMT5 `tokenizer.json`.
+    /// Directory of the UMT5 `tokenizer.json` or `spiece.model`.
     pub tokenizer_path: Option<PathBuf>,
     /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
     /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
@@ -51,23 +53,31 @@ pub struct WanOptions {
     /// List of the inputs beside the prompt: `input_image`, `end_image`.
     #[serde(deserialize_with = "comma_list::required")]
     pub extra_inputs: String,
-    /// Storage of frozen weights: `auto` (as in the file), `f32`, `bf16`.
+    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs (what an f32 file has of the embedding of time
+    /// and of the head stays f32), as in the file on the CPU.
     pub weights_dtype: WeightsDType,
-    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
-    /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the weights
+    /// are and the device is a GPU. Embeddings, head, norms, residuals, adapters' weights and gradients are f32 either
+    /// way; with bf16, block inputs that wait for the backward pass are kept in bf16.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
     /// block, `sharded` over the ranks (weights that are trained too, when all are). `auto` is resident, unless the
     /// strategy says otherwise (`strategy.stage: 3`, `strategy.offload_param`).
     pub weight_store: Placement,
+    /// Where the weights of the expert that is not in use are, if the weights are resident: `keep` them on the device;
+    /// `host`: in host memory; `drop` them, and read the files again (a copy less, and what the system caches of them is
+    /// shared by ranks). `auto`: on GPUs away, unless both experts take at most half of a memory that is known; kept on the
+    /// CPU.
+    pub idle_expert: IdleExpert,
     /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
     pub num_heads: Option<usize>,
     /// Timesteps at or above `boundary * 1000` use `dit`; 0.9 for I2V and 0.875 for T2V unless given.
     pub boundary: Option<f64>,
     /// Old name of `algo.shift`, which wins where both are given.
     pub shift: Option<f64>,
-    /// Decode and encode in tiles: `[height, width]` in latent pixels; needs `vae_tile_stride`.
-    pub vae_tile_size: Option<[usize; 2]>,
+    /// Decode and encode in tiles: `[height, width]` in latent pixels, beside `vae_tile_stride`; `none` takes frames
+    /// whole. `auto`: whole on the CPU, and on a GPU whose memory is known in the largest tiles that it has room for.
+    pub vae_tile_size: TileSize,
     /// Distance of the tiles, `[height, width]` in latent pixels.
     pub vae_tile_stride: Option<[usize; 2]>,
     /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation.
@@ -157,6 +167,70 @@ impl Placement {
     }
 }
 
+/// Where the weights of the expert are that is not in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdleExpert {
+    /// Away where it matters.
+    #[default]
+    Auto,
+    /// On the device.
+    Keep,
+    /// In host memory, as they are stored on the device.
+    Host,
+    /// In their files.
+    Drop,
+}
+
+impl IdleExpert {
+    /// The choice, for experts of `bytes` together. `memory` is that of the GPU, where it is one and its memory is known;
+    /// `converted` says that their files have another dtype, whose conversion takes longer than a copy.
+    pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
+        match self {
+            Self::Auto if !gpu || memory.is_some_and(|memory| 2 * bytes as u64 <= memory) => Self::Keep,
+            Self::Auto if converted => Self::Host,
+            Self::Auto => Self::Drop,
+            given => given,
+        }
+    }
+}
+
+/// Size of the tiles of the VAE in latent pixels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TileSize {
+    /// As the device's memory wants it.
+    #[default]
+    Auto,
+    /// The frames are one tile.
+    Whole,
+    /// Height and width.
+    Of([usize; 2]),
+}
+
+impl Serialize for TileSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => "auto".serialize(serializer),
+            Self::Whole => "none".serialize(serializer),
+            Self::Of(size) => size.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TileSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        match &value {
+            serde_json::Value::Null => return Ok(Self::Whole),
+            serde_json::Value::String(text) if text == "auto" => return Ok(Self::Auto),
+            serde_json::Value::String(text) if text == "none" => return Ok(Self::Whole),
+            _ => {}
+        }
+        let wrong = || de::Error::custom(format!("expected `auto`, `none` or [height, width], found {value}"));
+        serde_json::from_value(value.clone()).map(Self::Of).map_err(|_| wrong())
+    }
+}
+
 impl Default for WanOptions {
     fn default() -> Self {
         Self {
@@ -175,10 +249,11 @@ impl Default for WanOptions {
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
             weight_store: Placement::Auto,
+            idle_expert: IdleExpert::Auto,
             num_heads: None,
             boundary: None,
             shift: None,
-            vae_tile_size: None,
+            vae_tile_size: TileSize::Auto,
             vae_tile_stride: None,
             vae_checkpoints: 4,
         }
@@ -254,6 +329,19 @@ impl WanOptions {
         Asked { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
+    /// The tiles of the VAE that the options name; the size alone says whether there are others.
+    pub(super) fn tiling(&self) -> Result<Option<Tiling>> {
+        match (self.vae_tile_size, self.vae_tile_stride) {
+            (TileSize::Of(size), Some(stride)) => {
+                let tiling = Tiling { size, stride };
+                tiling.check().in_section("model")?;
+                Ok(Some(tiling))
+            }
+            (TileSize::Auto | TileSize::Whole, None) => Ok(None),
+            _ => Err(Error::config("model.vae_tile_size", "needs `vae_tile_stride` beside it, and the reverse")),
+        }
+    }
+
     /// Whether the configuration asks for this input beside the prompt.
     pub fn wants(&self, input: &str) -> bool {
         split(&self.extra_inputs).iter().any(|i| i == input)
@@ -288,6 +376,35 @@ mod tests {
         assert_eq!((list.lora_targets(), list.wants("end_image")), (vec!["q".into(), "k".into()], true));
         let base = parsed(json!({"lora_base_model": ["dit"]})).unwrap();
         assert_eq!(base.trained_experts(&["dit", "dit2"], &[]).unwrap(), ["dit"]);
+    }
+
+    #[test]
+    fn tiles_are_a_size_a_word_or_nothing() {
+        let tiles = |value: serde_json::Value| parsed(json!({"vae_tile_size": value})).map(|o| o.vae_tile_size);
+        assert_eq!(tiles(json!("auto")).unwrap(), TileSize::Auto);
+        assert_eq!((tiles(json!("none")).unwrap(), tiles(json!(null)).unwrap()), (TileSize::Whole, TileSize::Whole));
+        assert_eq!(tiles(json!([34, 34])).unwrap(), TileSize::Of([34, 34]));
+        for value in [json!("some"), json!([34]), json!(34)] {
+            let said = tiles(value).unwrap_err().to_string();
+            assert!(said.contains("[height, width]"), "{said}");
+        }
+        for size in [TileSize::Auto, TileSize::Whole, TileSize::Of([8, 9])] {
+            let text = serde_json::to_value(size).unwrap();
+            assert_eq!(serde_json::from_value::<TileSize>(text).unwrap(), size);
+        }
+    }
+
+    #[test]
+    fn the_idle_expert_goes_where_memory_is_short() {
+        let chosen = |gpu, memory, converted| IdleExpert::Auto.chosen(57_000_000_000, gpu, memory, converted);
+        assert_eq!(chosen(false, None, true), IdleExpert::Keep);
+        assert_eq!(chosen(true, Some(141_000_000_000), true), IdleExpert::Keep);
+        assert_eq!(chosen(true, Some(80_000_000_000), true), IdleExpert::Host);
+        assert_eq!(
+            (chosen(true, Some(80_000_000_000), false), chosen(true, None, false)),
+            (IdleExpert::Drop, IdleExpert::Drop)
+        );
+        assert_eq!(IdleExpert::Host.chosen(1, false, None, false), IdleExpert::Host);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct ComponentFiles {
     pub vae_kind: Component,
     /// CLIP image encoder of Wan2.1 I2V.
     pub clip: Option<Checkpoint>,
-    /// A `tokenizer.json` that lies beside the weights as in the official and the diffusers repositories.
+    /// A `tokenizer.json` or `spiece.model` that lies beside the weights as in the official and the diffusers repositories.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -193,7 +193,12 @@ const FOLDERS: &[(&str, &str)] = &[
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
 /// Where tokenizers lie in the official and the diffusers layout.
-const TOKENIZERS: &[&str] = &["google/umt5-xxl/tokenizer.json", "tokenizer/tokenizer.json"];
+const TOKENIZERS: &[&str] = &[
+    "google/umt5-xxl/tokenizer.json",
+    "tokenizer/tokenizer.json",
+    "google/umt5-xxl/spiece.model",
+    "tokenizer/spiece.model",
+];
 
 /// The weights in a directory of a whole model, of one of its networks, or with the files of two experts.
 pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
@@ -230,7 +235,7 @@ fn from_directory(directory: &Path) -> Result<Vec<Found>> {
     for name in TOP {
         found.extend(weights(&format!("{escaped}/{name}"), false)?);
     }
-    found.extend(TOKENIZERS.iter().map(|t| directory.join(t)).filter(|t| t.is_file()).map(Found::Tokenizer));
+    found.extend(TOKENIZERS.iter().map(|t| directory.join(t)).find(|t| t.is_file()).map(Found::Tokenizer));
     if !found.iter().any(|f| matches!(f, Found::Weights(_))) {
         return Err(WeightsError::Directory {
             path: directory.into(),

@@ -1,4 +1,4 @@
-//! Prompts to token ids, with the `tokenizer.json` of the text encoder.
+//! Prompts to token ids, with the `tokenizer.json` or `spiece.model` of the text encoder.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,13 @@ use roll_core::{Error, Result};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
+use super::sentencepiece;
 use super::text::clean;
 use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
+/// The sentencepiece form of the same.
+const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
 /// Rows of the text embedding of Wan: what a prompt is padded or cut to, unless a `config.json` says otherwise.
@@ -23,9 +26,9 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
-    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on this machine and downloaded if it is
-    /// missing.
+    /// Loads `tokenizer.json`, or `spiece.model` where that is not there. `place` is such a file, a directory that holds
+    /// it (itself, or in `google/umt5-xxl` or `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on
+    /// this machine and downloaded if it is missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
@@ -35,8 +38,12 @@ impl Tokenizer {
         let file = find(place, hub)?;
         let bytes = std::fs::read(&file).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
-        let mut inner = Inner::from_bytes(&bytes)
-            .map_err(|e| bad(format!("expected a tokenizer.json, found one that fails: {e}")))?;
+        let mut inner = match file.extension().is_some_and(|extension| extension == "model") {
+            true => sentencepiece::tokenizer(&bytes)
+                .map_err(|e| bad(format!("expected sentencepiece's model of a T5 tokenizer: {e}")))?,
+            false => Inner::from_bytes(&bytes)
+                .map_err(|e| bad(format!("expected a tokenizer.json, found one that fails: {e}")))?,
+        };
         // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
@@ -78,23 +85,18 @@ impl Tokenizer {
 /// The `tokenizer.json` that `place` means.
 fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     if place.is_file() {
-        return match place.file_name() {
-            Some(name) if name == "spiece.model" => Err(only_spiece(place)),
-            _ => Ok(place.to_path_buf()),
-        };
+        return Ok(place.to_path_buf());
     }
     if place.is_dir() {
-        let inside = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(FILE));
-        if let Some(found) = inside.iter().find(|f| f.is_file()) {
-            return Ok(found.clone());
-        }
-        let spiece = place.join("spiece.model");
-        return Err(match spiece.is_file() {
-            true => only_spiece(&spiece),
-            false => Error::config(
+        let inside = |file: &str| {
+            let places = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(file));
+            places.into_iter().find(|f| f.is_file())
+        };
+        return inside(FILE).or_else(|| inside(SPIECE)).ok_or_else(|| {
+            Error::config(
                 "tokenizer_path",
-                format!("expected `{FILE}` in the directory {}, found none", place.display()),
-            ),
+                format!("expected `{FILE}` or `{SPIECE}` in the directory {}, found neither", place.display()),
+            )
         });
     }
     let name = place.to_string_lossy();
@@ -109,17 +111,6 @@ fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
             ),
         )),
     }
-}
-
-fn only_spiece(path: &Path) -> Error {
-    Error::config(
-        "tokenizer_path",
-        format!(
-            "expected `{FILE}`, found only {}, the sentencepiece form of the same tokenizer; put the `{FILE}` of \
-             google/umt5-xxl beside it (`hf download google/umt5-xxl {FILE}`)",
-            path.display()
-        ),
-    )
 }
 
 /// A small, valid `tokenizer.json` of T5's kind (Unigram, `</s>` at the end) for synthetic checkpoints: printable
@@ -237,6 +228,35 @@ mod tests {
     }
 
     #[test]
+    fn a_sentencepiece_model_gives_the_ids_of_a_tokenizer_json_of_the_same_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(SPIECE), sentencepiece::tests::model(&tiny_pieces())).unwrap();
+        let spiece = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
+        assert_eq!(spiece.path(), dir.path().join(SPIECE));
+        // The normalizer that transformers writes for a model without a table.
+        let mut file: Value = serde_json::from_str(&tiny_tokenizer_json()).unwrap();
+        let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
+        let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [strip, spaces]});
+        std::fs::write(dir.path().join(FILE), file.to_string()).unwrap();
+        let json = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
+        assert_eq!(json.path(), dir.path().join(FILE));
+        assert_eq!(spiece.vocabulary(), json.vocabulary());
+        for prompt in [
+            "a man talks",
+            "",
+            "the thing of the hand, and  another  one\n",
+            "你好 🎬 \u{7f} naïve",
+            "<pad> </s> <unk>",
+            "▁a ▁",
+            "   leading",
+            &"in the end ".repeat(200),
+        ] {
+            assert_eq!(spiece.encode(prompt, 512).unwrap(), json.encode(prompt, 512).unwrap(), "{prompt}");
+        }
+    }
+
+    #[test]
     fn it_is_found_as_file_directory_or_model() {
         let dir = tempfile::tempdir().unwrap();
         let nested = dir.path().join("models/google/umt5-xxl");
@@ -255,7 +275,7 @@ mod tests {
         assert!(message(dir.path()).contains(FILE));
         assert!(message(Path::new("/nowhere/at/all")).contains("does not exist"));
         assert!(message(Path::new("google/umt5-xxl")).contains("hf download google/umt5-xxl"));
-        std::fs::write(dir.path().join("spiece.model"), b"x").unwrap();
+        std::fs::write(dir.path().join(SPIECE), b"x").unwrap();
         assert!(message(dir.path()).contains("sentencepiece"));
         std::fs::write(dir.path().join(FILE), b"{\"version\"").unwrap();
         assert!(message(dir.path()).contains(FILE));

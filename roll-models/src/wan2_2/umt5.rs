@@ -1,7 +1,8 @@
 //! The UMT5 text encoder: T5's encoder with a relative position bias of its own in every layer.
 //!
-//! Runs in f32, one sequence at a time, without gradient unless its weights are leaves of an autodiff graph. Weights arrive block by block from a [`WeightStore`], so
-//! that the XXL encoder (11 GB in bf16) never has to be resident, and stay bf16 until they are used.
+//! Runs in f32, without gradient unless its weights are leaves of an autodiff graph. Weights arrive block by block from a
+//! [`WeightStore`], so that the XXL encoder (11 GB in bf16) never has to be resident, and stay bf16 until they are used;
+//! several sequences go through a block while it is there, one after the other.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,6 +27,26 @@ const MAX_DISTANCE: usize = 128;
 const QUERY_ROWS: usize = 512;
 
 const EMBEDDING: &str = "token_embedding.weight";
+
+/// Prefix of the norm behind the last block.
+const FINAL_NORM: &str = "norm.";
+
+/// Prefix of a block.
+fn block_prefix(i: usize) -> String {
+    format!("blocks.{i}.")
+}
+
+/// `rows`, `[L, dim]`, and rows of zero up to `length`.
+pub(super) fn padded(rows: &Tensor, length: usize) -> Result<Tensor> {
+    let dim = rows.shape().last().copied().unwrap_or(0);
+    let mut values = rows.to_f32_vec();
+    values.resize(length * dim, 0.0);
+    Tensor::new(values, [length, dim])
+}
+
+fn none<T>() -> Result<T> {
+    Err(Error::Misuse("an encoding of no sequence was asked for".into()))
+}
 
 /// The shape of a UMT5 encoder, read from its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +162,8 @@ impl Umt5 {
     /// every [`Umt5::encode`].
     pub fn streamed(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
         let config = Umt5Config::from_shapes(&checkpoint.shapes())?;
-        let store = Arc::new(Streamed::new(checkpoint.clone(), device));
+        let order = (0..config.layers).map(block_prefix).chain([FINAL_NORM.to_string()]).collect();
+        let store = Arc::new(Streamed::new(checkpoint.clone(), device).reading_ahead_through(order));
         Ok(Self { config, store, embedding: Embedding::Stored(checkpoint.clone()), probe: None })
     }
 
@@ -168,10 +190,15 @@ impl Umt5 {
         if ids.is_empty() || ids.len() > length {
             return Err(Error::Misuse(format!("expected 1 to {length} token ids, found {}", ids.len())));
         }
-        let keys: Vec<usize> = (0..ids.len()).collect();
-        let mut values = self.hidden(ids, &keys)?.to_f32_vec();
-        values.resize(length * self.config.dim, 0.0);
-        Tensor::new(values, [length, self.config.dim])
+        self.encode_all(&[ids])?.iter().map(|rows| padded(rows, length)).next().unwrap_or_else(none)
+    }
+
+    /// The encodings of several prompts, f32 `[ids.len(), dim]` each, with the bits that each has alone. Every weight is
+    /// read once.
+    pub fn encode_all(&self, prompts: &[&[u32]]) -> Result<Vec<Tensor>> {
+        let keys: Vec<Vec<usize>> = prompts.iter().map(|ids| (0..ids.len()).collect()).collect();
+        let sequences: Vec<_> = prompts.iter().copied().zip(keys.iter().map(Vec::as_slice)).collect();
+        self.hidden_all(&sequences)?.into_iter().map(to_host).collect()
     }
 
     /// The encoding of every one of `ids`, f32 `[ids.len(), dim]`, where attention sees the positions `keys` alone.
@@ -182,22 +209,29 @@ impl Umt5 {
 
     /// As [`Umt5::hidden`], on the device, inside the autodiff graph of the weights if they are leaves of one.
     pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
-        if keys.is_empty() || keys.iter().any(|&k| k >= ids.len()) {
+        self.hidden_all(&[(ids, keys)])?.pop().map_or_else(none, Ok)
+    }
+
+    fn hidden_all(&self, sequences: &[(&[u32], &[usize])]) -> Result<Vec<Burn<2>>> {
+        if let Some((ids, keys)) =
+            sequences.iter().find(|(ids, keys)| keys.is_empty() || keys.iter().any(|&k| k >= ids.len()))
+        {
             return Err(Error::Misuse(format!("expected key positions below {}, found {keys:?}", ids.len())));
         }
-        let mut x = self.embed(ids)?;
         let tape = Tape::off();
-        let positions = Positions::new(ids.len(), keys, self.config.buckets);
+        let positions: Vec<Positions> =
+            sequences.iter().map(|(ids, keys)| Positions::new(ids.len(), keys, self.config.buckets)).collect();
+        let mut states = sequences.iter().map(|(ids, _)| self.embed(ids)).collect::<Result<Vec<_>>>()?;
         for i in 0..self.config.layers {
-            let prefix = format!("blocks.{i}.");
-            let weights = self.store.segment(&prefix)?;
+            let weights = self.store.segment(&block_prefix(i))?;
             let scope =
                 Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
-            x = self.block(&scope, i, x, &positions)?;
+            let through = |(x, positions)| self.block(&scope, i, x, positions);
+            states = states.into_iter().zip(&positions).map(through).collect::<Result<_>>()?;
         }
-        let weights = self.store.segment("norm.")?;
+        let weights = self.store.segment(FINAL_NORM)?;
         let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
-        Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))
+        states.into_iter().map(|x| Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))).collect()
     }
 
     fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>, positions: &Positions) -> Result<Burn<2>> {

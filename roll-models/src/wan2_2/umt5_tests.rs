@@ -63,6 +63,37 @@ fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
 }
 
 #[test]
+fn prompts_together_have_the_bits_of_each_alone_and_every_weight_is_read_once() {
+    /// Counts what is read.
+    struct Counting(Resident, std::sync::Mutex<Vec<String>>);
+    impl WeightStore for Counting {
+        fn segment(&self, prefix: &str) -> roll_core::Result<roll_backends::Weights> {
+            self.1.lock().unwrap().push(prefix.into());
+            self.0.segment(prefix)
+        }
+        fn device(&self) -> &burn::tensor::Device {
+            self.0.device()
+        }
+        fn shape(&self, key: &str) -> Option<Vec<usize>> {
+            self.0.shape(key)
+        }
+    }
+    let store = Arc::new(Counting(
+        Resident::new(&random(&config(), DType::F32), burn::tensor::DType::F32, &device()),
+        Default::default(),
+    ));
+    let model = Umt5::with_store(config(), store.clone());
+    let prompts: [&[u32]; 3] = [&[3, 7, 29, 1], &[5, 1], &[1]];
+    let together = model.encode_all(&prompts).unwrap();
+    let mut read = std::mem::take(&mut *store.1.lock().unwrap());
+    read.retain(|prefix| prefix != "token_embedding.weight");
+    assert_eq!(read, ["blocks.0.", "blocks.1.", "norm."]);
+    for (ids, rows) in prompts.into_iter().zip(together) {
+        assert_eq!(padded(&rows, 4).unwrap().as_bytes(), model.encode(ids, 4).unwrap().as_bytes());
+    }
+}
+
+#[test]
 fn a_missing_or_misshapen_weight_is_named() {
     let mut state = random(&config(), DType::F32);
     let taken = state.remove("blocks.1.ffn.fc2.weight").unwrap();

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 
 use burn::tensor::{DType, Device};
-use roll_backends::weights::Ahead;
-use roll_backends::{Weight, WeightStore, Weights};
-use roll_core::Result;
+use roll_backends::weights::{Ahead, Storage};
+use roll_backends::{Resident, WeightStore, Weights};
+use roll_core::{Result, StateDict, Tensor};
 
 use super::checkpoint::Checkpoint;
 use crate::precision::storable;
@@ -24,20 +24,21 @@ pub struct Streamed {
 struct Source {
     checkpoint: Checkpoint,
     device: Device,
-    dtype: Option<DType>,
+    storage: Option<Storage>,
 }
 
 impl Streamed {
     /// Reads from `checkpoint`, whose keys are those the network asks for.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
-        let source = Source { checkpoint, device: device.clone(), dtype: None };
+        let source = Source { checkpoint, device: device.clone(), storage: None };
         Self { source: Arc::new(source), ahead: None }
     }
 
-    /// Keeps the weights as `dtype` (f32 or bf16) instead of their own.
-    pub fn with_dtype(mut self, dtype: DType) -> Self {
+    /// Brings the weights as `storage` says instead of as they are.
+    pub fn stored_as(mut self, storage: impl Into<Storage>) -> Self {
         let Source { checkpoint, device, .. } = self.source.as_ref();
-        self.source = Arc::new(Source { checkpoint: checkpoint.clone(), device: device.clone(), dtype: Some(dtype) });
+        let (checkpoint, device) = (checkpoint.clone(), device.clone());
+        self.source = Arc::new(Source { checkpoint, device, storage: Some(storage.into()) });
         self
     }
 
@@ -45,6 +46,13 @@ impl Streamed {
     /// runs again and again through the same segments.
     pub fn reading_ahead(mut self) -> Self {
         self.ahead = Some(Ahead::default());
+        self
+    }
+
+    /// As [`Streamed::reading_ahead`] for a network that goes through the segments in this order, now and then: also in
+    /// the first pass, and after the last segment nothing waits for the next pass.
+    pub fn reading_ahead_through(mut self, order: Vec<String>) -> Self {
+        self.ahead = Some(Ahead::through(order));
         self
     }
 }
@@ -75,13 +83,45 @@ impl Source {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
             let tensor = self.checkpoint.tensor(key)?;
-            let dtype = self.dtype.unwrap_or_else(|| storable(stored_dtype(&tensor), &self.device));
-            weights.insert(key.to_string(), Weight::new(&tensor, dtype, &self.device));
+            let storage = self.storage.unwrap_or_else(|| storable(stored_dtype(&tensor), &self.device).into());
+            weights.insert(key.to_string(), storage.weight(key, &tensor, &self.device));
             drop(tensor);
             self.checkpoint.release(key);
         }
         Ok(Arc::new(weights))
     }
+}
+
+/// Puts all weights of `checkpoint` on `device`. Each is given back as it was copied, so that of a mapped file one weight
+/// at a time takes memory beside what it becomes.
+pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
+    let mut weights = HashMap::with_capacity(checkpoint.len());
+    for key in checkpoint.keys() {
+        weights.insert(key.to_string(), storage.weight(key, &checkpoint.tensor(key)?, device));
+        checkpoint.release(key);
+    }
+    Ok(Resident::from_weights(weights, device))
+}
+
+/// The weights of `checkpoint` in host memory, as `storage` says.
+pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<StateDict> {
+    let mut state = StateDict::new();
+    for key in checkpoint.keys() {
+        let tensor = checkpoint.tensor(key)?;
+        let dtype = match storage.of(key, tensor.dtype()) {
+            DType::BF16 => roll_core::DType::Bf16,
+            _ => roll_core::DType::F32,
+        };
+        // A tensor that stays as it is would go on pointing into the file.
+        let kept = match tensor.dtype() == dtype {
+            true => Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?,
+            false => tensor.to_float(dtype)?,
+        };
+        drop(tensor);
+        checkpoint.release(key);
+        state.insert(key.to_string(), kept);
+    }
+    Ok(state)
 }
 
 /// The dtype a frozen weight is kept in on the device: its own when it is bf16, f32 otherwise.
@@ -96,8 +136,6 @@ pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use roll_core::{StateDict, Tensor};
 
     use super::*;
     use crate::weights::save_safetensors;

@@ -33,7 +33,7 @@ impl CachedModel {
                 Ok(Box::new(Self { inner, facts, unit, frame_rate, key, store: store.clone() }))
             }
             None => {
-                tracing::warn!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
+                tracing::info!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
                 Ok(inner)
             }
         }

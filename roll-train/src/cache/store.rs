@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::limit::Limit;
 use roll_core::{Error, Fingerprint, Result, StateDict};
 use roll_models::weights::{Checkpoint, save_safetensors};
 
@@ -16,6 +17,7 @@ const SUM: &str = "sha256";
 #[derive(Clone, Debug)]
 pub struct CacheStore {
     directory: PathBuf,
+    limit: Arc<Limit>,
     counts: Arc<Counts>,
 }
 
@@ -27,10 +29,16 @@ struct Counts {
 }
 
 impl CacheStore {
-    /// Makes the directory when it is not there. Fails when it cannot be written.
-    pub fn open(directory: &Path) -> Result<Self> {
+    /// Makes the directory when it is not there, for files of `limit` bytes together. Fails when it cannot be written.
+    pub fn open(directory: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
-        Ok(Self { directory: directory.into(), counts: Arc::default() })
+        let limit = Arc::new(Limit::new(directory, limit));
+        Ok(Self { directory: directory.into(), limit, counts: Arc::default() })
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// What is kept under `key`, or else what `compute` gives, which is then kept. A file that is damaged is as good as
@@ -41,18 +49,23 @@ impl CacheStore {
         if path.exists() {
             match read(&path) {
                 Ok(state) => {
+                    Limit::used(&path);
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
                     return Ok(state);
                 }
+                // Gone to make room, between the two looks.
+                Err(_) if !path.exists() => {}
                 Err(error) => tracing::warn!("computed again, and replaced: {}", error.chain()),
             }
         }
         let state = compute()?;
         self.counts.computed.fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = write(&folder, &path, &state)
-            && self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0
-        {
-            tracing::warn!("encodings are not kept: {}", error.chain());
+        match write(&folder, &path, &state) {
+            Ok(bytes) => self.limit.added(bytes),
+            Err(error) if self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0 => {
+                tracing::warn!("encodings are not kept: {}", error.chain());
+            }
+            Err(_) => {}
         }
         Ok(state)
     }
@@ -72,14 +85,15 @@ fn read(path: &Path) -> Result<StateDict> {
     }
 }
 
-/// Under a name of its own first: processes on several machines may have one number.
-fn write(folder: &Path, path: &Path, state: &StateDict) -> Result<()> {
+/// Under a name of its own first: processes on several machines may have one number. Gives its bytes.
+fn write(folder: &Path, path: &Path, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));
     let metadata = BTreeMap::from([(SUM.to_string(), checksum(state))]);
     let written = save_safetensors(&temporary, state, &metadata).map_err(Error::from);
     let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("write", path)));
-    placed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+    placed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
+    Ok(std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
 }
 
 fn checksum(state: &StateDict) -> String {
@@ -110,7 +124,7 @@ mod tests {
     #[test]
     fn what_was_computed_is_found_and_what_is_damaged_is_computed_again() {
         let dir = tempfile::tempdir().unwrap();
-        let store = CacheStore::open(dir.path()).unwrap();
+        let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
         let key = Fingerprint::new("x").finish();
         let first = store.get("targets", &key, || Ok(state(1.0))).unwrap();
         let found = store.get("targets", &key, || panic!("it is kept")).unwrap();
@@ -132,7 +146,7 @@ mod tests {
     #[test]
     fn many_may_write_the_same_at_once() {
         let dir = tempfile::tempdir().unwrap();
-        let store = CacheStore::open(dir.path()).unwrap();
+        let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
         let keys: Vec<String> = (0..20).map(|i| Fingerprint::new("k").text("i", i).finish()).collect();
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -146,5 +160,34 @@ mod tests {
         });
         assert_eq!(files(dir.path()).len(), 20);
         assert!(files(dir.path()).iter().all(|f| f.extension().is_some_and(|e| e == "safetensors")));
+    }
+
+    #[test]
+    fn beyond_the_limit_what_was_not_used_for_longest_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys: Vec<String> = (0..12).map(|i| Fingerprint::new("k").text("i", i).finish()).collect();
+        let get = |store: &CacheStore, i: usize| {
+            // Times of files may be no finer than hundredths of a second.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            store.get("targets", &keys[i], || Ok(state(i as f32))).unwrap()["a"].to_f32_vec()[0]
+        };
+        let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
+        get(&store, 0);
+        let size = std::fs::metadata(&files(dir.path())[0]).unwrap().len();
+        let store = CacheStore::open(dir.path(), 10 * size).unwrap();
+        for i in 1..10 {
+            get(&store, i);
+        }
+        assert_eq!(files(dir.path()).len(), 10);
+        // The first is used again, the second is the oldest now.
+        assert_eq!(get(&store, 0), 0.0);
+        get(&store, 10);
+        let place = |key: &String| dir.path().join("targets").join(&key[..2]).join(format!("{key}.safetensors"));
+        let left: Vec<bool> = keys[..11].iter().map(|key| place(key).exists()).collect();
+        assert_eq!(left, [true, false, false, true, true, true, true, true, true, true, true]);
+        // Another process, which looks for itself.
+        let other = CacheStore::open(dir.path(), 3 * size).unwrap();
+        get(&other, 11);
+        assert_eq!(files(dir.path()).len(), 2);
     }
 }

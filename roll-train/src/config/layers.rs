@@ -14,10 +14,11 @@ use super::reference;
 use super::schema;
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
-use roll_core::{Error, Registry, Result};
+use roll_core::{Error, Registry, Result, communicator};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 12] = [
+pub const RESERVED_VARIABLES: [&str; 13] = [
+    crate::cache::VARIABLE,
     "ROLL_FIXTURES",
     "ROLL_REQUIRE",
     "ROLL_TEST_DATA",
@@ -47,6 +48,8 @@ const OPTIONAL_TEXT: [&str; 5] =
 pub struct ConfigLayers {
     layers: Vec<Layer>,
     notes: Vec<String>,
+    /// Of the job; that which runs, unless given.
+    ranks: Option<usize>,
 }
 
 /// One source: top-level keys (or paths such as `reward[0].weight`) and values that know their origin.
@@ -88,13 +91,19 @@ impl ConfigLayers {
         Self::default()
     }
 
+    /// For a job of so many ranks instead of that which runs: it comes before the files.
+    pub fn for_ranks(self, ranks: usize) -> Self {
+        Self { ranks: Some(ranks), ..self }
+    }
+
     /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
     /// read or is no mapping.
     pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
-            let (translated, notes) = reference::translate(path, map)?;
+            let ranks = self.ranks.unwrap_or_else(|| communicator::current().world_size());
+            let (translated, notes) = reference::translate(path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);
         }
@@ -176,7 +185,8 @@ impl ConfigLayers {
 
     /// These layers on top of those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
-        Self { layers: [lowest.layers, self.layers].concat(), notes: [lowest.notes, self.notes].concat() }
+        let layers = [lowest.layers, self.layers].concat();
+        Self { layers, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
     }
 
     /// What the layers say together. Fails when two of them do not fit together; values are not checked yet.

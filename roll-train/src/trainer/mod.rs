@@ -32,6 +32,9 @@ pub use open::reward;
 pub use overview::epochs;
 pub use summary::Summary;
 
+/// Prompts that a model is told of before it is asked to encode them.
+const EXPECTED_PROMPTS: usize = 64;
+
 /// Everything a run consists of, checked before anything is written.
 pub struct Trainer {
     loaded: Loaded,
@@ -229,7 +232,12 @@ impl Trainer {
     fn step(&mut self, step: u64, want_videos: bool, bar: &Watch) -> Result<(StepReport, f64)> {
         let learning_rate = self.schedule.at(step);
         let batch = match &mut self.data {
-            Some(data) => data.batch(step)?,
+            Some(data) => {
+                if let Some(model) = self.model.as_diffusion() {
+                    model.expect_prompts(&data.prompts(step, EXPECTED_PROMPTS));
+                }
+                data.batch(step)?
+            }
             None => Batch::default(),
         };
         let mut context = StepContext {

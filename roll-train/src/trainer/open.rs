@@ -8,7 +8,7 @@ use roll_data::{Batches, Dataset, Metadata};
 use roll_rewards::WeightedSum;
 
 use super::Trainer;
-use crate::cache::{CacheStore, CachedModel, CachedReward};
+use crate::cache::{self, CachedModel, CachedReward};
 use crate::config::Loaded;
 use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
@@ -23,9 +23,12 @@ impl Trainer {
         }
         let config = &loaded.config;
         let data_config = config.data.resolved(|path| context.resolve(path));
-        let store = data_config.cache_dir.as_deref().map(CacheStore::open).transpose()?;
         let mut reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        let store = match algorithm.data_source() {
+            DataSource::Clips => cache::open(&data_config)?,
+            DataSource::Own { .. } => None,
+        };
         let source = algorithm.data_source();
         // Before the model, which takes minutes to open.
         let metadata = match source {
@@ -46,6 +49,7 @@ impl Trainer {
         let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
         if let Some(store) = &store {
+            tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
             model = CachedModel::wrap(model, store)?;
             reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
         }

@@ -330,6 +330,7 @@ fn a_library_plans_as_what_is_linked_in_and_a_wrong_plan_names_it() {
         network: Some("toy".into()),
         frames: 9,
         size: Some([32, 48]),
+        memory: None,
         samples: 2,
         ranks: 1,
         passes: registry().passes("toy", &Options::new()).unwrap(),

@@ -14,13 +14,16 @@ impl LinearKernel for LibTorch {
         lora: Option<Lora<FloatTensor<Self>>>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let kind = weight.tensor.kind();
-        let mut y = x.tensor.linear(&weight.tensor, Some(bias.tensor.to_kind(kind)));
+        let y = x.tensor.linear(&weight.tensor, Some(bias.tensor.to_kind(kind)));
+        // In f32 from here: bf16 would round the low-rank part away where it is below a 256th of the rest, as it is when
+        // training begins. Its second product is over the rank alone, and cheap.
+        let mut y = y.to_kind(Kind::Float);
         let inner = lora.map(|Lora { down, up, scale }| {
             let inner = x.tensor.matmul(&down.tensor.to_kind(kind).tr());
-            let _ = y.addmm_(&(&inner * f64::from(scale)), &up.tensor.to_kind(kind).tr());
+            let _ = y.addmm_(&(inner.to_kind(Kind::Float) * f64::from(scale)), &up.tensor.tr());
             fresh(inner)
         });
-        (fresh(y.to_kind(Kind::Float)), inner)
+        (fresh(y), inner)
     }
 
     fn linear_backward(

@@ -32,7 +32,7 @@ pub struct ZeroOptions {
     pub contiguous_gradients: bool,
     /// Where the optimizer's state lives: in host memory, whichever is said, because it is updated there.
     pub offload_optimizer: Offload,
-    /// Where the frozen weights live.
+    /// Where the frozen weights live at stage 3; without effect below it, as in DeepSpeed.
     pub offload_param: Offload,
     /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
@@ -77,7 +77,7 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
         &["strategy.offload_param.pin_memory"],
         match said.is("strategy.offload_param.device", "none") {
             true => "`strategy.offload_param.device` is `none`",
-            false => "frozen weights are read from their memory-mapped files",
+            false => "frozen weights are never in pinned memory: those that are not on the device stay in their files",
         },
     );
     let contiguous = said.idle(&["strategy.contiguous_gradients"], "buckets are always contiguous");
@@ -130,15 +130,23 @@ impl ZeroOptions {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());
         }
+        if self.offload_param.device != OffloadDevice::None && self.stage < 3 {
+            tracing::info!(
+                "strategy.offload_param has no effect at stage {}, as in DeepSpeed: the frozen weights stay on the device; \
+                 stage 3 streams them from their files, as does `model.weight_store: streamed` at any stage",
+                self.stage
+            );
+        }
         Ok(())
     }
 
-    /// Where frozen weights shall be: streaming needs no memory for them at all, and so comes before dividing them.
+    /// Where frozen weights shall be. As in DeepSpeed, parameters are offloaded at stage 3 only; there, streaming needs
+    /// no memory for them at all, and so comes before dividing them.
     pub(super) fn weight_placement(&self) -> Option<WeightPlacement> {
         match (self.offload_param.device, self.stage) {
-            (OffloadDevice::Cpu | OffloadDevice::Nvme, _) => Some(WeightPlacement::Streamed),
+            (OffloadDevice::Cpu | OffloadDevice::Nvme, 3) => Some(WeightPlacement::Streamed),
             (OffloadDevice::None, 3) => Some(WeightPlacement::Sharded),
-            (OffloadDevice::None, _) => None,
+            _ => None,
         }
     }
 
@@ -169,5 +177,24 @@ fn elements<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u
     match value >= 0.0 && value.fract() == 0.0 && value < 9e15 {
         true => Ok(value as usize),
         false => Err(serde::de::Error::custom(format!("expected a whole number of elements, found {value}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_offloaded_at_stage_3_only_as_in_deepspeed() {
+        let cpu = Offload { device: OffloadDevice::Cpu, pin_memory: true };
+        let at = |stage: u8, offload_param: &Offload| {
+            let options = ZeroOptions { stage, offload_param: offload_param.clone(), ..ZeroOptions::default() };
+            (options.weight_placement(), options.division().placement)
+        };
+        for stage in 0..3 {
+            assert_eq!(at(stage, &cpu), (None, None), "stage {stage}");
+        }
+        assert_eq!(at(3, &cpu).0, Some(WeightPlacement::Streamed));
+        assert_eq!(at(3, &Offload::default()).0, Some(WeightPlacement::Sharded));
     }
 }

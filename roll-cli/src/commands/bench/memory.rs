@@ -1,9 +1,7 @@
 //! How much memory a phase takes at most.
 
-use std::process::Command;
-
 use burn::tensor::Device;
-use roll_backends::device::is_gpu;
+use roll_backends::device::{is_gpu, memory};
 
 /// Reads the peak of what a phase holds.
 pub enum Meter {
@@ -20,7 +18,7 @@ impl Meter {
         // Checked when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         match is_gpu(device) {
-            true => Self::Gpu { number, before: gpu_used(number).unwrap_or(0) },
+            true => Self::Gpu { number, before: memory::used(number).unwrap_or(0) },
             false => Self::Host,
         }
     }
@@ -37,7 +35,7 @@ impl Meter {
     pub fn peak(&self) -> Option<u64> {
         match self {
             Self::Host => host_peak(),
-            Self::Gpu { number, before } => Some(gpu_used(*number)?.saturating_sub(*before)),
+            Self::Gpu { number, before } => Some(memory::used(*number)?.saturating_sub(*before)),
         }
     }
 
@@ -54,17 +52,4 @@ fn host_peak() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
-}
-
-/// Bytes in use on GPU `number` of those that this process sees; `None` where NVIDIA's driver does not say.
-fn gpu_used(number: usize) -> Option<u64> {
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let name = match visible.is_empty() {
-        true => number.to_string(),
-        false => visible.split(',').nth(number)?.trim().to_string(),
-    };
-    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id"];
-    let output = Command::new("nvidia-smi").args(arguments).arg(name).output().ok()?;
-    let megabytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
-    Some(megabytes << 20)
 }

@@ -2,10 +2,10 @@
 
 use burn::tensor::DType;
 use roll_core::{Error, Result, error};
-use roll_models::wan2_2::Placement;
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{Division, Network, Networks, Plan, Work};
+use roll_models::wan2_2::plan::{Division, Network, Networks, OnDevice, Plan, Tiles, Work};
 use roll_models::wan2_2::vae::VaeConfig;
+use roll_models::wan2_2::{IdleExpert, Placement};
 
 use crate::args::Bench;
 
@@ -66,7 +66,7 @@ impl Preset {
             networks.dit.layers = layers;
         }
         let dtype = args.dtype.map_or(dtype, |d| d.0);
-        networks.weight_bytes = if dtype == DType::BF16 { 2 } else { 4 };
+        networks.stored = dtype;
         let preset = Self {
             name,
             networks,
@@ -114,7 +114,7 @@ impl Preset {
                 velocities: STEPS,
                 recorded: TRAINED_STEPS,
                 references: TRAINED_STEPS,
-                tile: None,
+                tiles: Tiles::Fixed(None),
                 offload_inputs: self.offload,
                 text_len: self.text_len,
                 samples: 1,
@@ -127,6 +127,12 @@ impl Preset {
                 trained_experts: 1,
                 bf16_optimizer_states: false,
                 overlap_comm: false,
+            },
+            storage: OnDevice {
+                memory: None,
+                weight_bytes: self.networks.stored.size(),
+                kept_bytes: self.networks.stored.size(),
+                idle: IdleExpert::Keep,
             },
         }
     }
@@ -159,5 +165,5 @@ fn tiny() -> Networks {
         image_dim: None,
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
-    Networks { dit, experts: 1, weight_bytes: 4, vae }
+    Networks { dit, experts: 1, stored: DType::F32, vae }
 }

@@ -24,7 +24,7 @@ pub(super) struct Batch {
 }
 
 /// How many samples, and how each is cut into tokens.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Shape {
     samples: usize,
     grid: Grid,
@@ -72,15 +72,15 @@ impl Batch {
             image_tokens,
         })
     }
-
-    /// The tables of one sample, for every sample.
-    pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
-        let (cos, sin) = rotary_tables(&self.shape.grid, head_dim)?;
-        Ok((rows(&vec![cos; self.shape.samples])?, rows(&vec![sin; self.shape.samples])?))
-    }
 }
 
 impl Shape {
+    /// The tables of one sample, for every sample.
+    pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
+        let (cos, sin) = rotary_tables(&self.grid, head_dim)?;
+        Ok((rows(&vec![cos; self.samples])?, rows(&vec![sin; self.samples])?))
+    }
+
     /// `[B, C, T, H, W]` to `[B * tokens, C * patch]`.
     pub(super) fn to_tokens(self, stack: &Tensor, order: Order) -> Result<Tensor> {
         let parts: Result<Vec<Tensor>> = stack.unstack()?.iter().map(|x| self.grid.to_tokens(x, order)).collect();

@@ -25,7 +25,7 @@ pub struct Pass {
     pub full: bool,
     /// alpha / rank.
     pub lora_scale: f64,
-    /// What products are taken in: see [`Scope::products`].
+    /// What products of the blocks are taken in: see [`Scope::products`].
     pub products: DType,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
@@ -54,12 +54,29 @@ pub mod shared {
 impl Pass {
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
+        self.scoped_in(self.products, prefix, tape, f)
+    }
+
+    /// As [`Pass::scoped`], with products in f32 whatever those of the blocks are: for the embeddings and the head, which
+    /// are cheap. The angles of time reach 1000, of which bf16 keeps eight bits, and every modulation of every block
+    /// follows from them.
+    pub fn scoped_exactly<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
+        self.scoped_in(DType::F32, prefix, tape, f)
+    }
+
+    fn scoped_in<T>(
+        &self,
+        products: DType,
+        prefix: &str,
+        tape: &Tape,
+        f: impl FnOnce(&Scope<'_>) -> Result<T>,
+    ) -> Result<T> {
         let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
         let weights = match self.full && trainable.is_some() {
             true => Weights::default(),
             false => self.store.segment(prefix)?,
         };
-        let (trainable, lora_scale, products) = (trainable.as_ref(), self.lora_scale, self.products);
+        let (trainable, lora_scale) = (trainable.as_ref(), self.lora_scale);
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
@@ -234,7 +251,7 @@ pub struct Head(pub Arc<Pass>);
 impl Segment for Head {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
-        pass.scoped("head.", tape, |scope| {
+        pass.scoped_exactly("head.", tape, |scope| {
             let x = state.rank::<2>()?;
             let dim = pass.config.dim;
             let own = scope.weight::<3>("head.modulation")?;

@@ -9,11 +9,13 @@ mod config;
 pub mod embed;
 mod patch;
 mod rope;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
 };
@@ -29,8 +31,12 @@ pub use rope::rotary_tables;
 
 pub use crate::trainable::Trainable;
 
-use batch::Batch;
+use batch::{Batch, Shape};
 use block::{Head, PatchEmbedding};
+
+/// Beginnings of the names of weights that are best kept in f32: those of the embedding of time, which reaches every
+/// block, and of the head.
+pub const EXACT: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
 
 /// One expert.
 pub struct Dit {
@@ -45,6 +51,27 @@ pub struct Dit {
     products: DType,
     memory: Memory,
     probe: Option<Probe>,
+    rotary: Rotary,
+}
+
+/// The rotary tables of the last pass, on the device: a run has few shapes, and a trajectory has one.
+#[derive(Default)]
+struct Rotary(Mutex<Option<(Shape, [Burn<2>; 2])>>);
+
+impl Rotary {
+    fn tables(&self, shape: Shape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
+        // Tables that a panic left behind are whole: they are written at once.
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((of, tables)) if *of == shape => Ok(tables.clone()),
+            _ => {
+                let (cos, sin) = shape.rotary_tables(head_dim)?;
+                let tables = [to_device(&cos, device)?, to_device(&sin, device)?];
+                *kept = Some((shape, tables.clone()));
+                Ok(tables)
+            }
+        }
+    }
 }
 
 impl Dit {
@@ -67,6 +94,7 @@ impl Dit {
             products: DType::F32,
             memory: Memory::default(),
             probe: None,
+            rotary: Rotary::default(),
         }
     }
 
@@ -173,7 +201,7 @@ impl Dit {
     ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
-        let (cos, sin) = batch.rotary_tables(self.config.head_dim())?;
+        let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Off => None,
@@ -185,7 +213,7 @@ impl Dit {
             full: self.full,
             lora_scale: self.lora_scale,
             products: self.products,
-            rope: (to_device(&cos, &device)?, to_device(&sin, &device)?),
+            rope: (cos, sin),
             samples: inputs.len(),
             groups: batch.groups.clone(),
             image_rows: batch.image_rows,
@@ -240,18 +268,18 @@ fn chain(pass: &Arc<Pass>) -> Chain {
         segments.push(Arc::new(Block { index, pass: pass.clone() }));
     }
     segments.push(Arc::new(Head(pass.clone())));
-    Chain::new(segments)
+    Chain::new(segments).keeping(pass.products)
 }
 
 /// The shared tensors of the chain, in the order of [`block::shared`].
 fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
     let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
-    let (time, modulation) = pass.scoped("time_", tape, |scope| embed::time(scope, sinusoid))?;
+    let (time, modulation) = pass.scoped_exactly("time_", tape, |scope| embed::time(scope, sinusoid))?;
     let context = to_device::<2>(&batch.context, device)?;
-    let mut context = pass.scoped("text_embedding.", tape, |scope| embed::text(scope, context))?;
+    let mut context = pass.scoped_exactly("text_embedding.", tape, |scope| embed::text(scope, context))?;
     if let Some(tokens) = &batch.image_tokens {
         let tokens = to_device::<2>(tokens, device)?;
-        let image = pass.scoped("img_emb.", tape, |scope| embed::image(scope, tokens))?;
+        let image = pass.scoped_exactly("img_emb.", tape, |scope| embed::image(scope, tokens))?;
         context = pass.interleaved(image, context);
     }
     Ok(vec![time.into(), modulation.into(), context.into()])

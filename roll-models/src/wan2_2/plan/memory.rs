@@ -3,19 +3,14 @@
 use roll_core::Result;
 
 use super::super::dit::Trainable;
-use super::super::options::Placement;
-use super::Plan;
+use super::super::options::{IdleExpert, Placement};
+use super::super::vae::{Tiling, decoder_bytes};
+use super::{Plan, RESERVE};
 
 /// Words of a token that the recomputation and the pull of one block hold, in units of the width of the residual
 /// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (`roll-models/examples/dit_memory.rs`).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
-/// Bytes that the decoder and its pull hold of a pixel of the frame they are at (96 wide at the last stage), and of a
-/// pixel of every frame. Measured at 128x128 with 17 and 65 frames (`roll-models/examples/vae_memory.rs`).
-const PIXEL_BYTES: usize = 50_000;
-const PIXEL_FRAME_BYTES: usize = 478;
-/// Width that these were measured at.
-const MEASURED_WIDTH: usize = 96;
 /// The process itself.
 const PROCESS: usize = 60 << 20;
 
@@ -38,13 +33,22 @@ impl Plan {
     pub fn memory(&self) -> Result<Vec<Item>> {
         let (networks, division, work) = (&self.networks, &self.division, &self.work);
         let ranks = division.ranks.max(1);
-        let (dit, bytes) = (networks.dit_elements(), networks.weight_bytes);
+        let (dit, bytes) = (networks.dit_elements(), self.storage.weight_bytes);
         let block = networks.block_elements() * bytes;
         let all = dit * bytes * networks.experts;
+        let here = self.experts_here();
         // The block that is computed with, and the one on its way.
         let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
         let item = |name, device, host, formula: String| Item { name, device, host, formula };
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
+        if self.storage.memory.is_some() {
+            items.push(item(
+                "context and rewards",
+                RESERVE,
+                0,
+                "CUDA's context, rewards' networks; an estimate".into(),
+            ));
+        }
 
         // Weights that are trained are no longer frozen, but are loaded like them.
         let full = division.trainable == Trainable::Full;
@@ -59,7 +63,12 @@ impl Plan {
                 item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
             }
             Placement::Auto | Placement::Resident => {
-                item("transformer weights", all, 0, format!("{} x {dit} x {bytes} B", networks.experts))
+                let (waiting, place) = match self.storage.idle {
+                    IdleExpert::Auto | IdleExpert::Keep => (0, ""),
+                    IdleExpert::Host => (all, "; all in host memory, one at a time here"),
+                    IdleExpert::Drop => (0, "; the idle expert in its files"),
+                };
+                item("transformer weights", dit * bytes * here, waiting, format!("{here} x {dit} x {bytes} B{place}"))
             }
         });
         let vae = networks.vae_elements();
@@ -91,23 +100,28 @@ impl Plan {
         ));
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
-        let inputs = 4 * tokens * dim * (networks.dit.layers + 2) * work.recorded;
+        let kept = self.storage.kept_bytes;
+        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * work.recorded;
         let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
             format!(
-                "{} velocities x {} segments x {tokens} tokens x {dim} x 4 B",
+                "{} velocities x {} segments x {tokens} tokens x {dim} x {kept} B",
                 work.recorded,
                 networks.dit.layers + 2
             ),
         ));
         let (pull, decode) = (self.block_pull(), self.decoder_pull());
+        let tiles = match self.tiling() {
+            Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
+            None => "frames whole".into(),
+        };
         let [a, b] = BLOCK_WORDS;
         items.push(match pull > decode {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
-            false => item("decoder and its pull", decode, 0, "as measured, by pixels and frames".into()),
+            false => item("decoder and its pull", decode, 0, format!("as measured, by pixels and frames; {tiles}")),
         });
         Ok(items)
     }
@@ -120,11 +134,7 @@ impl Plan {
 
     /// Bytes that the decoder and its pull hold, beyond weights.
     pub fn decoder_pull(&self) -> usize {
-        let (vae, work) = (&self.networks.vae, &self.work);
         let [_, h, w] = self.latents();
-        let tile = work.tile.map_or([h, w], |[th, tw]| [th.min(h), tw.min(w)]);
-        let (pixels, whole) = (tile[0] * tile[1] * vae.spatial_stride().pow(2), work.size[0] * work.size[1]);
-        let width = vae.decoder_dim / vae.pixel_patch();
-        pixels * PIXEL_BYTES * width / MEASURED_WIDTH + whole * PIXEL_FRAME_BYTES * work.frames
+        decoder_bytes(&self.networks.vae, self.tiling(), self.work.frames, [h, w])
     }
 }

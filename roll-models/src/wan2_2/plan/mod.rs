@@ -2,6 +2,8 @@
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. What a step holds beyond them is a
 //! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.
+//! What is left to the device's memory (dtype, tiles, the idle expert) is chosen by the functions that the model itself
+//! chooses by.
 
 mod memory;
 mod needs;
@@ -10,6 +12,7 @@ mod presets;
 mod tests;
 mod time;
 
+use burn::tensor::DType;
 use roll_core::{Noise, Result};
 
 pub use memory::Item;
@@ -19,8 +22,8 @@ pub use roll_core::plan::Speed;
 pub use time::Phase;
 
 use super::dit::{DitConfig, Trainable, lora_parameters};
-use super::options::Placement;
-use super::vae::VaeConfig;
+use super::options::{IdleExpert, Placement, WanOptions};
+use super::vae::{Fitting, Tiling, VaeConfig};
 
 /// The networks of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +32,8 @@ pub struct Networks {
     pub dit: DitConfig,
     /// Transformers.
     pub experts: usize,
-    /// Bytes of a frozen weight of the transformer.
-    pub weight_bytes: usize,
+    /// What the files of the transformer have.
+    pub stored: DType,
     /// Shape of the VAE, which is resident in f32.
     pub vae: VaeConfig,
 }
@@ -48,14 +51,36 @@ pub struct Work {
     pub recorded: usize,
     /// Velocities without the adapter, one for each trained step.
     pub references: usize,
-    /// Side of a tile of the VAE, in latent pixels.
-    pub tile: Option<[usize; 2]>,
+    /// Tiles of the VAE.
+    pub tiles: Tiles,
     /// Segment inputs wait in host memory.
     pub offload_inputs: bool,
     /// Tokens of the prompt.
     pub text_len: usize,
     /// Samples that a rank trains on in a step.
     pub samples: usize,
+}
+
+/// Tiles of the VAE.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tiles {
+    /// These, or none.
+    Fixed(Option<Tiling>),
+    /// As the memory wants it.
+    Fitting(Fitting),
+}
+
+/// What is on a device, and in what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OnDevice {
+    /// Bytes of the memory of a GPU; `None` where the device is the CPU.
+    pub memory: Option<u64>,
+    /// Bytes of a frozen weight of the transformer.
+    pub weight_bytes: usize,
+    /// Bytes of an element of a block's input that waits for the pull.
+    pub kept_bytes: usize,
+    /// Where the idle expert is.
+    pub idle: IdleExpert,
 }
 
 /// How the work is divided.
@@ -86,6 +111,35 @@ pub struct Plan {
     pub work: Work,
     /// The ranks.
     pub division: Division,
+    /// The device.
+    pub storage: OnDevice,
+}
+
+/// CUDA's context, what an allocator cannot use, and the networks of rewards.
+const RESERVE: usize = 2_000_000_000;
+/// Trained steps that tiles are chosen for: those of the default trajectory.
+const TRAINED_STEPS: usize = 4;
+
+/// Memory that is left to the VAE on a GPU of `memory` bytes, beside `resident` bytes of weights. `kept_bytes` is that of
+/// [`OnDevice`].
+pub(super) fn fitting(
+    memory: usize,
+    resident: usize,
+    dit: &DitConfig,
+    kept_bytes: usize,
+    options: &WanOptions,
+) -> Fitting {
+    let patch: usize = dit.patch.iter().product();
+    let held = match options.use_gradient_checkpointing_offload {
+        true => 0,
+        false => (kept_bytes * dit.dim * (dit.layers + 2) * TRAINED_STEPS).div_ceil(patch),
+    };
+    Fitting { bytes: memory.saturating_sub(resident + RESERVE), held }
+}
+
+/// Bytes of an element of a block's input that waits for the pull, when products are taken in `products`.
+pub(super) fn kept_bytes(products: DType) -> usize {
+    if products == DType::BF16 { 2 } else { 4 }
 }
 
 impl Plan {
@@ -117,6 +171,22 @@ impl Plan {
         let (vae, [height, width]) = (&self.networks.vae, self.work.size);
         let space = vae.spatial_stride();
         [self.work.frames.saturating_sub(1) / vae.temporal_stride() + 1, height.div_ceil(space), width.div_ceil(space)]
+    }
+
+    /// Tiles of the VAE.
+    pub fn tiling(&self) -> Option<Tiling> {
+        match self.work.tiles {
+            Tiles::Fixed(tiling) => tiling,
+            Tiles::Fitting(fitting) => fitting.tiling(&self.networks.vae, self.work.frames, self.latents()),
+        }
+    }
+
+    /// Transformers whose weights are on the device, when they are resident.
+    pub(super) fn experts_here(&self) -> usize {
+        match self.storage.idle {
+            IdleExpert::Auto | IdleExpert::Keep => self.networks.experts,
+            IdleExpert::Host | IdleExpert::Drop => 1,
+        }
     }
 
     /// Tokens of a video.

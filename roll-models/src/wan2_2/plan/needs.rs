@@ -2,14 +2,14 @@
 
 use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
 use roll_core::registry::parse_options;
-use roll_core::{BuildContext, DType, Error, Kind, Options, Result, ResultExt, error};
+use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
-use super::super::options::{Placement, WanOptions};
+use super::super::options::{IdleExpert, Placement, TileSize, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::vae::VaeConfig;
-use super::{Division, Network, Networks, Plan, Work};
+use super::{Division, Network, Networks, OnDevice, Plan, Tiles, Work, fitting, kept_bytes};
 use crate::hub::Hub;
 
 /// Height and width of the reference's frames, where the configuration leaves the size to each clip.
@@ -21,7 +21,19 @@ const TEXT_TOKENS: usize = 512;
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
     let networks = networks(&options, input.network.as_deref(), context)?;
-    let plan = Plan { work: work(&options, input), division: division(&options, &networks, input)?, networks };
+    let division = division(&options, &networks, input)?;
+    let mut plan =
+        Plan { work: work(&options, input)?, storage: storage(&options, &networks, input), division, networks };
+    if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, plan.storage.memory) {
+        let resident = match plan.placement() {
+            Placement::Auto | Placement::Resident => plan.experts_here(),
+            Placement::Streamed | Placement::Sharded => 0,
+        } * plan.networks.dit_elements()
+            * plan.storage.weight_bytes
+            + 4 * plan.networks.vae_elements();
+        let dit = &plan.networks.dit;
+        plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
+    }
     let [height, width] = plan.work.size;
     let item = |i: super::Item| MemoryItem { name: i.name.into(), device: i.device, host: i.host, formula: i.formula };
     let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
@@ -52,28 +64,47 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
     }
     let files = ComponentFiles::resolve(paths.as_deref(), ids, &Hub::from_env()).in_section(Kind::Model.section())?;
-    let dtype = files.dit.info("head.head.weight").and_then(|info| info.dtype).unwrap_or(DType::F32);
     let heads = options.num_heads.or_else(|| components::heads(&files.dit));
     Ok(Networks {
         dit: DitConfig::from_shapes(&files.dit.shapes(), heads)?,
         experts: 1 + usize::from(files.dit2.is_some()),
-        weight_bytes: dtype.size(),
+        stored: components::dit_dtype(&files.dit),
         vae: VaeConfig::from_shapes(&files.vae.shapes())?,
     })
 }
 
-fn work(options: &WanOptions, input: &PlanInput) -> Work {
-    Work {
+/// As [`super::super::loading::open`] chooses. A GPU is taken to have bf16.
+fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDevice {
+    let gpu = input.memory.is_some();
+    let weights = options.weights_dtype.on(networks.stored, gpu);
+    let weight_bytes = kept_bytes(weights);
+    let idle = match networks.experts > 1 {
+        true => {
+            let all = networks.experts * networks.dit_elements() * weight_bytes;
+            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights)
+        }
+        false => IdleExpert::Keep,
+    };
+    OnDevice {
+        memory: input.memory,
+        weight_bytes,
+        kept_bytes: kept_bytes(options.compute_dtype.on(weights, gpu)),
+        idle,
+    }
+}
+
+fn work(options: &WanOptions, input: &PlanInput) -> Result<Work> {
+    Ok(Work {
         frames: input.frames,
         size: input.size.unwrap_or(SIZE),
         velocities: input.passes.forward,
         recorded: input.passes.pulled,
         references: input.passes.steps()[1],
-        tile: options.vae_tile_size,
+        tiles: Tiles::Fixed(options.tiling()?),
         offload_inputs: options.use_gradient_checkpointing_offload,
         text_len: TEXT_TOKENS,
         samples: input.samples,
-    }
+    })
 }
 
 fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Result<Division> {
@@ -101,7 +132,17 @@ fn hints(plan: &Plan) -> Vec<String> {
         plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,
         "strategy.bf16_optimizer_states=true halves the optimizer's state",
     );
-    hint(plan.work.tile.is_none(), "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles");
+    let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
+    let smaller = match largest {
+        35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",
+        21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
+        _ => "model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles",
+    };
+    hint(largest > 12 && plan.decoder_pull() >= plan.block_pull(), smaller);
+    hint(
+        resident && plan.networks.experts > 1 && plan.experts_here() > 1,
+        "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
+    );
     hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
     hints

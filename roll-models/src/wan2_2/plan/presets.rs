@@ -1,5 +1,7 @@
 //! Published models by name.
 
+use burn::tensor::DType;
+
 use super::super::dit::DitConfig;
 use super::super::vae::VaeConfig;
 use super::Networks;
@@ -51,5 +53,6 @@ fn networks(
         heads,
         image_dim: None,
     };
-    Networks { dit, experts, weight_bytes: 2, vae }
+    // Their files are f32.
+    Networks { dit, experts, stored: DType::F32, vae }
 }

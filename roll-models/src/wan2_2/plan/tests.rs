@@ -20,7 +20,7 @@ fn plan(name: &str) -> Plan {
             velocities: 8,
             recorded: 4,
             references: 4,
-            tile: None,
+            tiles: Tiles::Fixed(None),
             offload_inputs: false,
             text_len: 512,
             samples: 1,
@@ -34,6 +34,7 @@ fn plan(name: &str) -> Plan {
             bf16_optimizer_states: false,
             overlap_comm: true,
         },
+        storage: OnDevice { memory: None, weight_bytes: 2, kept_bytes: 4, idle: IdleExpert::Keep },
     }
 }
 
@@ -109,7 +110,7 @@ fn streamed_weights_and_tiles_make_a_large_model_small() {
     let whole = plan("wan2_2-i2v-a14b");
     let mut small = whole.clone();
     small.division.placement = Placement::Streamed;
-    small.work.tile = Some([34, 34]);
+    small.work.tiles = Tiles::Fixed(Some(Tiling::default()));
     small.work.offload_inputs = true;
     let device = |plan: &Plan| plan.memory().unwrap().iter().map(|i| i.device).sum::<usize>() as f64 / 1e9;
     assert!(device(&whole) > 80.0 && device(&small) < 24.0, "{} {}", device(&whole), device(&small));
@@ -129,4 +130,53 @@ fn the_formulas_give_what_was_measured_at_small_scale() {
         plan.work = Work { frames, size: [128, 128], ..plan.work };
         assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
     }
+}
+
+fn needed(options: serde_json::Value, memory: Option<u64>, network: &str) -> roll_core::plan::Needs {
+    let input = roll_core::plan::PlanInput {
+        network: Some(network.into()),
+        frames: 81,
+        size: Some([480, 480]),
+        memory,
+        samples: 1,
+        ranks: 1,
+        passes: roll_core::plan::Passes { forward: 8, pulled: 4, steps: None },
+        division: roll_core::plan::Division::default(),
+        speed: Speed { flops: 400e12, link: 50e9, read: 3e9 },
+    };
+    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    needs(options.as_object().unwrap(), &input, &context).unwrap()
+}
+
+fn item<'a>(needs: &'a roll_core::plan::Needs, name: &str) -> &'a roll_core::plan::MemoryItem {
+    needs.memory.iter().find(|item| item.name == name).unwrap()
+}
+
+#[test]
+fn published_weights_count_as_they_are_stored_on_the_device() {
+    let weights = |options, memory| {
+        let needs = needed(options, memory, "wan2_2-ti2v-5b");
+        (item(&needs, "transformer weights").device as f64 / 5e9).round()
+    };
+    assert_eq!(weights(serde_json::json!({}), Some(80_000_000_000)), 2.0);
+    assert_eq!(weights(serde_json::json!({}), None), 4.0);
+    assert_eq!(weights(serde_json::json!({"weights_dtype": "f32"}), Some(80_000_000_000)), 4.0);
+    assert_eq!(weights(serde_json::json!({"weights_dtype": "bf16"}), None), 2.0);
+}
+
+#[test]
+fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
+    let on = |gigabytes: u64| needed(serde_json::json!({}), Some(gigabytes * 1_000_000_000), "wan2_2-i2v-a14b");
+    let one = |needs: &roll_core::plan::Needs| item(needs, "transformer weights").device as f64 / 28.6e9;
+    let (large, small) = (on(141), on(80));
+    assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
+    assert!((0.9..1.1).contains(&one(&small)) && item(&small, "transformer weights").host > 57_000_000_000);
+    let decoder = |needs: &roll_core::plan::Needs| item(needs, "decoder and its pull").formula.clone();
+    assert!(decoder(&small).contains("tiles of 34 x 34"), "{}", decoder(&small));
+    let roomy = on(400);
+    assert!(decoder(&roomy).contains("frames whole"), "{}", decoder(&roomy));
+    // bf16: as many bytes as two of every element.
+    assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
+    assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
+    assert!(small.hints.iter().any(|hint| hint.contains("vae_tile_size=[20,20]")), "{:?}", small.hints);
 }

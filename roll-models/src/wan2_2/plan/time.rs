@@ -1,9 +1,12 @@
 //! Time of a step, phase by phase.
 
 use super::super::dit::Trainable;
-use super::super::options::Placement;
+use super::super::options::{IdleExpert, Placement};
 use super::super::vae::VaeConfig;
 use super::{Plan, Speed};
+
+/// Bytes a second from pageable host memory to a GPU.
+const HOST_RATE: f64 = 10e9;
 
 /// One phase of a step, of all samples of a rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +30,7 @@ impl Plan {
         let backward = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
         let pull = forward * (1.0 + backward) + self.attention_flops() * 0.5;
         let decode = decoder_flops(&self.networks.vae) * (work.frames * work.size[0] * work.size[1]) as f64;
-        let weights = (self.networks.dit_elements() * self.networks.weight_bytes) as f64;
+        let weights = (self.networks.dit_elements() * self.storage.weight_bytes) as f64;
         let (moved, rate) = match self.placement() {
             Placement::Sharded => (weights * (1.0 - 1.0 / self.division.ranks.max(1) as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
@@ -38,6 +41,12 @@ impl Plan {
             Placement::Sharded => self.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
         };
+        // Each trajectory passes through both experts once.
+        let swapped = match (self.placement(), self.storage.idle) {
+            (Placement::Auto | Placement::Resident, IdleExpert::Host) => 2.0 * weights / HOST_RATE,
+            (Placement::Auto | Placement::Resident, IdleExpert::Drop) => 2.0 * weights / speed.read,
+            _ => 0.0,
+        };
         let phase = |name, passes: f64, flops: f64, weighted: bool| {
             let (flops, moved) = (flops * passes, if weighted { moved * passes } else { 0.0 });
             let (compute, transfer) = (flops / speed.flops, moved / rate);
@@ -46,14 +55,19 @@ impl Plan {
         };
         let [samples, velocities, recorded, references] =
             [work.samples, work.velocities, work.recorded, work.references].map(|n| n as f64);
-        vec![
+        let mut phases = vec![
             phase("time/rollout", samples * velocities, forward, true),
             phase("time/reference", samples * references, forward, true),
             phase("time/decode", samples, decode, false),
             phase("time/pull", samples * recorded, pull, true),
             // The decoder is recomputed and then pulled through.
             phase("time/pull (decoder)", samples, 2.0 * decode, false),
-        ]
+        ];
+        if swapped > 0.0 {
+            let (moved, seconds) = (2.0 * weights * samples, swapped * samples);
+            phases.push(Phase { name: "change of experts", flops: 0.0, moved, seconds });
+        }
+        phases
     }
 
     /// Operations of one transformer pass.

@@ -10,6 +10,7 @@ mod chain;
 mod clamp;
 mod config;
 mod conv;
+mod fitting;
 mod layer;
 mod pass;
 mod rearrange;
@@ -29,6 +30,7 @@ use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 pub use chain::Probe;
 pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
+pub use fitting::{Fitting, decoder_bytes};
 pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 

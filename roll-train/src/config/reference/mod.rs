@@ -18,7 +18,7 @@ use std::path::Path;
 use config::{Value, ValueKind};
 
 use super::yaml::Map;
-use roll_core::{Error, Result, communicator};
+use roll_core::{Error, Result};
 use table::{
     ALGORITHM, CONFIG_KWARGS, DEFAULTS, Fallback, LORA, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS,
     STRATEGY, ZERO, ZERO_BLOCK,
@@ -30,8 +30,8 @@ pub(super) fn is_reference(map: &Map) -> bool {
     SECTIONS.iter().any(|key| map.contains_key(*key))
 }
 
-/// The mapping of `path` in this project's keys, and what the user should know.
-pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
+/// The mapping of `path` in this project's keys for a job of `ranks` ranks, and what the user should know.
+pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec<String>)> {
     let mut from = Source::new(map);
     if agentic::is_agentic(&from) {
         return agentic::translate(path, from);
@@ -74,7 +74,7 @@ pub(super) fn translate(path: &Path, map: Map) -> Result<(Map, Vec<String>)> {
             to.put(key, said_by_default(*default));
         }
     }
-    batch(path, &mut from, &mut to, &mut notes)?;
+    batch(path, ranks as u64, &mut from, &mut to, &mut notes)?;
     to.put("algo.name", constant(ALGORITHM));
     let unused = from.unused(path);
     if !unused.is_empty() {
@@ -194,8 +194,8 @@ fn strategy(from: &mut Source, to: &mut Target) {
 }
 
 /// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each device of
-/// `device_mapping`; the same number is taken here, on as many ranks as there are.
-fn batch(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
+/// `device_mapping`; the same number is taken here, on `ranks` ranks.
+fn batch(path: &Path, ranks: u64, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
     let whole = |value: &Value| value.clone().into_uint().ok().filter(|n| *n > 0);
     let steps_key = "actor_train.training_args.gradient_accumulation_steps";
     let steps = from.take(steps_key).unwrap_or_else(|| said_by_default(Fallback::Whole(1)));
@@ -216,7 +216,6 @@ fn batch(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String
         to.put("training.gradient_accumulation_steps", steps);
         return Ok(());
     };
-    let ranks = communicator::current().world_size() as u64;
     let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
     let here = match (accumulated.saturating_mul(devices)).checked_rem(ranks) {
         Some(0) => accumulated * devices / ranks,

@@ -1,0 +1,28 @@
+//! How much memory a GPU has.
+
+use std::process::Command;
+
+use super::{Backend, parse};
+
+/// Bytes of the memory of the GPU that `backend` names; `None` where it is no NVIDIA GPU, or the driver does not say.
+pub fn total(backend: &str) -> Option<u64> {
+    let (kind, number) = parse(backend).ok()?;
+    matches!(kind, Backend::LibTorchCuda | Backend::Cuda).then(|| ask("memory.total", number))?
+}
+
+/// Bytes in use on NVIDIA's GPU `number` of those that this process sees; `None` where the driver does not say.
+pub fn used(number: usize) -> Option<u64> {
+    ask("memory.used", number)
+}
+
+fn ask(what: &str, number: usize) -> Option<u64> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let name = match visible.is_empty() {
+        true => number.to_string(),
+        false => visible.split(',').nth(number)?.trim().to_string(),
+    };
+    let arguments = [&format!("--query-gpu={what}"), "--format=csv,noheader,nounits", "--id", &name];
+    let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
+    let mebibytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
+    Some(mebibytes << 20)
+}

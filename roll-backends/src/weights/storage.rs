@@ -1,0 +1,77 @@
+//! What weights are stored in.
+
+use burn::tensor::{DType, Device};
+use half::bf16;
+use rayon::prelude::*;
+use roll_core::Tensor;
+
+use super::Weight;
+
+/// The dtype of the weights of a network: one for all, but those that are f32 and need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// f32 or bf16.
+    pub dtype: DType,
+    /// Beginnings of the names of weights that stay f32 if their file has them so.
+    pub exact: &'static [&'static str],
+}
+
+impl From<DType> for Storage {
+    fn from(dtype: DType) -> Self {
+        Self { dtype, exact: &[] }
+    }
+}
+
+impl Storage {
+    /// What the weight `key` is stored in, whose file has `stored`.
+    pub fn of(&self, key: &str, stored: roll_core::DType) -> DType {
+        let exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
+        if exact { DType::F32 } else { self.dtype }
+    }
+
+    /// Uploads the weight `key`.
+    pub fn weight(&self, key: &str, tensor: &Tensor, device: &Device) -> Weight {
+        Weight::new(tensor, self.of(key, tensor.dtype()), device)
+    }
+}
+
+/// Values rounded to bf16, to the nearest and of two to the even one, as every backend casts.
+pub(super) fn narrowed(tensor: &Tensor) -> Vec<bf16> {
+    const PART: usize = 1 << 16;
+    match tensor.as_slice::<f32>() {
+        Ok(values) => {
+            let mut narrow = vec![bf16::ZERO; values.len()];
+            let parts = narrow.par_chunks_mut(PART).zip(values.par_chunks(PART));
+            parts.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from)));
+            narrow
+        }
+        Err(_) => tensor.to_f32_vec().into_iter().map(bf16::from_f32).collect(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_rounded_on_the_host_as_the_device_rounds_them() {
+        let device = crate::device("flex").unwrap();
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -1.0 - 1.0 / 256.0, 1e-40, f32::MAX, 0.0];
+        let values: Vec<f32> = (0..70_000).map(|i| (i as f32 * 0.37).sin() * 10.0).chain(ties).collect();
+        let weight = Weight::new(&Tensor::new(values.clone(), [values.len()]).unwrap(), DType::BF16, &device);
+        let stored = weight.stored::<1>().unwrap();
+        assert_eq!(stored.dtype(), DType::BF16);
+        let cast = burn::tensor::Tensor::<1>::from_data(values.as_slice(), &device).cast(DType::BF16);
+        assert_eq!(stored.into_data(), cast.into_data());
+    }
+
+    #[test]
+    fn what_must_be_exact_stays_f32_where_the_file_has_it_so() {
+        let storage = Storage { dtype: DType::BF16, exact: &["time_", "head."] };
+        assert_eq!(storage.of("blocks.0.q.weight", roll_core::DType::F32), DType::BF16);
+        assert_eq!(storage.of("time_embedding.0.weight", roll_core::DType::F32), DType::F32);
+        assert_eq!(storage.of("head.head.weight", roll_core::DType::Bf16), DType::BF16);
+        assert_eq!(Storage::from(DType::BF16).of("head.head.weight", roll_core::DType::F32), DType::BF16);
+    }
+}

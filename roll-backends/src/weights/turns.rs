@@ -1,0 +1,101 @@
+//! Networks that take turns on the device.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Device;
+use roll_core::Result;
+
+use super::{Resident, WeightStore, Weights};
+
+/// A place on the device for the weights of one of several networks: of experts that a trajectory passes through one
+/// after the other, each brings its weights when it is asked for them, and the others' are gone before.
+#[derive(Default)]
+pub struct Turns {
+    here: Mutex<Option<(usize, Resident)>>,
+}
+
+/// One network of [`Turns`].
+pub struct Turn {
+    turns: Arc<Turns>,
+    number: usize,
+    device: Device,
+    shapes: BTreeMap<String, Vec<usize>>,
+    bring: Box<dyn Fn() -> Result<Resident> + Send + Sync>,
+}
+
+impl Turns {
+    /// The network `number`, which no other has, with weights of these shapes that `bring` puts on `device`.
+    pub fn turn(
+        self: &Arc<Self>,
+        number: usize,
+        shapes: BTreeMap<String, Vec<usize>>,
+        device: &Device,
+        bring: impl Fn() -> Result<Resident> + Send + Sync + 'static,
+    ) -> Turn {
+        Turn { turns: self.clone(), number, device: device.clone(), shapes, bring: Box::new(bring) }
+    }
+}
+
+impl WeightStore for Turn {
+    fn segment(&self, prefix: &str) -> Result<Weights> {
+        // A panic leaves either whole weights or none.
+        let mut here = self.turns.here.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((number, resident)) = &*here
+            && *number == self.number
+        {
+            return resident.segment(prefix);
+        }
+        // The others' must be gone before these come.
+        *here = None;
+        let resident = (self.bring)()?;
+        let weights = resident.segment(prefix)?;
+        *here = Some((self.number, resident));
+        Ok(weights)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn shape(&self, key: &str) -> Option<Vec<usize>> {
+        self.shapes.get(key).cloned()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use burn::tensor::DType;
+    use roll_core::{Error, StateDict, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn one_network_is_there_at_a_time_and_is_brought_when_its_turn_comes() {
+        let device = crate::device("flex").unwrap();
+        let turns = Arc::new(Turns::default());
+        let brought = Arc::new(AtomicUsize::new(0));
+        let [first, second] = [0, 1].map(|number| {
+            let state = StateDict::from([("b.0.w".to_string(), Tensor::full([3], number as f32))]);
+            let shapes = BTreeMap::from([("b.0.w".to_string(), vec![3])]);
+            let (at, brought) = (device.clone(), brought.clone());
+            turns.turn(number, shapes, &device, move || {
+                brought.fetch_add(1, Ordering::SeqCst);
+                Ok(Resident::new(&state, DType::F32, &at))
+            })
+        });
+        let value = |turn: &Turn| {
+            let values = turn.segment("b.0.").unwrap()["b.0.w"].f32::<1>().unwrap().into_data();
+            values.try_into_vec::<f32>().unwrap()[0]
+        };
+        assert_eq!([value(&first), value(&first), value(&second), value(&second)], [0.0, 0.0, 1.0, 1.0]);
+        assert_eq!((value(&first), brought.load(Ordering::SeqCst)), (0.0, 3));
+        assert_eq!(second.shape("b.0.w"), Some(vec![3]));
+        let broken = turns.turn(2, BTreeMap::new(), &device, || Err(Error::Misuse("no such file".into())));
+        assert!(broken.segment("b.0.").is_err());
+        assert_eq!(value(&first), 0.0);
+    }
+}

@@ -1,0 +1,134 @@
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::DType;
+use roll_core::Purpose;
+
+use super::*;
+
+fn config() -> DitConfig {
+    DitConfig {
+        dim: 48,
+        in_channels: 4,
+        out_channels: 4,
+        patch: [1, 2, 2],
+        text_dim: 16,
+        freq_dim: 256,
+        ffn_dim: 64,
+        layers: 2,
+        heads: 2,
+        image_dim: None,
+    }
+}
+
+/// Random weights that bf16 has exactly.
+fn weights() -> StateDict {
+    let noise = Noise::new(1);
+    let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
+        let values = noise.normal(Purpose::Synthetic, 0, i as u64, &shape).unwrap();
+        let scaled: Vec<f32> = values.f32s().unwrap().iter().map(|v| v * 0.1).collect();
+        let narrow = Tensor::new(scaled, shape).unwrap().to_float(roll_core::DType::Bf16).unwrap();
+        (key, narrow.to_float(roll_core::DType::F32).unwrap())
+    };
+    config().weights().into_iter().enumerate().map(weight).collect()
+}
+
+fn device() -> Device {
+    roll_backends::device("flex").unwrap()
+}
+
+fn dit() -> Dit {
+    Dit::new(&weights(), Some(2), DType::BF16, &device()).unwrap()
+}
+
+fn conditioning() -> Conditioning {
+    let context = Noise::new(2).normal(Purpose::Synthetic, 0, 0, &[5, 16]).unwrap();
+    Conditioning { context, channels: None, image_tokens: None, first_frame: None, latent_shape: [4, 2, 4, 6] }
+}
+
+fn latents(shape: [usize; 4]) -> Tensor {
+    Noise::new(3).normal(Purpose::Synthetic, 0, 0, &shape).unwrap()
+}
+
+/// Distance relative to the length.
+fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    let squares = |f: &dyn Fn(f32, f32) -> f32| -> f64 {
+        a.f32s().unwrap().iter().zip(b.f32s().unwrap()).map(|(a, b)| f64::from(f(*a, *b)).powi(2)).sum()
+    };
+    (squares(&|a, b| a - b) / squares(&|_, b| b)).sqrt()
+}
+
+#[test]
+fn embeddings_do_not_depend_on_what_the_products_of_the_blocks_are_taken_in() {
+    let (dit, conditioning, latents) = (dit(), conditioning(), latents([4, 2, 4, 6]));
+    let input = VelocityInput { latents: &latents, timestep: Timestep(937.5), conditioning: &conditioning };
+    let batch = Batch::new(&[input], dit.config()).unwrap();
+    let embedded = |products: DType| {
+        let [cos, sin] = dit.rotary.tables(batch.shape, dit.config().head_dim(), &device()).unwrap();
+        let pass = Pass {
+            config: dit.config().clone(),
+            store: dit.store.clone(),
+            trainable: None,
+            full: false,
+            lora_scale: 1.0,
+            products,
+            rope: (cos, sin),
+            samples: 1,
+            groups: batch.groups.clone(),
+            image_rows: 0,
+            probe: None,
+        };
+        let shared = embed_all(&pass, &Tape::off(), &batch, &device()).unwrap();
+        shared.into_iter().map(|x| to_host(x.rank::<2>().unwrap()).unwrap()).collect::<Vec<_>>()
+    };
+    for (narrow, exact) in embedded(DType::BF16).iter().zip(&embedded(DType::F32)) {
+        let difference = difference(narrow, exact);
+        assert!(difference < 1e-5, "{difference:e}");
+    }
+}
+
+#[test]
+fn rotary_tables_are_made_anew_for_another_shape_only() {
+    let (dit, conditioning) = (dit(), conditioning());
+    let velocity = |dit: &Dit, shape: [usize; 4]| {
+        let at = Timestep(500.0);
+        dit.velocity(&latents(shape), at, &conditioning, Adapter::Off, Grad::Skip).unwrap().0.as_bytes().to_vec()
+    };
+    let (small, large) = ([4, 2, 4, 6], [4, 3, 6, 4]);
+    let first = [velocity(&dit, small), velocity(&dit, small), velocity(&dit, large), velocity(&dit, small)];
+    assert!(first[0] == first[1] && first[0] == first[3]);
+    assert_eq!(first[2], velocity(&super::tests::dit(), large));
+    let kept = dit.rotary.0.lock().unwrap().as_ref().map(|(shape, _)| *shape);
+    let input = latents(small);
+    let input = VelocityInput { latents: &input, timestep: Timestep(1.0), conditioning: &conditioning };
+    assert!(kept == Some(Batch::new(&[input], dit.config()).unwrap().shape));
+}
+
+#[test]
+fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
+    let (conditioning, latents) = (conditioning(), latents([4, 2, 4, 6]));
+    let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: ["q", "v", "ffn.0"].map(String::from).to_vec() };
+    let gradient = |products: DType, memory: Memory| {
+        let mut dit = dit().with_products(products).with_memory(memory);
+        dit.train(&lora, &Noise::new(4), &StateDict::new()).unwrap();
+        let parameters = dit.parameters().unwrap().clone();
+        let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
+        parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();
+        let (velocity, pullback) =
+            dit.velocity(&latents, Timestep(700.0), &conditioning, Adapter::On, Grad::Record).unwrap();
+        pullback.unwrap().pull(&velocity).unwrap();
+        let mut values = vec![0.0; count];
+        parameters.take_gradients(&mut values).unwrap();
+        Tensor::new(values, [count]).unwrap()
+    };
+    // In f32 nothing is rounded: the three have the same bits.
+    let exact = gradient(DType::F32, Memory::Hold);
+    for memory in [Memory::Recompute, Memory::Offload] {
+        assert_eq!(gradient(DType::F32, memory).as_bytes(), exact.as_bytes(), "{memory:?}");
+    }
+    let held = gradient(DType::BF16, Memory::Hold);
+    for memory in [Memory::Recompute, Memory::Offload] {
+        let rounded = gradient(DType::BF16, memory);
+        let (own, all) = (difference(&rounded, &held), difference(&held, &exact));
+        assert!(own > 0.0 && own < 0.02 && own < 2.0 * all, "{memory:?}: {own:e}, and {all:e} of bf16 itself");
+    }
+}

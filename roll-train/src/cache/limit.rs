@@ -1,0 +1,88 @@
+//! Keeping a directory of kept tensors below its limit.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// A file that is being written is not older than this.
+const WRITING: Duration = Duration::from_secs(24 * 3600);
+
+/// An upper limit on the bytes of a directory that several processes use. Each knows what it found there and what it added
+/// itself, and looks again when that comes to the limit; together they may exceed it by what they add meanwhile.
+#[derive(Debug)]
+pub(super) struct Limit {
+    directory: PathBuf,
+    most: u64,
+    /// As far as this process knows; `None` until it has looked.
+    bytes: Mutex<Option<u64>>,
+}
+
+struct Kept {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl Limit {
+    pub(super) fn new(directory: &Path, most: u64) -> Self {
+        Self { directory: directory.into(), most, bytes: Mutex::new(None) }
+    }
+
+    /// Notes that a file was used: it is among the last to leave.
+    pub(super) fn used(path: &Path) {
+        // Without the time it only leaves earlier.
+        let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    /// Notes that `bytes` were added; where that is too much, those that were not used for longest leave, until nine
+    /// tenths of the limit are left.
+    pub(super) fn added(&self, bytes: u64) {
+        let mut known = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match *known {
+            Some(before) => before + bytes,
+            None => files(&self.directory).iter().map(|kept| kept.bytes).sum(),
+        };
+        *known = Some(if before > self.most { self.shrink() } else { before });
+    }
+
+    /// Gives the bytes that are left.
+    fn shrink(&self) -> u64 {
+        let mut files = files(&self.directory);
+        files.sort_by_key(|kept| kept.used);
+        let mut left: u64 = files.iter().map(|kept| kept.bytes).sum();
+        // Another process may have looked meanwhile.
+        if left <= self.most {
+            return left;
+        }
+        for kept in files {
+            if left <= self.most / 10 * 9 {
+                break;
+            }
+            // One that is gone already was taken by another process; a mapped one stays readable.
+            let _ = fs::remove_file(&kept.path);
+            left -= kept.bytes;
+        }
+        left
+    }
+}
+
+/// What is kept, two folders deep. What a killed process was writing is removed.
+fn files(directory: &Path) -> Vec<Kept> {
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let deep = entries(directory).flat_map(|kind| entries(&kind).collect::<Vec<_>>());
+    deep.flat_map(|folder| entries(&folder).collect::<Vec<_>>())
+        .filter_map(|path| {
+            let metadata = fs::symlink_metadata(&path).ok().filter(|metadata| metadata.is_file())?;
+            let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            match path.extension()?.to_str()? {
+                "safetensors" => Some(Kept { path, bytes: metadata.len(), used }),
+                "tmp" if used.elapsed().is_ok_and(|age| age > WRITING) => {
+                    let _ = fs::remove_file(path);
+                    None
+                }
+                _ => None,
+            }
+        })
+        .collect()
+}
