@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use roll_core::{BuildContext, LanguageModel, Model, Result, Sampling};
+use roll_core::{BuildContext, Model, Result, Sampling};
 use roll_models::causal_lm::{CausalLmOptions, open};
 
 const GROUPS: usize = 8;
