@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(wrapper.encoding_key().unwrap().as_deref(), Some("key"));
         assert_eq!(DiffusionModel::frame_rate(&wrapper), Some(24.0));
         wrapper.encode_video(&x).unwrap();
-        assert_eq!(wrapper.0.calls.take(), 9);
+        assert_eq!(wrapper.0.calls.take(), 10);
     }
 
     #[test]
