@@ -8,7 +8,7 @@ use roll_core::{Options, Registry};
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::picture::{Layout, RowNetwork};
+use crate::picture::RowNetwork;
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported").join(name)

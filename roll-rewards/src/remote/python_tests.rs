@@ -55,8 +55,13 @@ fn program(
 }
 
 /// A running service; ended when this is dropped.
-/// The process, how to call it, and what it prints, which it must be able to go on with.
-struct Running(Child, http::Config, std::io::BufReader<std::process::ChildStdout>);
+/// The process, how to call it, and the end of its standard output.
+struct Running(
+    Child,
+    http::Config,
+    #[expect(dead_code, reason = "a process whose output is closed cannot print")]
+    std::io::BufReader<std::process::ChildStdout>,
+);
 
 impl Running {
     fn start(python: PathBuf, body: &str, arguments: &[&str]) -> Self {
