@@ -37,8 +37,8 @@ fn every_kind_of_model_trains_on_clips_of_ordinary_sizes_upright_ones_too() {
         ];
         let run = |out: &str, settings: &[&str]| {
             let own = [
-                &files[0],
-                &files[1],
+                files[0].as_str(),
+                files[1].as_str(),
                 "model.lora_rank=2",
                 "data.metadata=sizes.csv",
                 "data.num_frames=7",
