@@ -1,5 +1,5 @@
-//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes back while the segment
-//! behind it is pulled: the network waits only where copying takes longer than computing.
+//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes back
+//! while the segment behind it is pulled: the network waits only where copying takes longer than computing.
 //!
 //! The copies run on threads of their own. On libtorch's GPUs they are queued on the device's stream instead, to and from
 //! pinned memory: all threads share that stream, and a copy of pageable memory would hold it up for longer.

@@ -11,8 +11,8 @@ use crate::{BackendError, NdTensor};
 /// Elements of a piece. ATen takes pinned memory in powers of two: whole tensors would take up to twice their size.
 const PIECE: i64 = 1 << 23;
 
-/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with the kernels, and
-/// the host waits for neither; libtorch gives the memory to others only when they are done.
+/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with the
+/// kernels, and the host waits for neither; libtorch gives the memory to others only when they are done.
 pub(super) struct Pinned {
     pieces: Vec<Tensor>,
     shape: Vec<usize>,
