@@ -5,6 +5,7 @@
 mod roll_yaml;
 mod world;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -106,13 +107,14 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let difference = norm(&mut one.iter().zip(&two).map(|(a, b)| a - b));
     assert!(difference <= 1e-6 * norm(&mut one.iter().copied()), "{difference}");
-    let contents = |run: &str| -> Vec<Vec<u8>> {
-        let mut videos: Vec<_> = roll_yaml::samples(&world.path(run), 1).into_iter().map(|(_, bytes)| bytes).collect();
-        videos.sort();
-        videos
+    let samples = |run: &str| {
+        let named = |(path, bytes): (PathBuf, Vec<u8>)| (path.file_name().unwrap().to_owned(), bytes);
+        roll_yaml::samples(&world.path(run), 1).into_iter().map(named).collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(contents("on1").len(), 8);
-    assert!(contents("on1") == contents("on2"), "samples of the first step");
+    // The first rank writes its own, half of them here.
+    let (one, two) = (samples("on1"), samples("on2"));
+    assert_eq!((one.len(), two.len()), (8, 4));
+    assert!(two.iter().all(|(name, bytes)| one[name] == *bytes), "samples of the first step");
 }
 
 #[test]
