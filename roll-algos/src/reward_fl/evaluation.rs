@@ -9,8 +9,8 @@ use super::plan::Plan;
 use super::prepared::{Prepared, Prospect, reference_video};
 use super::trajectory::{Unobserved, rollout};
 
-/// Runs the trajectory of training, without gradient and by the sampler of evaluations, for every sample of the context. Where a reward has nothing to
-/// score, its policy decides, as in training.
+/// Runs the trajectory of training, without gradient and by the sampler of evaluations, for every sample of the context.
+/// Where a reward has nothing to score, its policy decides, as in training.
 pub(super) fn evaluate(
     config: &RewardFlConfig,
     prepared: &mut Prepared,
