@@ -190,7 +190,7 @@ fn environment(path: &Path, from: &mut Source, tag: &str) -> Result<Value> {
         let known = ENVIRONMENTS.iter().map(|(theirs, ..)| *theirs).collect::<Vec<_>>().join(", ");
         let problem = format!(
             "`{key}.env_type: {text}` is not here{}; there are {known}, and with `env.name: process` any program of \
-             your own (examples/agents.md)",
+             your own (docs/src/agents.md)",
             place(&kind)
         );
         return Err(Error::bad_file(path, problem));
