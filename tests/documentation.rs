@@ -1,0 +1,222 @@
+//! The documentation tells the truth: its commands run, its configurations load, its links lead somewhere.
+//!
+//! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
+//! repository's folders are found under their names. Other `sh` blocks need a network, foreign models or minutes.
+
+#![allow(clippy::unwrap_used)]
+
+mod program;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use roll_core::Registry;
+use roll_train::config::ConfigLayers;
+
+// For what they register.
+use roll_algos as _;
+use roll_backends as _;
+use roll_models as _;
+use roll_rewards as _;
+
+/// Lines of the main page that a reader is expected to take in.
+const README_LINES: usize = 150;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// The files under `directory` that end with `.md`.
+fn pages_under(directory: &Path) -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => pages.extend(pages_under(&path)),
+            false if path.extension().is_some_and(|extension| extension == "md") => pages.push(path),
+            false => {}
+        }
+    }
+    pages.sort();
+    pages
+}
+
+/// The book, and the pages that stand beside the code.
+fn pages() -> Vec<PathBuf> {
+    let root = root();
+    let single =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "plugins/README.md"];
+    pages_under(&root.join("docs/src")).into_iter().chain(single.map(|page| root.join(page))).collect()
+}
+
+/// A fenced block: the words after the fence, and its lines.
+struct Block {
+    language: String,
+    line: usize,
+    text: String,
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut open = false;
+    for (i, line) in page.lines().enumerate() {
+        match (line.strip_prefix("```"), open) {
+            (Some(language), false) => {
+                blocks.push(Block { language: language.trim().into(), line: i + 1, text: String::new() });
+                open = true;
+            }
+            (Some(_), true) => open = false,
+            (None, true) => {
+                let text = &mut blocks.last_mut().unwrap().text;
+                text.push_str(line);
+                text.push('\n');
+            }
+            (None, false) => {}
+        }
+    }
+    assert!(!open, "a block has no end");
+    blocks
+}
+
+/// Runs the blocks of `page`, and gives the number of blocks.
+fn run(page: &Path) -> usize {
+    let text = std::fs::read_to_string(page).unwrap();
+    let runnable: Vec<Block> = blocks(&text).into_iter().filter(|block| block.language == "sh run").collect();
+    if runnable.is_empty() {
+        return 0;
+    }
+    if text.contains("cc -O2") && Command::new("cc").arg("--version").output().is_err() {
+        roll_testing::skip!("there is no C compiler", needs = "cc");
+    }
+    if text.contains("python3") && Command::new("python3").arg("--version").output().is_err() {
+        roll_testing::skip!("there is no Python", needs = "python");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for folder in ["assets", "examples", "plugins", "roll-core", "roll-rewards"] {
+        std::os::unix::fs::symlink(root().join(folder), directory.path().join(folder)).unwrap();
+    }
+    let bin = Path::new(env!("CARGO_BIN_EXE_roll")).parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let program = program::roll();
+    for block in &runnable {
+        let mut shell = Command::new("sh");
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let shell = shell.env("PATH", &path).current_dir(directory.path()).args(["-eu", "-c", &block.text]);
+        let output = shell.output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}:{}: {}\n{}\n{}",
+            page.display(),
+            block.line,
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    runnable.len()
+}
+
+#[test]
+fn commands_of_the_book_run() {
+    let pages = pages_under(&root().join("docs/src"));
+    let blocks: usize = pages.iter().map(|page| run(page)).sum();
+    assert!(blocks >= 15, "only {blocks} blocks are marked `sh run`");
+}
+
+#[test]
+fn commands_of_the_main_page_run_and_it_is_short() {
+    let page = root().join("README.md");
+    assert!(run(&page) > 0);
+    let lines = std::fs::read_to_string(&page).unwrap().lines().count();
+    assert!(lines <= README_LINES, "{lines} lines; what is more belongs into docs/");
+}
+
+#[test]
+fn every_configuration_of_a_page_loads() {
+    let registry = Registry::linked().unwrap();
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for block in blocks(&text).into_iter().filter(|block| block.language == "yaml") {
+            let name = format!("{}:{}", page.display(), block.line);
+            let loaded = ConfigLayers::new().text(&name, &block.text).and_then(|layers| layers.load(Some(&registry)));
+            loaded.unwrap_or_else(|e| panic!("{name}: {}", e.chain()));
+        }
+    }
+}
+
+/// The anchors of a page, as mdBook and GitHub make them of headings.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+            title.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
+        })
+        .collect()
+}
+
+/// Targets of the links and pictures of a page, blocks left out.
+fn links(page: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut links = Vec::new();
+    for line in page.lines() {
+        if line.starts_with("```") {
+            inside = !inside;
+        }
+        if inside {
+            continue;
+        }
+        for rest in line.split("](").skip(1) {
+            links.push(rest.split(')').next().unwrap_or_default().to_string());
+        }
+    }
+    links
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in links(&text).into_iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:")) {
+            let (file, anchor) =
+                link.split_once('#').map_or((link.as_str(), None), |(file, anchor)| (file, Some(anchor)));
+            let target = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            assert!(target.exists(), "{}: no file for {link}", page.display());
+            if let Some(anchor) = anchor {
+                let target = std::fs::read_to_string(&target).unwrap();
+                assert!(anchors(&target).contains(anchor), "{}: no heading for {link}", page.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_summary_lists_every_page_of_the_book() {
+    let book = root().join("docs/src");
+    let summary = std::fs::read_to_string(book.join("SUMMARY.md")).unwrap();
+    let listed: BTreeSet<PathBuf> = links(&summary).into_iter().map(|link| book.join(link)).collect();
+    let pages: BTreeSet<PathBuf> = pages_under(&book).into_iter().filter(|p| !p.ends_with("SUMMARY.md")).collect();
+    assert_eq!(listed, pages);
+}
+
+#[test]
+fn every_command_of_the_program_has_a_row() {
+    let page = std::fs::read_to_string(root().join("docs/src/commands.md")).unwrap();
+    let help = program::roll().arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
+    for command in commands.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()) {
+        if !command.is_empty() && command != "help" {
+            assert!(page.contains(&format!("roll {command}")), "no `roll {command}`");
+        }
+    }
+}
