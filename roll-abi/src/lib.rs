@@ -8,6 +8,9 @@
 //! ([`InitFn`]), and `roll_plugin_types` of Rust plugins (`StableTypes`, feature `abi_stable`). The loader looks at the
 //! file, then at the version, then at the types, and only then calls anything.
 //!
+//! *What it is for*: `roll-core`, and authors of plugins in other languages. *What it is not*: needed by authors of
+//! Rust plugins.
+//!
 //! # The contract
 //!
 //! Both sides keep it; comments about safety refer to it by number.

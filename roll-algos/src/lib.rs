@@ -1,6 +1,9 @@
 //! Algorithms: Reward-FL, flow matching, agentic PPO and supervised fine-tuning.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
+//!
+//! *What it is for*: the maths of training, in functions that read like their formulas. *What it is not*: a trainer
+//! (`roll-train` has data, checkpoints and metrics), and it imports no model and no reward.
 
 pub mod agentic_ppo;
 mod arithmetic;

@@ -3,6 +3,9 @@
 //!
 //! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
 //! autodiff graph.
+//!
+//! *What it is for*: authors of models and networks. *What it is not*: needed by plugins, which exchange host tensors of
+//! `roll-core`, or a model (`roll-models`).
 
 // burn-tch is deprecated upstream, and the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]

@@ -1,9 +1,14 @@
 //! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback, the registry and the
-//! plugin boundary. No tensor library, and nothing that only a program needs: a plugin author compiles this crate alone.
+//! plugin boundary.
+//!
+//! *What it is for*: an author of a reward, model, algorithm, environment or strategy compiles this crate alone.
+//! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
+//! configuration.
 //!
 //! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches.
 //!
-//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`].
+//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`]. [`RewardScorer`] has
+//! an example of a reward, and `roll-testing` one of an [`Algorithm`].
 
 pub mod algorithm;
 pub mod communicator;

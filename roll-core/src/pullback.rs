@@ -24,6 +24,39 @@ impl Grad {
 ///
 /// As `jax.vjp`'s second result. It is consumed by use, so nothing can be back-propagated twice by mistake; gradients
 /// of the parameters involved are added to the owner's accumulators ([`crate::Model::take_gradients`]).
+///
+/// A chain of values is pulled back from its end:
+///
+/// ```
+/// use roll_core::{Pullback, Result, Tensor};
+///
+/// /// x^2, elementwise.
+/// fn square(x: &Tensor) -> Result<(Tensor, Pullback)> {
+///     let (x, shape) = (x.f32s()?.to_vec(), x.shape().to_vec());
+///     let value = Tensor::new(x.iter().map(|x| x * x).collect(), shape.clone())?;
+///     let pull = move |d: &Tensor| Tensor::new(d.f32s()?.iter().zip(&x).map(|(d, x)| 2.0 * x * d).collect(), shape);
+///     Ok((value, Pullback::new(pull)))
+/// }
+///
+/// /// The sum of all elements, a scalar.
+/// fn sum(x: &Tensor) -> Result<(Tensor, Pullback)> {
+///     let shape = x.shape().to_vec();
+///     let value = Tensor::scalar(x.f32s()?.iter().sum());
+///     Ok((value, Pullback::new(move |d: &Tensor| Ok(Tensor::full(shape, d.item()?)))))
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let x = Tensor::new(vec![1.0f32, -2.0, 3.0], [3])?;
+/// let (squares, pull_square) = square(&x)?;
+/// let (total, pull_sum) = sum(&squares)?;
+/// assert_eq!(total.item()?, 14.0);
+///
+/// let d_squares = pull_sum.pull(&Tensor::scalar(1.0))?;
+/// let d_x = pull_square.pull(&d_squares)?;
+/// assert_eq!(d_x.f32s()?, [2.0, -4.0, 6.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Pullback(Box<PullFn>);
 
 type PullFn = dyn FnOnce(&Tensor) -> Result<Tensor> + Send;

@@ -74,6 +74,48 @@ impl Default for Measure {
 }
 
 /// Scores videos against a reference.
+///
+/// ```
+/// use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+///
+/// /// Minus the mean square of the difference to the reference's mean value.
+/// struct Likeness;
+///
+/// impl RewardScorer for Likeness {
+///     fn name(&self) -> &str {
+///         "likeness"
+///     }
+///     fn differentiable(&self) -> bool {
+///         true
+///     }
+///     fn prepare(&mut self, reference: &Video) -> Result<Target> {
+///         let values = reference.frames().f32s()?;
+///         let mean = values.iter().sum::<f32>() / values.len() as f32;
+///         Ok(Target { tensors: [("mean".to_string(), Tensor::scalar(mean))].into() })
+///     }
+///     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+///         let (x, mean) = (video.frames().clone(), target.tensors["mean"].item()?);
+///         let n = x.len() as f32;
+///         let value = -x.f32s()?.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n;
+///         let pull = move |d: &Tensor| {
+///             let slope = -2.0 * d.item()? / n;
+///             Tensor::new(x.f32s()?.iter().map(|x| slope * (x - mean)).collect(), x.shape())
+///         };
+///         Ok((Score::of(f64::from(value)), grad.is_on().then(|| Pullback::new(pull))))
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let grey = |level: f32| Video::new(Tensor::full([1, 3, 2, 2], level), 16.0);
+/// let target = Likeness.prepare(&grey(0.5)?)?;
+/// let (score, pullback) = Likeness.score(&grey(0.0)?, "", &target, Grad::Record)?;
+/// assert_eq!(score, Score::of(-0.25));
+///
+/// let gradient = pullback.expect("it was recorded").pull(&Tensor::scalar(1.0))?;
+/// assert!(gradient.f32s()?.iter().all(|slope| *slope > 0.0), "brighter frames would score higher");
+/// # Ok(())
+/// # }
+/// ```
 pub trait RewardScorer: Send {
     /// Name for logs and messages.
     fn name(&self) -> &str;

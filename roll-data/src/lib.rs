@@ -5,6 +5,9 @@
 //! them. [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] says which samples an optimizer
 //! step sees.
 //!
+//! *What it is for*: clips and prompts of training, and videos that people look at. *What it is not*: a general codec;
+//! it encodes no latents (`roll-train` keeps them, `roll-models` makes them).
+//!
 //! Files are not trusted: what is truncated, lies about sizes or is no video is an error that names the file and the
 //! reason, and memory is bounded by what was asked for.
 

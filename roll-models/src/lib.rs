@@ -1,4 +1,7 @@
 //! Models of roll: Wan2.2 video diffusion, causal language models, and the weight file formats.
+//!
+//! *What it is for*: [`wan2_2`] and [`causal_lm`] register themselves; [`weights`], [`lora`] and [`inspect`] read and
+//! write files for anyone. *What it is not*: an inference server, or a training algorithm (`roll-algos`).
 
 pub mod causal_lm;
 mod comma_list;

@@ -3,6 +3,27 @@
 //! A checkpoint is a directory `step-000025` with files and a `manifest.json` that holds the size and SHA-256 of each.
 //! It is written under another name, synced, and renamed into place; the manifest comes last. So a run killed at any
 //! instant leaves directories that are whole, or that are no checkpoints.
+//!
+//! ```
+//! use roll_train::checkpoint::{Checkpoint, CheckpointWriter};
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let directory = std::env::temp_dir().join(format!("roll-doc-{}", std::process::id()));
+//! let mut writer = CheckpointWriter::begin(&directory, 25)?;
+//! writer.bytes("trainer/state.json", br#"{"step": 25}"#)?;
+//! let written = writer.finish(serde_json::Value::Null)?;
+//!
+//! let checkpoint = Checkpoint::open(directory.join("step-000025"))?;
+//! checkpoint.verify()?; // hashes of all files
+//! assert_eq!(checkpoint, written);
+//! assert_eq!(checkpoint.step(), 25);
+//!
+//! std::fs::write(checkpoint.file("trainer/state.json")?, br#"{"step": 52}"#).expect("the file can be written");
+//! assert!(checkpoint.verify().is_err(), "one that was changed from outside is found out");
+//! # std::fs::remove_dir_all(&directory).expect("the directory can be deleted");
+//! # Ok(())
+//! # }
+//! ```
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

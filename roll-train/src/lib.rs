@@ -4,6 +4,8 @@
 //! trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
 //! ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
 //!
+//! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
+//!
 //! ```no_run
 //! use roll_core::{BuildContext, Registry};
 //! use roll_train::config::ConfigLayers;
