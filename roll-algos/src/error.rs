@@ -7,13 +7,19 @@ use roll_core::{Error, Fault};
 #[non_exhaustive]
 pub enum AlgorithmError {
     /// The model is of another kind.
-    #[error("the algorithm `{algorithm}` trains video diffusion models; this model is none")]
+    #[error(
+        "the algorithm `{algorithm}` trains video diffusion models, and this model is not one; choose another \
+         `algo.name` or `model.name`"
+    )]
     NotDiffusion {
         /// Name of the algorithm.
         algorithm: &'static str,
     },
     /// The model is of another kind.
-    #[error("the algorithm `{algorithm}` trains language models; this model is none")]
+    #[error(
+        "the algorithm `{algorithm}` trains language models, and this model is not one; choose another \
+         `algo.name` or `model.name`"
+    )]
     NotLanguage {
         /// Name of the algorithm.
         algorithm: &'static str,

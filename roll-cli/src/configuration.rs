@@ -18,7 +18,7 @@ impl Configuration {
         Self::read_for(args, extra, communicator::current().world_size())
     }
 
-    /// As [`Configuration::read`], for a job of so many ranks.
+    /// As [`Configuration::read`], for a job with this number of ranks.
     pub fn read_for(args: &ConfigArgs, extra: &[(&str, String, &str)], ranks: usize) -> Result<Self> {
         let mut layers = ConfigLayers::new().for_ranks(ranks);
         for file in &args.config {

@@ -7,7 +7,7 @@ use roll_train::config::{ConfigLayers, MergedConfig};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
-/// Its reward, apart: the options of one reward are none of another's.
+/// Its reward, in a file of its own: options of one reward are unknown to another.
 const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
 const VARIABLE: &str = "ROLL_DEMO";
@@ -44,7 +44,7 @@ fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
     }
 }
 
-/// The small world; its reward only where no other one is named, whose options are none of that one's.
+/// Defaults of the built-in demo. Its reward's options are used only if the user names no other reward.
 fn faces(own: &MergedConfig) -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();

@@ -3,7 +3,7 @@
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
-/// As the standard macro, which panics when nobody reads any more.
+/// As the standard macro, which panics when the reader has closed the pipe.
 macro_rules! println {
     () => {
         $crate::output::line(format_args!(""))

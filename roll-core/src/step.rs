@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{Model, Noise, RewardScorer, Sample, Strategy, Video};
 
-/// Everything one step works with. The algorithm owns none of it.
+/// Everything one step works with; all of it is borrowed.
 pub struct StepContext<'a> {
     /// From 0.
     pub step: u64,

@@ -71,7 +71,7 @@ impl Element for u8 {
     const DTYPE: DType = DType::U8;
 }
 
-/// Bytes that somebody keeps alive: a vector, a memory-mapped file, a plugin's buffer.
+/// Bytes with an owner that keeps them alive: a vector, a memory-mapped file, a plugin's buffer.
 type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 struct Elements<T>(Vec<T>);

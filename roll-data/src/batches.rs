@@ -70,7 +70,7 @@ impl Batches {
         self
     }
 
-    /// The run has so many steps: what comes after them is not read ahead.
+    /// The number of steps of the run; batches after them are not read ahead.
     pub fn up_to(mut self, steps: u64) -> Self {
         self.end = steps;
         self

@@ -58,7 +58,7 @@ pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Res
     Ok(Bucket { frames: longest.unwrap_or(available), size })
 }
 
-/// Height and width of at most about so many pixels, and of no more than the clip has: a small one is not blown up.
+/// Height and width of at most about this many pixels, and no more than the clip has: a small clip is not enlarged.
 fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);

@@ -51,7 +51,7 @@ impl Frames {
         self.push(picture, times)
     }
 
-    /// The next frame, to be taken so many times; only then it counts for `every`.
+    /// The next frame, to be taken this many times; only then does it count for `every`.
     pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
         if times > 0 && !self.is_full() {
             self.seen += 1;

@@ -21,7 +21,7 @@ pub enum Sizing {
     Native,
     /// By [`target_size`](crate::target_size).
     MaxPixels {
-        /// At most about so many pixels.
+        /// At most about this many pixels.
         pixels: usize,
         /// Height and width are multiples of these.
         unit: [usize; 2],
@@ -33,11 +33,11 @@ pub enum Sizing {
 /// Which frames to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadOptions {
-    /// Stop after so many frames.
+    /// Stop after this many frames.
     pub max_frames: Option<usize>,
     /// Take frames at this rate (of the frames shown at those times) instead of all.
     pub fps: Option<f64>,
-    /// Take one frame of so many; 0 and 1 take all.
+    /// Take every N-th frame; 0 and 1 take all.
     pub every: usize,
     /// Size of the frames.
     pub sizing: Sizing,

@@ -84,7 +84,7 @@ pub fn lora_parameters(
         Trainable::Layers { ranks, .. } => {
             if let Some(layer) = ranks.keys().find(|layer| !layers.iter().any(|(name, _)| &name == layer)) {
                 let problem =
-                    format!("the adapter has the layer `{layer}`, and the model none of that name; {examples}");
+                    format!("the adapter has the layer `{layer}`, but the model has no layer of that name; {examples}");
                 return Err(Error::config("lora_checkpoint", problem));
             }
             Box::new(|name: &str| ranks.get(name).copied())

@@ -89,7 +89,7 @@ fn mean_luma(frame: &[f32], plane: usize) -> f64 {
 roll_core::inventory::submit! {
     Registration {
         name: "brightness",
-        summary: "How near each frame's mean luma is to a target; needs no files",
+        summary: "Distance of each frame's mean luma from a target; needs no files",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,

@@ -50,7 +50,7 @@ pub enum RewardError {
     },
 
     // Videos
-    /// The reference shows nobody.
+    /// The reference shows no face.
     #[error(
         "no face in {frames} of the reference (detector threshold {threshold}); use a reference with a larger, \
          frontal face, or lower `det_threshold`"

@@ -87,7 +87,7 @@ impl RunDir {
     }
 
     /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
-    /// when another one holds it. File systems without locks give a lock that keeps nobody out.
+    /// when another one holds it. On file systems without locks the lock has no effect.
     pub fn lock(&self) -> Result<RunLock> {
         if !cfg!(unix) {
             return Ok(RunLock { _directory: None }); // directories cannot be opened

@@ -15,10 +15,10 @@ pub struct Bench {
     /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,
-    /// What weights are stored in and products taken in, f32 or bf16; the preset's unless given.
+    /// Dtype of weights and products, f32 or bf16. Default: the preset's.
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<DTypeName>,
-    /// Blocks of the transformer; the preset's unless given. Times of the others follow.
+    /// Number of transformer blocks to measure; times of the others are extrapolated. Default: the preset's.
     #[arg(long, value_name = "N")]
     pub layers: Option<usize>,
     /// Frames of the video; the preset's unless given.
@@ -27,7 +27,7 @@ pub struct Bench {
     /// Height and width of the video, 480x832; the preset's unless given.
     #[arg(long, value_name = "HxW")]
     pub size: Option<Size>,
-    /// Times that each phase is measured; the median counts. One more run warms up.
+    /// Measurements of each phase, after one to warm up; the median is reported.
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub rounds: usize,
     /// Keep block inputs in host memory between forward and pull.

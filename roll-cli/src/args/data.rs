@@ -16,8 +16,8 @@ pub struct Data {
 /// What to do with training data.
 #[derive(Debug, Subcommand)]
 pub enum DataAction {
-    /// Read every clip as a run would, and say what there is and what would be left out. With a reward configured, also
-    /// whether it finds something to compare with, such as a face.
+    /// Read every clip as a run would; list the formats, and the clips that would be left out. With a reward, also the
+    /// clips in which it finds nothing to compare with, such as a face.
     #[command(
         after_help = "Examples:\n  roll data inspect my/metadata.csv\n  roll data inspect my/clips --set data.fps=16 --set 'data.bucket_ratios=[1.78, 1, 0.56]'\n  roll data inspect my/clips --set reward.name=insightface --set reward.reward_model_path=antelopev2"
     )]
@@ -29,14 +29,14 @@ pub enum DataAction {
     Prepare(PrepareData),
 }
 
-/// Which data, and for which model.
+/// The data, and the model's unit.
 #[derive(Debug, ClapArgs)]
 pub struct DataSet {
     /// Metadata (CSV, TSV, JSON lines, a JSON list), or a directory of videos with captions.
     pub path: PathBuf,
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Pixels that heights and widths are multiples of, as the model takes them: 32 for TI2V-5B.
+    /// The model's unit of height and width in pixels: 32 for TI2V-5B.
     #[arg(long, default_value_t = 16, value_name = "PIXELS", value_parser = clap::value_parser!(u16).range(1..))]
     pub unit: u16,
 }
@@ -56,6 +56,6 @@ pub struct InspectData {
 pub struct PrepareData {
     #[command(flatten)]
     pub data: DataSet,
-    /// Directory to write, which must not hold anything.
+    /// Directory to write; it must be empty or new.
     pub out: PathBuf,
 }

@@ -35,10 +35,10 @@ pub struct Args {
     /// Warnings and errors only, and no progress bars.
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// More of what goes on; twice for all of it. `ROLL_LOG` or `RUST_LOG` choose by part, as `roll_models=debug`.
+    /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// What collectives of several processes go over; `nccl` needs a build with that feature, and a GPU for each process.
+    /// Transport of collectives between processes; `nccl` needs a build with that feature, and a GPU for each process.
     #[arg(long, global = true, value_enum, default_value = "mpi")]
     pub collectives: Collectives,
     /// What to do.
@@ -67,12 +67,12 @@ fn version_and_features() -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), features.join(", "))
 }
 
-/// What large collectives go over.
+/// Transport of large collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
     /// The launcher's MPI, in host memory.
     Mpi,
-    /// NCCL; what is small still goes over MPI.
+    /// NCCL; small messages still go over MPI.
     Nccl,
 }
 
@@ -81,10 +81,10 @@ pub enum Collectives {
 pub enum Command {
     /// Train.
     #[command(
-        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     go on where it stopped\n  roll run --resume runs/my --steps 200                         and further than it was to go\n\nSIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
+        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     continue where it stopped\n  roll run --resume runs/my --steps 200                         continue, and train longer\n\nSIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
     )]
     Run(Run),
-    /// Look at everything that a run needs, before it is paid for: files, data, faces, memory, time.
+    /// Check everything that a run needs before it starts: files, data, faces, memory, time.
     #[command(
         after_help = "Examples:\n  roll check --config my.yaml\n  roll check --config my.yaml --on 1x80 --samples 100\n\nIt takes the arguments of `roll run`, reads headers of weights, writes nothing, and exits with 1 if the run would fail."
     )]
@@ -94,7 +94,7 @@ pub enum Command {
         after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
     )]
     Generate(Generate),
-    /// Let a language model answer.
+    /// Ask a language model.
     #[command(
         after_help = "Examples:\n  roll ask --model-path Qwen2.5-0.5B-Instruct 'What is the capital of France?'\n  roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 'Tell me a story.'"
     )]
@@ -109,12 +109,12 @@ pub enum Command {
         after_help = "Examples:\n  roll data inspect my/clips\n  roll data prepare my/clips prepared --set data.fps=16"
     )]
     Data(Data),
-    /// Try a reward on a video.
+    /// Show the score and the gradient of a reward on a video.
     #[command(
         after_help = "Example:\n  roll rewards try sharpness clip.mp4 --set reward.wanted=reference --reference other.mp4 --output gradient.png"
     )]
     Rewards(Rewards),
-    /// Write a small Wan checkpoint of random weights in official file layout, to try things with.
+    /// Write a small Wan checkpoint with random weights in the official file layout, for trials.
     #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
     InitTiny(InitTiny),
     /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
@@ -133,7 +133,7 @@ pub enum Command {
     ExportExpert(ExportExpert),
     /// Add a LoRA of any convention to its base.
     #[command(
-        after_help = "Example:\n  roll merge-lora wan/low_noise_model high_noise_lora.safetensors merged --alpha 0.8 --dtype bf16\n\nOUT is a file when it ends in .safetensors, otherwise a new directory with the shards of the base."
+        after_help = "Example:\n  roll merge-lora wan/low_noise_model high_noise_lora.safetensors merged --alpha 0.8 --dtype bf16\n\nOUT is a file if it ends in .safetensors, otherwise a new directory with the shards of the base."
     )]
     MergeLora(MergeLora),
     /// Rewrite a LoRA file for another program.
@@ -147,13 +147,13 @@ pub enum Command {
     /// Split a weight file into shards with an index.
     #[command(after_help = "Example:\n  roll split-shards high_noise.safetensors wan/high_noise_model --max-size 5GB")]
     SplitShards(SplitShards),
-    /// Say what is in a weight file: network, convention, sizes.
+    /// Describe a weight file: network, convention, sizes.
     #[command(after_help = "Example:\n  roll inspect lora.safetensors")]
     Inspect(Inspect),
-    /// List what can be named in the configuration; look at a plugin, and try it.
+    /// List the components that a configuration can name; inspect or check a plugin.
     #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
     Plugins(Plugins),
-    /// Say what a Reward-FL run will need: memory by item and time by phase.
+    /// Estimate a run before it starts: memory by item and time by phase.
     #[command(
         after_help = "Example:\n  roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero --set strategy.stage=3"
     )]
@@ -171,7 +171,7 @@ pub enum Command {
         after_help = "Examples:\n  roll completions bash > ~/.local/share/bash-completion/completions/roll\n  roll completions zsh > \"${fpath[1]}/_roll\"\n  roll completions fish > ~/.config/fish/completions/roll.fish"
     )]
     Completions {
-        /// Which one.
+        /// Shell to print completions for.
         shell: clap_complete::Shell,
     },
     /// Print the manual page, or write one for every command.
@@ -192,7 +192,7 @@ pub struct ConfigArgs {
     /// One value, `training.learning_rate=1e-5`; overrides files and environment.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Takes a value back to its default, and an optional section out; as `--set KEY=null`.
+    /// Reset a value to its default, or remove an optional section; same as `--set KEY=null`.
     #[arg(long, value_name = "KEY")]
     pub unset: Vec<String>,
     /// Algorithm, as `algo.name`.
@@ -210,7 +210,7 @@ pub struct ConfigArgs {
     /// Library with further components, beside those of `plugins`.
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,
-    /// Components of plugins take the place of linked-in ones of the same name, as `plugins_replace`.
+    /// Let components of plugins replace built-in ones of the same name, as `plugins_replace`.
     #[arg(long)]
     pub plugins_replace: bool,
 }

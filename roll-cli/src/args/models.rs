@@ -13,7 +13,7 @@ use super::ConfigArgs;
 pub struct Generate {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// What the video shows.
+    /// Prompt: a description of the video.
     #[arg(long, required_unless_present = "prompts")]
     pub prompt: Option<String>,
     /// Text file of prompts, one on each line: a video of each, from the same noise; the outputs are numbered.
@@ -51,7 +51,7 @@ pub struct Generate {
     pub output: PathBuf,
 }
 
-/// How a video is sampled; what is not given is as in the configuration's `algo`, as its evaluation would do it.
+/// How a video is sampled. Defaults are those of the configuration's `algo`, as in its evaluations.
 #[derive(Debug, ClapArgs)]
 pub struct SamplingArgs {
     /// Denoising steps; as `algo.num_inference_steps` unless given, 8 where that is not set.
@@ -67,11 +67,11 @@ pub struct SamplingArgs {
     /// euler or unipc, the sampler of the official inference.
     #[arg(long, value_name = "NAME")]
     pub sampler: Option<Sampler>,
-    /// Scale of classifier-free guidance, or two for the experts of high and low noise (4,3). 1 is none and half the
-    /// work: for distilled models.
+    /// Scale of classifier-free guidance, or two scales for the high-noise and low-noise experts (4,3). 1, for
+    /// distilled models, turns guidance off and halves the work.
     #[arg(long, value_name = "X[,X]")]
     pub guidance_scale: Option<GuidanceScale>,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     #[arg(long, value_name = "TEXT")]
     pub negative_prompt: Option<String>,
 }
@@ -81,7 +81,7 @@ pub struct SamplingArgs {
 pub struct Ask {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// What is asked.
+    /// The prompt.
     pub prompt: String,
     /// Directory or GGUF file of the model, as `model.model_path`.
     #[arg(long, value_name = "PATH")]
@@ -89,7 +89,7 @@ pub struct Ask {
     /// System message.
     #[arg(long)]
     pub system: Option<String>,
-    /// The prompt as it is, without the chat template.
+    /// Use the prompt as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
     /// Adapter to load, of any convention, or the weights of a full training: a file, a checkpoint or run directory.
@@ -99,13 +99,13 @@ pub struct Ask {
     /// 0 takes the likeliest token each time.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f64,
-    /// Nucleus mass.
+    /// Probability mass of nucleus sampling.
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f64,
-    /// Likeliest tokens that are drawn from; 0 is all.
+    /// Draw from this many of the likeliest tokens; 0 is all.
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
-    /// Most new tokens.
+    /// Upper limit on the number of new tokens.
     #[arg(long, default_value_t = 256)]
     pub max_new_tokens: usize,
     /// Key of the random draws.
@@ -123,7 +123,7 @@ pub struct Score {
     /// Reward, as `reward.name`.
     #[arg(long, value_name = "NAME")]
     pub reward: Option<String>,
-    /// What to compare with; the video itself unless given.
+    /// Reference video or picture. Default: the video itself.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
     /// Prompt, for rewards that read it.

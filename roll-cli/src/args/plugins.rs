@@ -18,7 +18,7 @@ pub struct Plugins {
 pub enum PluginsAction {
     /// List every component, linked in or from a plugin.
     List(ConfigArgs),
-    /// Show what a plugin says of itself: components, options, defaults.
+    /// Show the components of a plugin, with their options and defaults.
     Info {
         /// The library.
         path: PathBuf,

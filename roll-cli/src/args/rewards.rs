@@ -16,7 +16,7 @@ pub struct Rewards {
 /// What to do with rewards.
 #[derive(Debug, Subcommand)]
 pub enum RewardsAction {
-    /// Score a video, frame by frame too, and draw where the gradient is.
+    /// Score a video as a whole and frame by frame, and draw its gradient.
     Try(TryReward),
 }
 
@@ -29,7 +29,7 @@ pub struct TryReward {
     pub name: String,
     /// Video, picture, or directory of pictures.
     pub video: PathBuf,
-    /// What to compare with; the video itself unless given.
+    /// Reference video or picture. Default: the video itself.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
     /// Prompt, for rewards that read it.
@@ -38,10 +38,10 @@ pub struct TryReward {
     /// Take every N-th frame.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub every: usize,
-    /// PNG to write: frames, and below each where its gradient is.
+    /// PNG to write: frames, and below each the magnitude of its gradient.
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Leave out the score of each frame by itself, which costs as much as the video again.
+    /// Skip the scores of single frames, which cost as much as the whole video again.
     #[arg(long)]
     pub no_frames: bool,
 }

@@ -17,11 +17,11 @@ pub struct Run {
     /// Optimizer steps, as `steps`.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Go on with the run in this directory from its newest whole checkpoint, with its configuration under the files
-    /// and values given here; on any number of ranks.
+    /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
+    /// given here override its configuration.
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
-    /// Look at everything that the run needs, as `roll check` does, and do not run.
+    /// Check everything that the run needs, as `roll check` does, and do not train.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -33,7 +33,7 @@ pub struct Check {
     pub run: Run,
     #[command(flatten)]
     pub machine: Machine,
-    /// Clips whose references the reward looks at.
+    /// Number of clips whose references are shown to the reward.
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub samples: usize,
 }
@@ -45,19 +45,19 @@ impl Check {
     }
 }
 
-/// Where a run would be.
+/// The machine that a run is planned for.
 #[derive(Debug, Default, ClapArgs)]
 pub struct Machine {
     /// Devices: number and GB of memory, such as 1x24, 4x48 or 8x80; this machine unless given.
     #[arg(long, value_name = "NxGB")]
     pub on: Option<String>,
-    /// Devices, instead of those of `--on`.
+    /// Number of devices, instead of that of `--on`.
     #[arg(long, value_name = "N")]
     pub devices: Option<usize>,
     /// Memory of a device in GB, instead of that of `--on`.
     #[arg(long, value_name = "GB")]
     pub memory: Option<f64>,
-    /// TFLOP/s that a device sustains, instead of those of `--on`, or of a product measured here.
+    /// TFLOP/s that a device sustains, instead of the figure for `--on` or of a measurement on this machine.
     #[arg(long, value_name = "N")]
     pub tflops: Option<f64>,
 }
@@ -67,7 +67,7 @@ pub struct Machine {
 pub struct Plan {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// A published model, whose files need not be there; else `model.model_paths`, of which only headers are read.
+    /// A published model, without its files; otherwise `model.model_paths`, whose headers alone are read.
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     #[command(flatten)]
@@ -83,7 +83,7 @@ pub struct Report {
     /// Run directories.
     #[arg(required = true)]
     pub runs: Vec<PathBuf>,
-    /// Page to write; `report.html` in the run directory, of several runs here, unless given.
+    /// Page to write. Default: `report.html` in the run directory; for several runs, in the current directory.
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -97,7 +97,7 @@ pub struct Plot {
     /// Metric of the horizontal axis.
     #[arg(long, default_value = "step", value_name = "METRIC")]
     pub x: String,
-    /// Metric of the vertical axis; the run's most important one unless given.
+    /// Metric of the vertical axis. Default: the first headline metric of the run's algorithm.
     #[arg(long, value_name = "METRIC")]
     pub y: Option<String>,
     /// PNG to write.

@@ -15,7 +15,7 @@ pub struct InitTiny {
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Write into a directory that holds something, over files of the same names.
+    /// Write into a directory that is not empty, replacing files of the same names.
     #[arg(long)]
     pub force: bool,
 }
@@ -23,7 +23,7 @@ pub struct InitTiny {
 /// Arguments of `roll init-experts`.
 #[derive(Debug, ClapArgs)]
 pub struct InitExperts {
-    /// Directory to make; text encoder (`models_t5_*`), tokenizer and VAE are to be put beside what is written.
+    /// Directory to make. Put text encoder (`models_t5_*`), tokenizer and VAE beside the files.
     pub dir: PathBuf,
     /// Which kind of model.
     #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
@@ -49,7 +49,7 @@ pub struct InitExperts {
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Write into a directory that holds something, over files of the same names.
+    /// Write into a directory that is not empty, replacing files of the same names.
     #[arg(long)]
     pub force: bool,
 }
@@ -68,7 +68,7 @@ pub struct ExportExpert {
     /// How the weights are stored.
     #[arg(long, value_enum, default_value_t = StoredDType::F32)]
     pub dtype: StoredDType,
-    /// Write into a directory that holds something; the transformer in it is replaced, all of its shards.
+    /// Write into a directory that is not empty; all shards of the transformer in it are replaced.
     #[arg(long)]
     pub force: bool,
 }
@@ -82,16 +82,16 @@ pub struct MergeLora {
     pub lora: PathBuf,
     /// File (.safetensors) or new directory to write.
     pub out: PathBuf,
-    /// Factor of what the LoRA adds, beside its own alpha / rank.
+    /// Strength of the LoRA, a factor on top of its own alpha / rank.
     #[arg(long, default_value_t = 1.0, value_name = "N", allow_negative_numbers = true)]
     pub alpha: f64,
-    /// How the weights are stored; each as in the base unless given.
+    /// Dtype of the written weights. Default: that of each in the base.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
     /// Merge what matches when some layers of the LoRA are not in the base.
     #[arg(long)]
     pub allow_missing: bool,
-    /// Of a LoRA file with adapters for both transformers, which.
+    /// Transformer to take from a LoRA file that has adapters for both.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
 }
@@ -103,16 +103,16 @@ pub struct ConvertLora {
     pub lora: PathBuf,
     /// File (.safetensors) to write; for PEFT also a directory, which gets its adapter_config.json.
     pub out: PathBuf,
-    /// For which program.
+    /// Convention of the program that will read the file.
     #[arg(long, value_enum, value_name = "CONVENTION")]
     pub to: ConventionName,
-    /// Layer names of a PEFT file: those of the model it is for.
+    /// Layer names of a PEFT file: those of the program that will load it.
     #[arg(long, value_enum, default_value_t = LayerNames::Official)]
     pub names: LayerNames,
-    /// Of a file with adapters for both transformers, which; `low` makes a diffusers file for `transformer_2`.
+    /// Transformer to take from a file that has adapters for both; `low` makes a diffusers file for `transformer_2`.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
-    /// The model it is for, when it is none of Wan and kohya's names must be told apart.
+    /// The target model, needed only for kohya-style names of models other than Wan.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,
 }
@@ -124,7 +124,7 @@ pub struct MergeShards {
     pub dir: PathBuf,
     /// File to write.
     pub out: PathBuf,
-    /// How the weights are stored; as they are unless given.
+    /// Dtype of the written weights. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
 }
@@ -136,10 +136,10 @@ pub struct SplitShards {
     pub file: PathBuf,
     /// Directory to make.
     pub out: PathBuf,
-    /// Most bytes of a shard: 5GB, 500MB.
+    /// Upper limit on the size of a shard: 5GB, 500MB.
     #[arg(long, default_value = "5GB", value_name = "SIZE", value_parser = bytes)]
     pub max_size: u64,
-    /// How the weights are stored; as they are unless given.
+    /// Dtype of the written weights. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
 }
@@ -191,7 +191,7 @@ pub enum ConventionName {
     Kohya,
 }
 
-/// Whose layer names.
+/// Layer names of a PEFT file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerNames {
     /// `blocks.0.self_attn.q`.

@@ -1,4 +1,4 @@
-//! Every random choice of a run, drawn on the host and keyed by what it is for.
+//! Every random choice of a run, drawn on the host and keyed by its purpose.
 //!
 //! A draw depends on (seed, step, sample, purpose) alone: not on the backend, the number of ranks, the order of work,
 //! or whether the run was resumed. The draws themselves are the cargo feature `noise`.

@@ -1,4 +1,4 @@
-//! Components from libraries that somebody else compiled.
+//! Components from libraries that were compiled elsewhere.
 //!
 //! What crosses, and the contract that both sides keep, stands in the crate `roll-abi`: tables of `extern "C"` functions
 //! over `#[repr(C)]` types. This module turns traits into tables and tables into traits, so that what a library offers

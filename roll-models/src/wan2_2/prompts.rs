@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(prompts.ready.len(), TOGETHER);
         assert_eq!(bits(prompts.embedding("prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
         assert_eq!(prompts.ready.len(), TOGETHER);
-        // What nobody expects any more is not kept beyond the next reading.
+        // Prompts that are no longer expected are dropped at the next reading.
         prompts.expect(&names[names.len() - 1..]);
         prompts.embedding("another", &text).unwrap();
         assert_eq!(prompts.ready.keys().collect::<Vec<_>>(), ["another", names.last().unwrap()]);

@@ -189,7 +189,7 @@ pub fn input(directory: &Path, side: usize) -> Result<Input> {
         Some(1) => Filter::Lanczos,
         Some(2) => Filter::Bilinear,
         Some(4) => Filter::Box,
-        Some(other) => return Err(wrong(format!("`resample` {other} is none of Pillow's filters 0 to 4"))),
+        Some(other) => return Err(wrong(format!("`resample` {other} is not one of Pillow's filters, 0 to 4"))),
     };
     let (mean, std) = match found.do_normalize {
         Some(false) => ([0.0; 3], [1.0; 3]),

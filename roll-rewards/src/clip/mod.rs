@@ -309,7 +309,7 @@ impl RewardScorer for ClipReward {
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
-        summary: "CLIP, PickScore, HPSv2, aesthetic heads: frames beside a text or the reference, from a Hugging Face directory",
+        summary: "CLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,

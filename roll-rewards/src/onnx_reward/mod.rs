@@ -167,7 +167,7 @@ fn build(config: Config, context: &BuildContext) -> Result<OnnxReward> {
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
-        summary: "What a network in an ONNX file says of the frames: a value, a class, likeness to the reference",
+        summary: "Output of an ONNX network on the frames: a value, a class, likeness to the reference",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,

@@ -190,7 +190,7 @@ fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2])
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
-        summary: "How well the reference's first frame is kept: L1, SSIM, or by any ONNX network",
+        summary: "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,

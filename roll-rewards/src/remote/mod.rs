@@ -66,7 +66,7 @@ pub enum AnswerError {
     },
 }
 
-/// A scorer that asks somebody else.
+/// A scorer in another process or on another machine.
 pub struct RemoteReward<T> {
     transport: T,
     on_missing: OnMissing,

@@ -91,7 +91,7 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// For a job of so many ranks instead of that which runs: it comes before the files.
+    /// For a job with this number of ranks instead of the running one; comes before the files.
     pub fn for_ranks(self, ranks: usize) -> Self {
         Self { ranks: Some(ranks), ..self }
     }

@@ -73,7 +73,7 @@ impl Told {
     }
 }
 
-/// Brings the video of `from` to rank 0; the others have none of it afterwards.
+/// Brings the video of `from` to rank 0; the other ranks do not have it afterwards.
 fn sent(
     ranks: &dyn Communicator,
     from: Rank,

@@ -61,7 +61,7 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
         let agent = if batch == 0 { "; of an agent: all episodes of each group may have one score" } else { "" };
         (format!("no parameter changed in {which}"), format!("{why}{agent}"))
     };
-    let why = format!("{why}. `training.max_skipped_steps: 0` goes on all the same");
+    let why = format!("{why}. `training.max_skipped_steps: 0` continues anyway");
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
 }
 

@@ -210,7 +210,7 @@ impl Trainer {
         self.evaluator.is_some() || self.validates
     }
 
-    /// Sample videos come with the first step, with every so many, and with the last.
+    /// Sample videos are written with the first step, every `sample_steps`, and with the last.
     fn wants_samples(&self) -> bool {
         let every = self.loaded.config.sample_steps;
         let next = self.done + 1;

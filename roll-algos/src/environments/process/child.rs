@@ -86,7 +86,7 @@ impl Child {
         match self.answers.try_recv() {
             Err(TryRecvError::Empty) => {}
             Ok(Heard::Line(line)) => {
-                return Err(format!("it wrote a line that nobody asked for: {}", shortened(&line)));
+                return Err(format!("it wrote a line without a request: {}", shortened(&line)));
             }
             Ok(Heard::TooLong) => return Err(self.too_long()),
             Ok(Heard::End) | Err(TryRecvError::Disconnected) => return Err(self.gone()),

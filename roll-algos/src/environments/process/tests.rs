@@ -68,7 +68,7 @@ fn a_process_that_hangs_is_killed() {
 #[test]
 fn a_process_that_floods_is_stopped() {
     for (flood, word) in [
-        ("while true; do echo '{}'; done", "nobody asked"),
+        ("while true; do echo '{}'; done", "without a request"),
         ("head -c 100000 /dev/zero | tr '\\0' 'x'; exec sleep 600", "more than 4096 bytes"),
         ("head -c 10000000 /dev/zero | tr '\\0' 'x' >&2; exec sleep 600", "within"),
     ] {

@@ -31,7 +31,7 @@ impl Meter {
         }
     }
 
-    /// Bytes at the highest since; `None` where nobody counts.
+    /// Bytes at the highest since; `None` where the system has no such counter.
     pub fn peak(&self) -> Option<u64> {
         match self {
             Self::Host => host_peak(),

@@ -94,7 +94,7 @@ impl Pass {
         Tensor::cat(self.groups.iter().enumerate().map(spread).collect(), 0)
     }
 
-    /// Attention within each sample. Samples beside one another are so many more heads.
+    /// Attention within each sample. A batch is folded into the head axis.
     fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let (samples, heads) = (self.samples, self.config.heads);
         let options = AttentionOptions { products: Some(self.products), ..Default::default() };

@@ -196,7 +196,7 @@ impl VaeConfig {
         let ours = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
         if let Some(key) = shapes.keys().filter(ours).find(|key| !expected.contains_key(*key)) {
             return Err(Error::Unsupported(format!(
-                "the weight `{key}` is none of a Wan VAE with {} stages of {} residual blocks",
+                "the weight `{key}` does not belong to a Wan VAE with {} stages of {} residual blocks",
                 self.dim_mult.len(),
                 self.num_res_blocks
             )));

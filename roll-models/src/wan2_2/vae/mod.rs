@@ -224,7 +224,7 @@ impl Vae {
         let (frames, size) = match *latents.shape() {
             [c, t, h, w] if c == z_channels && t > 0 && h > 0 && w > 0 => (t, [h, w]),
             _ => {
-                let expected = format!("[{z_channels}, T, H, W], none of them 0");
+                let expected = format!("[{z_channels}, T, H, W], each at least 1");
                 return Err(Error::shape("latents to decode", expected, latents.shape()));
             }
         };

@@ -62,7 +62,7 @@ impl Vae {
             true => Ok(frames),
             false => Err(Error::shape(
                 "latents to decode",
-                format!("[{expected}, T, H, W], none of them 0"),
+                format!("[{expected}, T, H, W], each at least 1"),
                 &latents.dims(),
             )),
         }

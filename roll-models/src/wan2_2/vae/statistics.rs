@@ -10,7 +10,7 @@ pub struct LatentStatistics {
 }
 
 impl LatentStatistics {
-    /// The published statistics of latents with so many channels (16: Wan2.1, 48: Wan2.2 TI2V-5B).
+    /// The published statistics of latents with this number of channels (16: Wan2.1, 48: Wan2.2 TI2V-5B).
     pub fn published(channels: usize) -> Option<Self> {
         let (mean, std): (&[f32], &[f32]) = match channels {
             16 => (&MEAN_16, &STD_16),

@@ -21,7 +21,7 @@ fn groups_and_kernel<'n>(build: &mut Build<'n, '_>) -> Result<(usize, &'n [usize
     let groups = sizes("group", &[build.attributes.int("group")?.unwrap_or(1)], 1)?[0];
     match build.constant_shape(1) {
         Some([_, _, kernel @ ..]) if !kernel.contains(&0) => Ok((groups, kernel)),
-        Some(other) => Err(format!("weights of shape {other:?} are none of a convolution").into()),
+        Some(other) => Err(format!("weights of shape {other:?} are not those of a convolution").into()),
         None => Err("the weights must be constants of the file here".into()),
     }
 }
