@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Fault};
 
-/// What an algorithm cannot work with.
+/// Errors of algorithms.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AlgorithmError {

@@ -36,7 +36,7 @@ pub struct Chain {
     kept: DType,
 }
 
-/// What [`Chain::forward`] kept for the pull.
+/// The tensors that [`Chain::forward`] kept for the pull.
 pub struct ChainRecord {
     steps: Vec<(Arc<dyn Segment>, Kept)>,
     shared: Vec<NdTensor>,

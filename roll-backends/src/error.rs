@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Fault};
 
-/// What can go wrong below the models.
+/// Errors below the models.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
@@ -36,7 +36,7 @@ pub enum BackendError {
          both sides (`roll plan` says how much)?"
     )]
     Offload {
-        /// What libtorch says.
+        /// The message of libtorch.
         reason: String,
     },
 

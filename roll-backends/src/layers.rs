@@ -18,7 +18,7 @@ pub struct Scope<'a> {
     pub lora_scale: f64,
     /// Where trainable parameters that are read get recorded.
     pub tape: &'a Tape,
-    /// What products with matrices are taken in: f32, or bf16 with sums in f32. Everything else is f32.
+    /// Dtype of products with matrices: f32, or bf16 with sums in f32. Everything else is f32.
     pub products: DType,
 }
 

@@ -65,7 +65,7 @@ pub trait Algorithm: Send {
         Ok(None)
     }
 
-    /// What a resume needs beyond parameters and optimizer, as JSON.
+    /// State that a resume needs beyond parameters and optimizer, as JSON.
     fn state(&self) -> serde_json::Value {
         serde_json::Value::Null
     }

@@ -43,7 +43,7 @@ impl SigmaRange {
     }
 }
 
-/// What a model is conditioned on, as the user gives it.
+/// Conditions of a video, as the user gives them.
 #[derive(Clone, Debug, Default)]
 pub struct ConditionInput {
     /// Text.
@@ -58,7 +58,7 @@ pub struct ConditionInput {
     pub size: [usize; 2],
 }
 
-/// What a model is conditioned on, as its networks take it. Plain tensors: they can be cached and sent.
+/// Conditions of a video, as the networks take them. Plain tensors: they can be cached and sent.
 #[derive(Clone, Debug)]
 pub struct Conditioning {
     /// Text embedding, `[L, D]`, padded rows zero.
@@ -111,7 +111,7 @@ pub struct VelocityInput<'a> {
     pub latents: &'a Tensor,
     /// Their noise level.
     pub timestep: Timestep,
-    /// What they are conditioned on.
+    /// Their conditions.
     pub conditioning: &'a Conditioning,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Result;
 
-/// What the agent sees.
+/// An observation of the agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
     /// Text shown to the agent.
@@ -12,7 +12,7 @@ pub struct Observation {
 /// The consequence of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transition {
-    /// What the agent sees next.
+    /// The next observation.
     pub observation: Observation,
     /// Reward of the action.
     pub reward: f64,

@@ -19,7 +19,7 @@ pub enum Fault {
     Interrupt,
 }
 
-/// What went wrong, in terms of what was being done, to which file, tensor or key.
+/// An error, in terms of the action and of its file, tensor or key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,7 +27,7 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was being done, as a verb phrase: "read", "create the directory".
+        /// The action, as a verb phrase: "read", "create the directory".
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum Error {
     BadFile {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found, and what to do about it.
+        /// Expected and found, and what to do about it.
         problem: String,
     },
 
@@ -80,7 +80,7 @@ pub enum Error {
     Config {
         /// Dotted path of the key.
         key: String,
-        /// What was expected and what was found.
+        /// Expected and found.
         problem: String,
     },
     /// No such name is registered.
@@ -100,7 +100,7 @@ pub enum Error {
     Unsupported(String),
 
     // Samples
-    /// What a reward compares with holds nothing to compare (no face in the reference). The fault of one sample and
+    /// The reference of a reward holds nothing to compare with (no face in it). The fault of one sample and
     /// not of the run: the reward's [`crate::OnMissing`] decides what follows.
     #[error("{reason}")]
     NothingToScore {
@@ -119,7 +119,7 @@ pub enum Error {
     /// thread panicked.
     #[error("{doing}")]
     Failed {
-        /// What could not be done: "the manifest cannot be written as JSON".
+        /// The failed action: "the manifest cannot be written as JSON".
         doing: String,
         /// The reason.
         #[source]
@@ -134,12 +134,12 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// What was being done when `source` happened.
+    /// An action, and the error that ended it.
     #[error("{doing}")]
     Context {
-        /// What was being done: "reading row 3 of metadata.csv".
+        /// The action: "reading row 3 of metadata.csv".
         doing: String,
-        /// What went wrong.
+        /// The error.
         #[source]
         source: Box<Error>,
     },

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use crate::{Model, Noise, Progress, RewardScorer, Sample, Video};
 
-/// What an evaluation works with: nothing is trained.
+/// Everything an evaluation works with; nothing is trained.
 pub struct EvaluationContext<'a> {
-    /// What is generated for; each sample gets the same noise at every evaluation of a run.
+    /// The samples to generate for; each gets the same noise at every evaluation of a run.
     pub samples: &'a [Sample],
     /// The model.
     pub model: &'a mut dyn Model,
-    /// What each result is scored with, in order: the reward of the run first, then those that are only measured.
+    /// Rewards of each result, in order: that of the run first, then those that are only measured.
     pub rewards: Vec<&'a mut dyn RewardScorer>,
     /// Source of every random draw.
     pub noise: &'a Noise,
@@ -18,7 +18,7 @@ pub struct EvaluationContext<'a> {
     pub progress: &'a dyn Progress,
 }
 
-/// What the model made of one sample.
+/// The result of one sample.
 #[derive(Clone, Debug)]
 pub struct Evaluated {
     /// The sample's [`Sample::origin`].
@@ -27,7 +27,7 @@ pub struct Evaluated {
     pub scores: Vec<Option<f64>>,
     /// Divergence from the model without its adapter.
     pub kl: f64,
-    /// What was generated.
+    /// The generated video.
     pub video: Option<Video>,
 }
 

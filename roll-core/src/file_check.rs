@@ -13,7 +13,7 @@ pub struct FileCheck {
     pub check: fn(&Options, &BuildContext) -> Result<FilesFound>,
 }
 
-/// What is there.
+/// The files that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilesFound {
     /// A line for each part, for people: "VAE: 1 file, 0.51 GB, 194 tensors".

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a component is.
+/// Kinds of components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// [`crate::Algorithm`].

@@ -7,7 +7,7 @@ use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
@@ -20,7 +20,7 @@ impl Message {
 
 /// How tokens are drawn.
 ///
-/// What a prompt gets depends on itself, its number and the seed, never on the prompts beside it.
+/// The answer to a prompt depends on the prompt, its number and the seed, never on the prompts beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.

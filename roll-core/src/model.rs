@@ -88,7 +88,7 @@ pub trait Model: Send {
         None
     }
 
-    /// What a user takes away from training, as files: name of the file (without directory or extension) and its
+    /// The result of training for users, as files: name of the file (without directory or extension) and its
     /// tensors under the names other programs read. What the header of a file shall say of it is an entry of its own
     /// ([`header`]).
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;

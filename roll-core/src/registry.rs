@@ -10,7 +10,7 @@ use crate::{Algorithm, Environment, Error, Kind, Model, Planner, Result, RewardS
 /// Options of an implementation, as parsed from the configuration.
 pub type Options = serde_json::Map<String, serde_json::Value>;
 
-/// What an implementation may need to know when it is made.
+/// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
     /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
@@ -48,7 +48,7 @@ pub enum Factory {
 }
 
 impl Factory {
-    /// The kind of what it makes.
+    /// The kind of the components that it makes.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Model(_) => Kind::Model,
@@ -114,7 +114,7 @@ impl Registration {
     }
 }
 
-/// What a plugin's component does to another of its kind and name.
+/// Whether a plugin's component replaces another of its kind and name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replaces {
     /// Two of one name are an error.
@@ -130,7 +130,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// What is linked in. Fails when a name of one kind stands twice.
+    /// The built-in components. Fails if two of one kind have one name.
     pub fn linked() -> Result<Self> {
         Self::new(inventory::iter::<Registration>.into_iter().collect())
     }
@@ -242,7 +242,7 @@ impl Registry {
         }
     }
 
-    /// What the algorithm `name` does with a sample. Fails when it does not say.
+    /// Passes of the algorithm `name` over a sample. Fails if it has no planner.
     pub fn passes(&self, name: &str, options: &Options) -> Result<Passes> {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
@@ -264,7 +264,7 @@ impl Registry {
         }
     }
 
-    /// What the model `name` needs. Fails when it does not say.
+    /// Needs of the model `name`. Fails if it has no planner.
     pub fn needs(&self, name: &str, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
         let registration = self.find(Kind::Model, name)?;
         match (registration.planner, registration.factory) {

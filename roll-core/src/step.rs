@@ -43,7 +43,7 @@ impl Progress for Silent {
     fn phase(&self, _phase: &str) {}
 }
 
-/// What one step did.
+/// The outcome of one step.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     /// Metrics by name, in the names of the reference: `actor/loss`, `time/decode` (seconds).

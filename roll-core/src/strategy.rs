@@ -22,7 +22,7 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// What happened in an update.
+/// The outcome of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StrategyReport {
     /// Global norm of the (scaled) gradient before clipping.
@@ -54,7 +54,7 @@ pub trait Strategy: Send {
     /// Adds the model's accumulated gradients to the strategy's, and clears them in the model.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()>;
 
-    /// Forgets what was accumulated.
+    /// Clears the accumulated gradient.
     fn discard(&mut self);
 
     /// Multiplies the accumulated gradient (summed over ranks) by `scale`, clips it, updates the parameters of

@@ -20,7 +20,7 @@ pub(crate) enum Container {
     Unknown,
 }
 
-/// What a clip is, in words: by its first bytes, or a directory.
+/// The format of a clip, in words: by its first bytes, or a directory.
 pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
     let path = path.as_ref();
     if path.is_dir() {

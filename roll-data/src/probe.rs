@@ -14,7 +14,7 @@ use crate::mp4::Mp4Reader;
 use crate::read::{or_ffmpeg, pictures_in};
 use crate::still::{decode_gif, read_picture};
 
-/// What a file says of its frames.
+/// The facts of a file about its frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probed {
     /// Height and width as shown, in square pixels.

@@ -50,7 +50,7 @@ pub struct FileRecord {
     pub sha256: String,
 }
 
-/// What a checkpoint holds.
+/// Contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this layout.
@@ -61,7 +61,7 @@ pub struct Manifest {
     pub version: String,
     /// Files by name relative to the directory, `/`-separated.
     pub files: BTreeMap<String, FileRecord>,
-    /// What the writer wants to find again without reading files.
+    /// Notes of the writer, which it can find again without reading files.
     #[serde(default)]
     pub info: serde_json::Value,
 }

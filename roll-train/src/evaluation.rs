@@ -260,7 +260,7 @@ fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// What the algorithm makes of one sample; `None` when it has no evaluation.
+/// The result of one sample; `None` if the algorithm has no evaluation.
 fn evaluate(
     means: &mut Means<'_>,
     checks: Option<&mut (dyn RewardScorer + 'static)>,
@@ -318,7 +318,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// What changed between two evaluations of the same clips, by the reward at place `reward`.
+/// The change between two evaluations of the same clips, by the reward at place `reward`.
 pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> {
     let pairs: Vec<[f64; 2]> = before
         .iter()

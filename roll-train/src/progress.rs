@@ -11,7 +11,7 @@ pub fn counted(count: u64, one: &str) -> String {
     }
 }
 
-/// What surrounds a run: where it shows its progress, and who may stop it. The default shows nothing and never stops.
+/// The surroundings of a run: where progress is shown, and who may stop it. The default shows nothing and never stops.
 pub struct Session {
     /// Shows progress on rank 0.
     pub display: Box<dyn Display>,
@@ -35,7 +35,7 @@ pub trait Display: Send + Sync {
 pub trait Bar: Send + Sync {
     /// `done` units are done.
     fn set(&self, done: u64);
-    /// What is going on now: "denoising step 3 of 8".
+    /// The current phase: "denoising step 3 of 8".
     fn phase(&self, phase: &str);
     /// The work is over.
     fn finish(&self);

@@ -18,7 +18,7 @@ use roll_core::{Error, Result};
 
 use crate::checkpoint::{self, step_name};
 
-/// What to do when the directory already holds a run.
+/// Reaction to a directory that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// It is an error.

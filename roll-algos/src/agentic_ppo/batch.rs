@@ -7,7 +7,7 @@ use roll_core::{Result, Tensor};
 use super::grid::{Grid, Mask};
 use super::rollout::Episode;
 
-/// One sample: tokens with what is known of them.
+/// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Place of its episode.

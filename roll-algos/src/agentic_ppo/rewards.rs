@@ -263,7 +263,7 @@ pub fn at_last_token(rewards: &[f64], attention: &Mask) -> Grid {
     grid
 }
 
-/// Rewards of tokens, and what the KL was.
+/// Rewards of tokens, and the KL.
 #[derive(Clone, Debug)]
 pub struct TokenRewards {
     /// `[B, T]`.

@@ -8,7 +8,7 @@ use crate::AlgorithmError;
 use crate::arithmetic::{axpy, scaled};
 use crate::sampling::{Conditions, Guided, GuidedPullback};
 
-/// What goes on in a step.
+/// The phases of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum Phase {
@@ -22,7 +22,7 @@ pub enum Phase {
     Optimizer,
 }
 
-/// Told what a rollout does.
+/// Is told of the progress of a rollout.
 pub trait Observer {
     /// `phase` begins. An error ends the rollout.
     fn begin(&mut self, _phase: Phase) -> Result<()> {
@@ -42,7 +42,7 @@ impl Observer for Unobserved {}
 
 /// A recorded rollout.
 pub struct Trajectory {
-    /// What gets decoded, `[C, T, H, W]`.
+    /// The latents to decode, `[C, T, H, W]`.
     pub latents: Tensor,
     /// Mean of the KL over the steps with trainable parameters.
     pub kl: f64,
@@ -50,7 +50,7 @@ pub struct Trajectory {
     of: usize,
 }
 
-/// What the adjoint needs of one step, from the first trained one on.
+/// The record of one step for the adjoint, from the first trained one on.
 struct Step {
     index: usize,
     delta: f32,

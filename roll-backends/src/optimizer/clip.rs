@@ -28,7 +28,7 @@ pub fn norm(values: &[f32]) -> f64 {
     sum_of_squares(values).sqrt()
 }
 
-/// What clipping multiplies a gradient of norm `norm` by: `min(1, max_norm / (norm + 1e-6))` as in PyTorch; 1 when
+/// The factor of clipping for a gradient of norm `norm`: `min(1, max_norm / (norm + 1e-6))` as in PyTorch; 1 when
 /// `max_norm` is 0 (clipping is off).
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }

@@ -23,7 +23,7 @@ impl From<DType> for Storage {
 }
 
 impl Storage {
-    /// What the weight `key` is stored in, whose file has `stored`.
+    /// The dtype to store the weight `key` in, whose file has `stored`.
     pub fn of(&self, key: &str, stored: roll_core::DType) -> DType {
         let exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
         if exact { DType::F32 } else { self.dtype }

@@ -13,7 +13,7 @@ pub enum RanksError {
     Failed {
         /// Which one.
         rank: usize,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// A rank ended while others wait for it.
@@ -40,11 +40,11 @@ pub enum RanksError {
     /// Ranks called different collectives.
     #[error("the ranks are out of step: rank 0 calls {first}, rank {rank} {other}")]
     Disagree {
-        /// What rank 0 called.
+        /// The collective that rank 0 called.
         first: String,
         /// The first rank that called another.
         rank: usize,
-        /// What it called.
+        /// The collective that this rank called.
         other: String,
     },
     /// Lengths that do not belong together.

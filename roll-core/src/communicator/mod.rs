@@ -49,7 +49,7 @@ pub trait Communicator: Send + Sync {
     /// How long to wait for another rank before the job counts as lost.
     fn set_timeout(&self, _timeout: Duration) {}
 
-    /// Tells the other ranks that this one cannot go on, and why: what they wait for ends with an error that says so.
+    /// Tells the other ranks that this one cannot go on, and why: collectives that they wait for end with that error.
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
@@ -98,7 +98,7 @@ fn words(bytes: &[u8], count: usize) -> Vec<f32> {
     words
 }
 
-/// What every rank has of something, in the order of the ranks. Values that are not finite do not survive JSON, which
+/// The values of all ranks, in the order of the ranks. Values that are not finite do not survive JSON, which
 /// carries it: pass their bits.
 pub fn join<T: Serialize + DeserializeOwned>(ranks: &dyn Communicator, own: &T) -> Result<Vec<T>> {
     let failed = |e: serde_json::Error| Error::failed("passing a value between ranks")(e);

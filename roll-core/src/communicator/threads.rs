@@ -21,7 +21,7 @@ struct Shared {
 }
 
 struct State {
-    /// What came for the collective that is being called.
+    /// Contributions to the collective that is being called.
     deposits: Vec<Option<Deposit>>,
     /// Collectives done, and what came for the last one. One place is enough: nobody deposits for the next before it
     /// has taken this, and the next is done when all have deposited.

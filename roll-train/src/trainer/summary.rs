@@ -49,7 +49,7 @@ pub struct Summary {
     /// The metrics to show first.
     #[serde(skip)]
     pub headlines: Vec<Headline>,
-    /// What a person would open: name and path.
+    /// Results for people to open: name and path.
     #[serde(skip)]
     pub written: Vec<(&'static str, PathBuf)>,
 }
