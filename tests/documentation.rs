@@ -1,4 +1,5 @@
-//! The documentation tells the truth: its commands run, its configurations load, its links lead somewhere.
+//! The documentation tells the truth: its commands run, its configurations load, its links lead somewhere, its list of
+//! metrics is complete.
 //!
 //! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
 //! repository's folders are found under their names. Other `sh` blocks need a network, foreign models or minutes.
@@ -79,12 +80,20 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Runs the blocks of `page`, and gives the number of blocks.
-fn run(page: &Path) -> usize {
+/// What came of the commands of a page.
+#[derive(Default)]
+struct Ran {
+    blocks: usize,
+    /// Names of the metrics that its runs wrote.
+    metrics: BTreeSet<String>,
+}
+
+/// Runs the blocks of `page`.
+fn run(page: &Path) -> Ran {
     let text = std::fs::read_to_string(page).unwrap();
     let runnable: Vec<Block> = blocks(&text).into_iter().filter(|block| block.language == "sh run").collect();
     if runnable.is_empty() {
-        return 0;
+        return Ran::default();
     }
     if text.contains("cc -O2") && Command::new("cc").arg("--version").output().is_err() {
         roll_testing::skip!("there is no C compiler", needs = "cc");
@@ -119,20 +128,92 @@ fn run(page: &Path) -> usize {
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    runnable.len()
+    Ran { blocks: runnable.len(), metrics: metrics_under(&directory.path().join("runs")) }
+}
+
+/// Names of the metrics of all runs in `runs`.
+fn metrics_under(runs: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for run in std::fs::read_dir(runs).into_iter().flatten() {
+        let Ok(text) = std::fs::read_to_string(run.unwrap().path().join("metrics.jsonl")) else { continue };
+        for line in text.lines() {
+            let row: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            names.extend(row.into_iter().map(|(name, _)| name));
+        }
+    }
+    names
+}
+
+/// The metrics that the page lists, as patterns: `*` stands for anything, as do words in capitals and the noise levels of
+/// a range. A name without a group belongs to that of the name before it.
+fn documented_metrics() -> Vec<String> {
+    let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();
+    let mut patterns = Vec::new();
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let cell = row.trim_start_matches("| ").split(" | ").next().unwrap();
+        let mut group = String::new();
+        for name in cell.split('`').skip(1).step_by(2) {
+            let name = match name.rfind('/') {
+                Some(end) => {
+                    group = name[..=end].into();
+                    name.to_string()
+                }
+                None => format!("{group}{name}"),
+            };
+            let anything = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
+            patterns.push(name.replace(anything, "*"));
+        }
+    }
+    patterns
+}
+
+/// Whether `name` is as `pattern` says.
+fn fits(name: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
+    for part in middle {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 #[test]
-fn commands_of_the_book_run() {
+fn commands_of_the_book_run_and_their_metrics_are_listed() {
     let pages = pages_under(&root().join("docs/src"));
-    let blocks: usize = pages.iter().map(|page| run(page)).sum();
+    let ran: Vec<Ran> = pages.iter().map(|page| run(page)).collect();
+    let blocks: usize = ran.iter().map(|ran| ran.blocks).sum();
     assert!(blocks >= 15, "only {blocks} blocks are marked `sh run`");
+
+    let listed = documented_metrics();
+    let metrics: BTreeSet<&String> = ran.iter().flat_map(|ran| &ran.metrics).collect();
+    assert!(metrics.len() > 60, "{metrics:?}");
+    for metric in metrics {
+        // Those of a validation have the names of training after `val/`.
+        let plain = metric.strip_prefix("val/").unwrap_or(metric);
+        let known = listed.iter().any(|pattern| fits(metric, pattern) || fits(plain, pattern));
+        assert!(known, "docs/src/metrics.md has no `{metric}`");
+    }
+}
+
+#[test]
+fn a_pattern_of_metrics_fits_what_it_stands_for_alone() {
+    for (name, pattern) in
+        [("a/b", "a/b"), ("a/b_c", "a/*"), ("a/tis_x", "a/*_x"), ("loss/0.4-0.5", "loss/***"), ("a/x_b_y", "a/*_b_*")]
+    {
+        assert!(fits(name, pattern), "{name} {pattern}");
+    }
+    for (name, pattern) in [("a/b", "a/c"), ("a/bc", "a/b"), ("b/a/b", "a/*"), ("a/x_c_y", "a/*_b_*")] {
+        assert!(!fits(name, pattern), "{name} {pattern}");
+    }
 }
 
 #[test]
 fn commands_of_the_main_page_run_and_it_is_short() {
     let page = root().join("README.md");
-    assert!(run(&page) > 0);
+    assert!(run(&page).blocks > 0);
     let lines = std::fs::read_to_string(&page).unwrap().lines().count();
     assert!(lines <= README_LINES, "{lines} lines; what is more belongs into docs/");
 }
