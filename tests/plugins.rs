@@ -85,6 +85,41 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
 }
 
 #[test]
+fn the_tensors_of_an_algorithm_from_a_library_are_in_the_checkpoint_and_a_run_goes_on_with_them() {
+    let world = World::new(2);
+    let library = library("hostile_plugin");
+    let toys = ["--plugin", &library, "--algo", "toy", "--model", "toy"];
+    let settings = ["reward.name=toy", "strategy.name=toy", "training.learning_rate=0.1", "sample_steps=0"];
+    let size =
+        ["data.metadata=metadata.csv", "data.height=64", "data.width=72", "data.num_frames=5", "evaluation.every=0"];
+    let train = |out: &str, more: &[&str]| {
+        let mut arguments = [&["run", "--out", out, "--steps", "4"], &toys[..]].concat();
+        settings.iter().chain(&size).chain(more).for_each(|setting| arguments.extend(["--set", setting]));
+        world.done(&arguments);
+    };
+    train("whole", &[]);
+    train("halved", &["save_steps=2"]);
+    let sum = |run: &str| checkpoint_file(&world.path(run), 4, "trainer/algorithm.safetensors");
+    let whole = sum("whole");
+    assert_eq!(sum("halved"), whole);
+    // As if it had been killed after its second step.
+    std::fs::remove_dir_all(world.path("halved/checkpoints/step-000004")).unwrap();
+    std::fs::remove_file(world.path("halved/summary.json")).unwrap();
+    world.done(&["run", "--resume", "halved"]);
+    assert_eq!(sum("halved"), whole);
+
+    let checkpoint = world.path("halved/checkpoints/step-000004");
+    std::fs::remove_dir_all(&checkpoint).unwrap();
+    let kept = world.path("halved/checkpoints/step-000002");
+    let manifest = std::fs::read_to_string(kept.join("manifest.json")).unwrap();
+    let mut without: Value = serde_json::from_str(&manifest).unwrap();
+    without["files"].as_object_mut().unwrap().remove("trainer/algorithm.safetensors").unwrap();
+    std::fs::write(kept.join("manifest.json"), without.to_string()).unwrap();
+    std::fs::remove_file(world.path("halved/summary.json")).unwrap();
+    fails(&world.roll(&["run", "--resume", "halved"]), 2, &["step-000002", "`sum`", "not in the checkpoint"]);
+}
+
+#[test]
 fn a_third_partys_reward_trains() {
     let world = World::new(2);
     let library = library("sharpness_reward");

@@ -2,7 +2,10 @@
 
 use std::ffi::c_void;
 
-use crate::{RollError, RollList, RollMaybe, RollNamedNumber, RollObject, RollOwned, RollStr, RollTensor, RollVideo};
+use crate::{
+    RollError, RollList, RollMaybe, RollNamedNumber, RollNamedTensor, RollObject, RollOwned, RollStr, RollTensor,
+    RollVideo,
+};
 
 data! {
     /// A row of the data. A picture that is not there has the dtype [`NO_TENSOR`](crate::NO_TENSOR).
@@ -150,5 +153,9 @@ table! {
     since 2.1 {
         /// A JSON list.
         fn headlines(out: *mut RollOwned<u8>);
+    }
+    since 2.3 {
+        fn tensors(out: *mut RollOwned<RollNamedTensor>);
+        fn load_tensors(tensors: RollList<RollNamedTensor>);
     }
 }

@@ -1,4 +1,4 @@
-/* The plugin interface of roll, version 2.2, for rewards that are not written in Rust.
+/* The plugin interface of roll, version 2.3, for rewards that are not written in Rust.
  *
  * A plugin is a shared library that exports
  *
@@ -49,7 +49,7 @@ typedef struct {
     uint32_t major, minor;
 } roll_abi;
 
-#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 2, 2}
+#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 2, 3}
 
 typedef void (*roll_release)(void *owner);
 

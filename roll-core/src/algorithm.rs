@@ -2,7 +2,7 @@
 
 use crate::{
     Environment, Error, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result, RewardScorer, Sample,
-    StepContext, StepReport, Validation,
+    StateDict, StepContext, StepReport, Validation,
 };
 
 /// Where the samples of a step come from.
@@ -73,5 +73,20 @@ pub trait Algorithm: Send {
     /// Restores [`Algorithm::state`].
     fn load_state(&mut self, _state: &serde_json::Value) -> Result<()> {
         Ok(())
+    }
+
+    /// Tensors that a resume needs beyond parameters and optimizer, by name: an older policy, an average
+    /// ([`crate::model::flat::to_named`] makes them of flat vectors). Whole and the same on every rank; the first rank's
+    /// are saved with each checkpoint. From [`Algorithm::check`] on, names, shapes and dtypes stay what they are: what a
+    /// checkpoint holds is compared with them, and a run does not go on from one that lacks a tensor, has another, or has
+    /// one of another shape. Empty: the algorithm keeps none.
+    fn tensors(&self) -> Result<StateDict> {
+        Ok(StateDict::new())
+    }
+
+    /// Restores [`Algorithm::tensors`]: after [`Algorithm::load_state`], and after parameters and optimizer. The names,
+    /// shapes and dtypes are those that [`Algorithm::tensors`] gives; not called when it gives none.
+    fn load_tensors(&mut self, _tensors: &StateDict) -> Result<()> {
+        Err(Error::Misuse("this algorithm gives tensors to save and does not take them back".into()))
     }
 }

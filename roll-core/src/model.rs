@@ -154,9 +154,33 @@ pub mod flat {
             }
         }
         if let Some(name) = state.keys().find(|k| *k != super::header::KEY && !specs.iter().any(|s| &s.name == *k)) {
-            return Err(Error::Misuse(format!("the tensor `{name}` is not one of the model's parameters")));
+            return Err(Error::Misuse(format!("the tensor `{name}` is not one that is expected")));
         }
         Ok(values)
+    }
+
+    /// Several vectors of one layout as named tensors: the parameter `w` of the vector `old` is the tensor `old.w`.
+    pub fn to_named(specs: &[ParameterSpec], vectors: &[(&str, &[f32])]) -> Result<StateDict> {
+        let mut state = StateDict::new();
+        for (vector, values) in vectors {
+            state.extend(to_state(&within(vector, specs), values)?);
+        }
+        Ok(state)
+    }
+
+    /// The vectors that [`to_named`] made tensors of, in the order of `vectors`. Fails as [`from_state`] does.
+    pub fn from_named(specs: &[ParameterSpec], vectors: &[&str], state: &StateDict) -> Result<Vec<Vec<f32>>> {
+        let all: Vec<ParameterSpec> = vectors.iter().flat_map(|vector| within(vector, specs)).collect();
+        let joined = from_state(&all, state)?;
+        let length = joined.len() / vectors.len().max(1);
+        Ok((0..vectors.len()).map(|i| joined[i * length..(i + 1) * length].to_vec()).collect())
+    }
+
+    /// The layout under the names that it has in the vector `vector`.
+    fn within(vector: &str, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
+        let named =
+            |spec: &ParameterSpec| ParameterSpec { name: format!("{vector}.{}", spec.name), shape: spec.shape.clone() };
+        specs.iter().map(named).collect()
     }
 }
 
@@ -216,6 +240,30 @@ mod tests {
         let words = header::take(&mut state).unwrap();
         assert_eq!(words.into_iter().map(|(k, v)| k + &v).collect::<Vec<_>>(), ["a1", "b2"]);
         assert_eq!((header::take(&mut state).unwrap().len(), state.len()), (0, 1));
+    }
+
+    #[test]
+    fn vectors_of_one_layout_are_named_tensors_and_come_back_in_the_order_asked_for() {
+        let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
+        let specs = [spec("w", &[2]), spec("b", &[1, 1])];
+        let good = flat::to_named(&specs, &[("old", &[1.0, 2.0, 3.0]), ("ema", &[4.0, 5.0, 6.0])]).unwrap();
+        assert_eq!(good.keys().map(String::as_str).collect::<Vec<_>>(), ["ema.b", "ema.w", "old.b", "old.w"]);
+        let back = flat::from_named(&specs, &["ema", "old"], &good).unwrap();
+        assert_eq!(back, [[4.0, 5.0, 6.0], [1.0, 2.0, 3.0]]);
+        assert!(flat::from_named(&specs, &[], &StateDict::new()).unwrap().is_empty());
+        type Spoil = fn(&mut StateDict);
+        let spoilt: [(&str, Spoil); 4] = [
+            ("`old.b` is missing", |s| drop(s.remove("old.b"))),
+            ("`new.w` is not one", |s| drop(s.insert("new.w".into(), Tensor::zeros([2])))),
+            ("[2]", |s| drop(s.insert("ema.w".into(), Tensor::zeros([3])))),
+            ("NaN", |s| drop(s.insert("ema.w".into(), Tensor::full([2], f32::NAN)))),
+        ];
+        for (expected, spoil) in spoilt {
+            let mut state = good.clone();
+            spoil(&mut state);
+            let told = flat::from_named(&specs, &["old", "ema"], &state).unwrap_err().to_string();
+            assert!(told.contains(expected), "{told}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::strategy::{ForeignStrategy, LentStrategy};
 use super::wire::{Answer, Argument, Lend};
 use crate::{
     Algorithm, DataSource, Environment, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
-    RewardScorer, StepContext, StepReport, Validation,
+    RewardScorer, StateDict, StepContext, StepReport, Validation,
 };
 
 type Target = dyn Algorithm;
@@ -36,6 +36,8 @@ crossing! {
         ref fn state() -> serde_json::Value, or serde_json::Value::Null;
         mut fn load_state(state: &serde_json::Value);
         ref fn headlines() -> Vec<Headline>, or Vec::new(), absent Vec::new();
+        ref fn tensors() -> StateDict, absent StateDict::new();
+        mut fn load_tensors(tensors: &StateDict);
     }
     by hand [step, evaluate] {
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
@@ -262,5 +264,55 @@ impl<'a> Argument for Make<'a> {
     }
     fn given(kept: &mut Box<Made>) -> Make<'_> {
         kept
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::Tensor;
+
+    struct Keeps(StateDict);
+
+    impl Algorithm for Keeps {
+        fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
+            Ok(())
+        }
+        fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
+            Ok(StepReport::default())
+        }
+        fn tensors(&self) -> Result<StateDict> {
+            Ok(self.0.clone())
+        }
+        fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+            self.0 = tensors.clone();
+            Ok(())
+        }
+    }
+
+    fn keeps() -> RollObject {
+        give(Box::new(Keeps([("old".to_string(), Tensor::full([2, 3], 0.5))].into())))
+    }
+
+    #[test]
+    fn tensors_cross_both_ways() {
+        // SAFETY: an object of ours, of this kind.
+        let mut theirs = unsafe { ForeignAlgorithm::new(keeps(), Source::Host) }.unwrap();
+        let tensors = theirs.tensors().unwrap();
+        assert_eq!((tensors.len(), tensors["old"].shape()), (1, &[2, 3][..]));
+        theirs.load_tensors(&[("old".to_string(), Tensor::full([2, 3], 0.25))].into()).unwrap();
+        assert_eq!(theirs.tensors().unwrap()["old"].f32s().unwrap(), [0.25; 6]);
+    }
+
+    #[test]
+    fn an_algorithm_of_version_2_2_keeps_no_tensors() {
+        let shorter = RollAlgorithmTable { size: std::mem::offset_of!(RollAlgorithmTable, tensors), ..TABLE };
+        let object = RollObject { table: (&raw const shorter).cast(), ..keeps() };
+        // SAFETY: as above; the table outlives the object.
+        let mut theirs = unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap();
+        assert!(theirs.tensors().unwrap().is_empty());
+        let told = theirs.load_tensors(&StateDict::new()).unwrap_err().to_string();
+        assert!(told.contains("load_tensors"), "{told}");
     }
 }

@@ -7,6 +7,7 @@ mod overview;
 mod parameters;
 mod state;
 mod summary;
+mod tensors;
 
 use std::collections::BTreeMap;
 use std::time::Instant;

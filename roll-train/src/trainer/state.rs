@@ -8,7 +8,7 @@ use roll_data::Batches;
 use roll_models::lora::{self, about};
 use roll_models::weights::{self, save_safetensors};
 
-use super::Trainer;
+use super::{Trainer, tensors};
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
 use crate::evaluation;
 use crate::progress::counted;
@@ -49,6 +49,7 @@ impl Trainer {
         self.model.import_adapter(&adapters)?;
         self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
         self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
+        tensors::restore(self.algorithm.as_mut(), from)?;
         self.record = recorded(from)?;
         self.done = from.step();
         self.saved = Some(from.clone());
@@ -132,6 +133,7 @@ impl Trainer {
             }
         }
         writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
+        tensors::write(self.algorithm.as_ref(), &mut writer)?;
         let record = serde_json::to_vec_pretty(&self.record)
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;

@@ -422,11 +422,13 @@ impl Strategy for ToyStrategy {
 pub struct ToyAlgorithm {
     options: Options,
     steps: u64,
+    /// Sum of the parameters after each step; empty before [`Algorithm::check`].
+    sum: Vec<f32>,
 }
 
 /// Makes the algorithm.
 pub fn algorithm(options: Options, _: &BuildContext) -> Result<ToyAlgorithm> {
-    Ok(ToyAlgorithm { options, steps: 0 })
+    Ok(ToyAlgorithm { options, steps: 0, sum: Vec::new() })
 }
 
 fn no(what: &str) -> Error {
@@ -436,6 +438,7 @@ fn no(what: &str) -> Error {
 impl Algorithm for ToyAlgorithm {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         self.options.at("check")?;
+        self.sum = vec![0.0; model.parameter_count()];
         model.as_diffusion().ok_or_else(|| no("diffusion model"))?;
         match reward {
             Some(reward) if reward.differentiable() && reward.name() == "toy" => Ok(()),
@@ -482,6 +485,9 @@ impl Algorithm for ToyAlgorithm {
         let update = ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0)?;
         report.metrics.insert("grad_norm".into(), update.grad_norm);
         self.steps += 1;
+        let mut values = vec![0.0; self.sum.len()];
+        ctx.model.read_parameters(&mut values)?;
+        self.sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         Ok(report)
     }
     fn headlines(&self) -> Vec<Headline> {
@@ -511,6 +517,15 @@ impl Algorithm for ToyAlgorithm {
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         self.options.at("algorithm_load_state")?;
         self.steps = state["steps"].as_u64().ok_or_else(|| no("number of steps"))?;
+        Ok(())
+    }
+    fn tensors(&self) -> Result<StateDict> {
+        self.options.at("algorithm_tensors")?;
+        Ok([("sum".to_string(), Tensor::new(self.sum.clone(), [self.sum.len()])?)].into())
+    }
+    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+        self.options.at("algorithm_load_tensors")?;
+        self.sum = tensors["sum"].f32s()?.to_vec();
         Ok(())
     }
 }

@@ -133,6 +133,9 @@ impl World {
             seen += &format!("{:?} {deliveries:?} {:?}\n", state["momentum"].f32s()?, self.algorithm.state());
             self.strategy.load_state(&state)?;
             self.algorithm.load_state(&self.algorithm.state())?;
+            let tensors = self.algorithm.tensors()?;
+            seen += &format!("sum {:?}\n", tensors["sum"].f32s()?);
+            self.algorithm.load_tensors(&tensors)?;
         }
         let adapter = self.model.export_adapter()?;
         self.model.import_adapter(&adapter)?;
@@ -183,6 +186,8 @@ fn a_panic_or_error_in_any_method_of_any_kind_is_an_error_that_names_the_plugin_
         (8, "algorithm_step", "step"),
         (8, "algorithm_evaluate", "evaluate"),
         (8, "algorithm_load_state", "load_state"),
+        (8, "algorithm_tensors", "tensors"),
+        (8, "algorithm_load_tensors", "load_tensors"),
     ];
     for how in ["panic", "error"] {
         for (bits, at, call) in cases {

@@ -1,0 +1,150 @@
+//! The tensors of an algorithm in a checkpoint: an older policy, an average.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
+use roll_models::weights::{self, save_safetensors};
+
+use crate::checkpoint::{Checkpoint, CheckpointWriter};
+
+/// The tensors of [`Algorithm::tensors`]; there when the algorithm has some.
+const ALGORITHM_FILE: &str = "trainer/algorithm.safetensors";
+
+/// Adds the tensors of `algorithm` to a checkpoint.
+pub(super) fn write(algorithm: &dyn Algorithm, checkpoint: &mut CheckpointWriter) -> Result<()> {
+    let tensors = algorithm.tensors()?;
+    match tensors.is_empty() {
+        true => Ok(()),
+        false => checkpoint.with(ALGORITHM_FILE, |path| Ok(save_safetensors(path, &tensors, &BTreeMap::new())?)),
+    }
+}
+
+/// Gives `algorithm` the tensors of a checkpoint back. Fails, and gives it none, when they are not those that it keeps.
+pub(super) fn restore(algorithm: &mut dyn Algorithm, from: &Checkpoint) -> Result<()> {
+    let expected = algorithm.tensors()?;
+    let (at, saved) = match from.manifest().files.contains_key(ALGORITHM_FILE) {
+        true => {
+            let at = from.file(ALGORITHM_FILE)?;
+            let saved = weights::Checkpoint::open(&at)?.all()?;
+            (at, saved)
+        }
+        false => (from.path().to_path_buf(), StateDict::new()),
+    };
+    compare(&expected, &saved).map_err(|problem| Error::bad_file(at, problem))?;
+    match saved.is_empty() {
+        true => Ok(()),
+        false => algorithm.load_tensors(&saved),
+    }
+}
+
+/// The first difference between names, shapes and dtypes, in words.
+fn compare(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), String> {
+    const REMEDY: &str = "go on with the algorithm, the options and the model that it was written with";
+    for (name, tensor) in expected {
+        let Some(found) = saved.get(name) else {
+            return Err(format!("the algorithm's tensor `{name}` is not in the checkpoint: {REMEDY}"));
+        };
+        let form = |of: &Tensor| (of.shape().to_vec(), of.dtype());
+        if form(found) != form(tensor) {
+            let ((shape, dtype), (has, of)) = (form(tensor), form(found));
+            return Err(format!(
+                "the algorithm's tensor `{name}`: expected {dtype:?} of shape {shape:?}, found {of:?} of shape {has:?}; \
+                 {REMEDY}"
+            ));
+        }
+    }
+    match saved.keys().find(|name| !expected.contains_key(*name)) {
+        Some(name) => {
+            Err(format!("the checkpoint has the tensor `{name}`, which the algorithm does not keep: {REMEDY}"))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::{Model, RewardScorer, StepContext, StepReport};
+
+    use super::*;
+
+    /// Keeps whatever it is given.
+    #[derive(Clone)]
+    struct Keeps(StateDict);
+
+    impl Algorithm for Keeps {
+        fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
+            Ok(())
+        }
+        fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
+            Ok(StepReport::default())
+        }
+        fn tensors(&self) -> Result<StateDict> {
+            Ok(self.0.clone())
+        }
+        fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+            self.0 = tensors.clone();
+            Ok(())
+        }
+    }
+
+    fn keeps(tensors: &[(&str, &[f32], &[usize])]) -> Keeps {
+        let tensor = |(name, values, shape): &(&str, &[f32], &[usize])| {
+            (name.to_string(), Tensor::new(values.to_vec(), *shape).unwrap())
+        };
+        Keeps(tensors.iter().map(tensor).collect())
+    }
+
+    fn values(of: &Keeps) -> Vec<Vec<f32>> {
+        of.0.values().map(Tensor::to_f32_vec).collect()
+    }
+
+    /// As the trainer writes them.
+    fn saved(of: &Keeps) -> (tempfile::TempDir, Checkpoint) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = CheckpointWriter::begin(dir.path(), 1).unwrap();
+        write(of, &mut writer).unwrap();
+        let checkpoint = writer.finish(serde_json::Value::Null).unwrap();
+        (dir, checkpoint)
+    }
+
+    #[test]
+    fn tensors_come_back_bit_for_bit() {
+        let before = keeps(&[("average", &[f32::MIN_POSITIVE / 2.0, -0.0], &[2]), ("old", &[1.0 / 3.0; 6], &[2, 3])]);
+        let (_dir, checkpoint) = saved(&before);
+        let mut after = keeps(&[("average", &[7.0; 2], &[2]), ("old", &[7.0; 6], &[2, 3])]);
+        restore(&mut after, &checkpoint).unwrap();
+        let bits = |of: &Keeps| values(of).concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(&after), bits(&before));
+    }
+
+    #[test]
+    fn an_algorithm_without_tensors_writes_no_file() {
+        let (_dir, checkpoint) = saved(&keeps(&[]));
+        assert!(checkpoint.manifest().files.is_empty());
+        restore(&mut keeps(&[]), &checkpoint).unwrap();
+    }
+
+    #[test]
+    fn tensors_that_are_missing_left_over_or_of_another_form_are_named_and_change_nothing() {
+        let (_dir, checkpoint) = saved(&keeps(&[("old", &[1.0; 6], &[2, 3])]));
+        let (_empty, none) = saved(&keeps(&[]));
+        let other = Keeps([("old".to_string(), Tensor::new(vec![0i64; 6], [2, 3]).unwrap())].into());
+        for (mut algorithm, from, parts) in [
+            (keeps(&[("old", &[7.0; 6], &[3, 2])]), &checkpoint, ["`old`: expected F32 of shape [3, 2]", "[2, 3]"]),
+            (other, &checkpoint, ["expected I64 of shape [2, 3]", "found F32"]),
+            (
+                keeps(&[("new", &[7.0], &[1]), ("old", &[7.0; 6], &[2, 3])]),
+                &checkpoint,
+                ["`new`", "not in the checkpoint"],
+            ),
+            (keeps(&[]), &checkpoint, ["`old`", "does not keep"]),
+            (keeps(&[("old", &[7.0; 6], &[2, 3])]), &none, ["`old`", "not in the checkpoint"]),
+        ] {
+            let before = values(&algorithm);
+            let told = restore(&mut algorithm, from).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| told.contains(part)) && told.contains("go on with"), "{told}");
+            assert_eq!(values(&algorithm), before);
+        }
+    }
+}
