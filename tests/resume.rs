@@ -88,7 +88,8 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         "algo.val_batch_size=4",
         "evaluation.every=3",
     ];
-    let cases: [(&str, &[&str], &str); 2] = [
+    let cases: [(&str, &[&str], &str); 3] = [
+        ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], "adapter_model.safetensors"),
         ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], "adapter_model.safetensors"),
         ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], "model.safetensors"),
     ];

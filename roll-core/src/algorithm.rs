@@ -65,7 +65,8 @@ pub trait Algorithm: Send {
         Ok(None)
     }
 
-    /// State that a resume needs beyond parameters and optimizer, as JSON.
+    /// State that a resume needs beyond parameters and optimizer, as JSON. All ranks are asked at the same time, and the
+    /// first one's is saved.
     fn state(&self) -> serde_json::Value {
         serde_json::Value::Null
     }

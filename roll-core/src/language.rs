@@ -131,6 +131,12 @@ pub trait LanguageModel {
     /// Continues each prompt.
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>;
 
+    /// The policy as it is now, apart from the model: it goes on generating on another thread while the model is
+    /// updated. It shares the frozen weights and has a copy of the trained ones. The models of plugins have none.
+    fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
+        Err(Error::Unsupported("this language model cannot generate while it is updated".into()))
+    }
+
     /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding: position t has read tokens 0 to t. For
     /// what is learnt on top of the model, such as a critic; no gradient flows through them.
     fn hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {

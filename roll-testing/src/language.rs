@@ -163,6 +163,11 @@ impl LanguageModel for Bigram {
         Ok(made)
     }
 
+    fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
+        let copy = Self { specs: self.specs.clone(), logits: self.logits.clone(), ..Self::default() };
+        Ok(Box::new(Self { forgets: self.forgets, context: self.context, fails: self.fails, ..copy }))
+    }
+
     /// Which character was read last, as long as a norm would make it.
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());

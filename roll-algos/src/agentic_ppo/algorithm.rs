@@ -3,7 +3,7 @@
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Progress,
-    Registration, Result, RewardScorer, StepContext, StepReport, Validation, communicator,
+    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
@@ -13,6 +13,7 @@ use super::critic::{self, Critic};
 use super::kl::KlController;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
+use super::rollout::ahead::{Played, Stage};
 use super::rollout::worlds::Worlds;
 use super::rollout::{Episode, Plan, play};
 use super::selection;
@@ -30,7 +31,7 @@ const TRAIN: &str = "time/step_train";
 pub struct AgenticPpo {
     config: AgenticPpoConfig,
     learnt: Learnt,
-    environments: Vec<Box<dyn Environment>>,
+    stage: Stage,
 }
 
 /// What it learns beside the model; a checkpoint has it.
@@ -42,13 +43,23 @@ struct Learnt {
     critic: Critic,
 }
 
+/// What a checkpoint has.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Saved {
+    #[serde(flatten)]
+    learnt: Learnt,
+    /// The next step's episodes, of all ranks, where they were played ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ahead: Option<Played>,
+}
+
 impl AgenticPpo {
     /// With these options.
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
         let learnt = Learnt { controller, critic: Critic::default() };
-        Ok(Self { config, learnt, environments: Vec::new() })
+        Ok(Self { config, learnt, stage: Stage::default() })
     }
 
     /// Its options.
@@ -72,12 +83,16 @@ impl Algorithm for AgenticPpo {
         for warning in self.config.warnings() {
             tracing::warn!("{warning}");
         }
-        if self.environments.is_empty() {
+        if self.config.is_asynchronous() {
+            language(model, NAME)?.snapshot().while_doing(|| "`algo.async_generation_ratio: 1`".into())?;
+        }
+        let environments = self.stage.environments();
+        if environments.is_empty() {
             return Err(AlgorithmError::NoEnvironment { algorithm: NAME }.into());
         }
         let AgenticPpoConfig { tags, num_groups_partition, val_num_groups_partition, .. } = &self.config;
-        Worlds::new(&self.environments, "algo.tags", tags, num_groups_partition)?;
-        Worlds::new(&self.environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
+        Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
+        Worlds::new(environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
         Ok(())
     }
 
@@ -89,7 +104,7 @@ impl Algorithm for AgenticPpo {
         // Those that this rank plays; one at least, for its part of a validation.
         let groups = share(communicator::current().as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
-        self.environments = (0..needed).map(|_| make()).collect::<Result<_>>()?;
+        self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
         Ok(())
     }
 
@@ -136,18 +151,19 @@ impl Algorithm for AgenticPpo {
         let model = language(model, NAME)?;
         let ranks = communicator::current();
         let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
+        let environments = self.stage.environments();
         // As many at once as there are environments.
         while !left.is_empty() {
             let plan = Plan {
                 step: 0,
                 first_group: left.start,
-                groups: self.environments.len().min(left.len()),
+                groups: environments.len().min(left.len()),
                 all_groups: wanted,
                 group_size: 1,
                 temperature: self.config.val_temperature,
                 held_out: true,
             };
-            own.extend(play(&self.config, plan, model, &mut self.environments, noise, progress)?);
+            own.extend(play(&self.config, plan, model, environments, noise, progress)?);
             left.start += plan.groups;
         }
         let episodes = joined(ranks.as_ref(), own)?;
@@ -156,16 +172,21 @@ impl Algorithm for AgenticPpo {
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(&self.learnt).unwrap_or_default()
+        serde_json::to_value(Saved { learnt: self.learnt.clone(), ahead: self.ahead() }).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
-        let loaded: Learnt = serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
-        if !loaded.critic.is_whole() {
+        let Saved { learnt, ahead } = serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
+        if !learnt.critic.is_whole() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
-        self.learnt = loaded;
+        self.learnt = learnt;
+        let groups = share(communicator::current().as_ref(), self.config.num_env_groups);
+        self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
+            ahead.episodes.retain(|episode| groups.contains(&episode.group));
+            ahead
+        }));
         Ok(())
     }
 }
@@ -176,26 +197,13 @@ impl AgenticPpo {
         ctx.strategy.discard();
 
         watch.begin(ROLLOUT, None)?;
-        let groups = share(ctx.strategy.communicator(), self.config.num_env_groups);
-        let plan = Plan {
-            step: ctx.step,
-            first_group: groups.start,
-            groups: groups.len(),
-            all_groups: self.config.num_env_groups,
-            group_size: self.config.played_group_size(),
-            temperature: self.config.temperature,
-            held_out: false,
-        };
-        let (needed, opened) = (plan.groups * plan.group_size, self.environments.len());
-        if opened < needed {
-            let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
-            return Err(Error::Misuse(problem));
-        }
-        let model = language(ctx.model, NAME)?;
-        let own = play(&self.config, plan, model, &mut self.environments, ctx.noise, ctx.progress)?;
+        let (own, policy_age) = self.rollout(ctx)?;
         // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
         let played = joined(ctx.strategy.communicator(), own)?;
         let mut report = StepReport { metrics: episode_metrics(&played), ..StepReport::default() };
+        if self.config.is_asynchronous() {
+            report.metrics.insert("env/policy_age".into(), policy_age);
+        }
         report.records = self.records(&played, ctx.step + 1, "training");
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
         report.skipped = failed.iter().map(skipped).collect();
@@ -224,6 +232,52 @@ impl AgenticPpo {
         let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
         report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)
+    }
+
+    /// This rank's episodes of the step, and how many updates older than the policy their writer is. Where rollouts are
+    /// asynchronous, those of the next step are begun.
+    fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
+        let groups = share(ctx.strategy.communicator(), self.config.num_env_groups);
+        let plan = Plan {
+            step: ctx.step,
+            first_group: groups.start,
+            groups: groups.len(),
+            all_groups: self.config.num_env_groups,
+            group_size: self.config.played_group_size(),
+            temperature: self.config.temperature,
+            held_out: false,
+        };
+        let (needed, opened) = (plan.groups * plan.group_size, self.stage.environments().len());
+        if opened < needed {
+            let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
+            return Err(Error::Misuse(problem));
+        }
+        let model = language(ctx.model, NAME)?;
+        let (own, policy_age) = match self.stage.take(ctx.step)? {
+            Some(own) => (own, 1.0),
+            None => (play(&self.config, plan, model, self.stage.environments(), ctx.noise, ctx.progress)?, 0.0),
+        };
+        if self.config.is_asynchronous() {
+            let next = Plan { step: ctx.step + 1, ..plan };
+            self.stage.begin(&self.config, next, model.snapshot()?, ctx.noise)?;
+        }
+        Ok((own, policy_age))
+    }
+
+    /// The rollout that was played for the next step, that of all ranks.
+    fn ahead(&self) -> Option<Played> {
+        if !self.config.is_asynchronous() {
+            return None;
+        }
+        let own = self.stage.played();
+        let step = own.as_ref().map(|played| played.step);
+        match joined(communicator::current().as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
+            Ok(episodes) => step.map(|step| Played { step, episodes }),
+            Err(error) => {
+                tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
+                None
+            }
+        }
     }
 
     /// The episodes that are written to `trajectories.jsonl`.

@@ -67,6 +67,9 @@ pub struct AgenticPpoConfig {
     pub top_k: usize,
     /// Texts that end an answer.
     pub stop: Vec<String>,
+    /// 1: while a step trains, the episodes of the next one are played by the policy before the update, and the ratios of
+    /// the loss are to the log-probabilities that they were written with. 0: episodes are played between updates.
+    pub async_generation_ratio: usize,
     /// Most prompts that are continued at once.
     pub infer_batch_size: usize,
     /// System message.
@@ -165,6 +168,7 @@ impl Default for AgenticPpoConfig {
             top_p: 1.0,
             top_k: 0,
             stop: Vec::new(),
+            async_generation_ratio: 0,
             infer_batch_size: 256,
             agent_system_template: SYSTEM.into(),
             agent_template: TURN.into(),
@@ -227,6 +231,13 @@ impl AgenticPpoConfig {
                 return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
             }
         }
+        if self.async_generation_ratio > 1 {
+            let problem = format!(
+                "expected 0 or 1, found {}: while a step trains, the episodes of one more step can be played",
+                self.async_generation_ratio
+            );
+            return Err(Error::config("algo.async_generation_ratio", problem));
+        }
         for (name, value) in
             [("gamma", self.gamma), ("lambd", self.lambd), ("step_reward_gamma", self.step_reward_gamma)]
         {
@@ -260,6 +271,11 @@ impl AgenticPpoConfig {
     /// Tags of the worlds that are validated on.
     pub fn validated(&self) -> &[String] {
         if self.val_tags.is_empty() { &self.tags } else { &self.val_tags }
+    }
+
+    /// Whether a rollout is played while the step before it trains.
+    pub fn is_asynchronous(&self) -> bool {
+        self.async_generation_ratio > 0
     }
 
     /// Episodes that a group plays.

@@ -39,6 +39,11 @@ const RULES: &[Rule] = &[
         |said| ["gigpo", "step_reinforce"].iter().any(|name| said.is("algo.adv_estimator", name)),
         "only the estimators `gigpo` and `step_reinforce` read it",
     ),
+    (
+        &["algo.enable_old_logprobs_recompute"],
+        |said| said.value("algo.async_generation_ratio").and_then(|ratio| ratio.as_u64()) != Some(1),
+        "with `algo.async_generation_ratio: 1` old log-probabilities are those that the episodes were written with",
+    ),
     (&["algo.kl_loss_coef"], |said| said.is_on("algo.use_kl_loss"), "`algo.use_kl_loss` is off"),
     (
         &["algo.pg_clip_low", "algo.pg_clip_high"],

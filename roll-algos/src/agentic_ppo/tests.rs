@@ -110,7 +110,7 @@ fn training_differs_between_steps_and_repeats_with_the_seed() {
 
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
-    let train = |ranks: usize, estimator: Estimator| -> (Vec<f32>, Vec<BTreeMap<String, f64>>) {
+    let train = |ranks: usize, estimator: Estimator, ahead: usize| -> (Vec<f32>, Vec<BTreeMap<String, f64>>) {
         let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
             let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
             // Uneven shares, several updates per step, statistics over everything.
@@ -123,6 +123,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
                 whiten_advantages: true,
                 add_token_level_kl: true,
                 adv_estimator: estimator,
+                async_generation_ratio: ahead,
                 value_clip: Some(0.2),
                 ..config()
             };
@@ -151,9 +152,16 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
         assert!(results.all(|other| other == first), "the ranks disagree");
         first
     };
-    for (estimator, ranks) in [(Estimator::Grpo, 2), (Estimator::Grpo, 4), (Estimator::Gae, 2), (Estimator::Gae, 4)] {
-        let (parameters, metrics) = train(1, estimator);
-        let (theirs, their_metrics) = train(ranks, estimator);
+    for (estimator, ranks, ahead) in [
+        (Estimator::Grpo, 2, 0),
+        (Estimator::Grpo, 4, 0),
+        (Estimator::Gae, 2, 0),
+        (Estimator::Gae, 4, 0),
+        (Estimator::Grpo, 2, 1),
+        (Estimator::Gae, 4, 1),
+    ] {
+        let (parameters, metrics) = train(1, estimator, ahead);
+        let (theirs, their_metrics) = train(ranks, estimator, ahead);
         assert!(parameters.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 2e-6 * 20.0));
         for (ours, theirs) in metrics.iter().zip(&their_metrics) {
             assert!(ours.keys().eq(theirs.keys()));
@@ -213,6 +221,105 @@ fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
     resumed.load_state(&serde_json::json!({"fixed": {"value": 0.2}})).unwrap();
     let torn = text.replacen("\"parameters\":[", "\"parameters\":[1.0,", 1);
     assert!(resumed.load_state(&serde_json::from_str(&torn).unwrap()).unwrap_err().to_string().contains("critic"));
+}
+
+fn ahead() -> AgenticPpoConfig {
+    AgenticPpoConfig { async_generation_ratio: 1, ..config() }
+}
+
+/// [`Likes`] that waits for the update beside it to take its time.
+struct Slow(Likes);
+
+impl Environment for Slow {
+    fn reset(&mut self, seed: u64) -> Result<Observation> {
+        self.0.reset(seed)
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.step(action)
+    }
+}
+
+#[test]
+fn episodes_played_ahead_are_those_of_the_policy_before_the_update_however_slow_the_environments_are() {
+    let run = |slow: bool| {
+        let mut algorithm = AgenticPpo::new(ahead()).unwrap();
+        let environment =
+            || -> Box<dyn Environment> { if slow { Box::new(Slow(Likes(true))) } else { Box::new(Likes(true)) } };
+        algorithm.open_environments(&mut || Ok(environment())).unwrap();
+        let mut model = Bigram::of("xyz");
+        algorithm.check(&mut model, None).unwrap();
+        let reports: Vec<StepReport> = (0..3).map(|i| step(&mut algorithm, &mut model, i, 5.0).unwrap()).collect();
+        (reports, model.logits)
+    };
+    let ((quick, logits), (slow, slow_logits)) = (run(false), run(true));
+    assert_eq!(logits, slow_logits);
+    let metric = |name: &str| quick.iter().map(|report| report.metrics[name]).collect::<Vec<_>>();
+    assert_eq!(metric("env/policy_age"), [0.0, 1.0, 1.0]);
+    // The first two steps were played by the policy that nothing had trained yet.
+    let untrained = |at: u64| step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), at, 5.0).unwrap().records;
+    for (report, expected) in quick.iter().zip([untrained(0), untrained(1)]) {
+        assert_eq!(report.records, expected);
+    }
+    assert_ne!(quick[2].records, untrained(2));
+    assert_eq!(slow.len(), 3);
+}
+
+#[test]
+fn the_ratio_of_episodes_played_ahead_is_to_the_policy_that_wrote_them() {
+    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    // Log-probabilities of generation are f32, so a ratio of equal policies is 1 to their rounding.
+    let ratio = |report: StepReport| (report.metrics["actor/ratio_mean"] - 1.0).abs();
+    assert!(ratio(step(&mut algorithm, &mut model, 0, 5.0).unwrap()) < 1e-6);
+    assert!(ratio(step(&mut algorithm, &mut model, 1, 5.0).unwrap()) > 1e-3);
+}
+
+#[test]
+fn an_agent_learns_from_episodes_that_were_played_ahead() {
+    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    let mut success = Vec::new();
+    for i in 0..40 {
+        success.push(step(&mut algorithm, &mut model, i, 5.0).unwrap().metrics["env/success"]);
+    }
+    assert!(success[0] < 0.6 && success[39] > 0.9, "{success:?}");
+    let validation = algorithm.validate(7, &mut model, &Noise::new(1), &Silent).unwrap().unwrap();
+    assert_eq!(validation.metrics["val/env/success"], 1.0);
+}
+
+#[test]
+fn a_run_whose_next_episodes_are_under_way_goes_on_from_its_checkpoint_bit_by_bit() {
+    let (mut whole, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    for i in 0..2 {
+        step(&mut whole, &mut model, i, 1.0).unwrap();
+    }
+    let text = whole.state().to_string();
+    let (mut resumed, mut copy) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    resumed.load_state(&serde_json::from_str(&text).unwrap()).unwrap();
+    copy.logits = model.logits.clone();
+    for i in 2..4 {
+        let (a, b) = (step(&mut whole, &mut model, i, 1.0).unwrap(), step(&mut resumed, &mut copy, i, 1.0).unwrap());
+        assert_eq!((a.records, a.metrics["env/policy_age"]), (b.records, b.metrics["env/policy_age"]));
+    }
+    assert_eq!(model.logits, copy.logits);
+}
+
+#[test]
+fn a_rollout_ahead_that_fails_ends_the_step_it_was_played_for() {
+    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    // The snapshot of the model cannot render the second step's prompts.
+    model.fails = false;
+    step(&mut algorithm, &mut model, 0, 1.0).unwrap();
+    model.fails = true;
+    step(&mut algorithm, &mut model, 1, 1.0).unwrap();
+    let told = step(&mut algorithm, &mut model, 2, 1.0).unwrap_err().to_string();
+    assert!(told.contains("chat template"), "{told}");
+}
+
+#[test]
+fn more_than_one_step_ahead_is_refused() {
+    let refused = AgenticPpo::new(AgenticPpoConfig { async_generation_ratio: 2, ..config() }).err().unwrap();
+    assert!(refused.to_string().contains("algo.async_generation_ratio"), "{refused}");
 }
 
 #[test]

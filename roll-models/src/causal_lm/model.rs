@@ -19,8 +19,8 @@ use super::tokenizer::Tokenizer;
 /// A causal language model.
 pub struct CausalLm {
     network: Network,
-    tokenizer: Option<Tokenizer>,
-    template: Option<ChatTemplate>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<Arc<ChatTemplate>>,
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
     /// What the last turn of conversations gave.
@@ -39,6 +39,7 @@ impl CausalLm {
         }
         let end_ids = network.config().end_ids.clone();
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
+        let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
         Ok(Self { network, tokenizer, template, end_ids, specs, prefixes: Prefixes::default() })
     }
 
@@ -60,7 +61,7 @@ impl CausalLm {
     fn tokenizer(&self) -> Result<&Tokenizer> {
         let missing =
             || Error::Unsupported("this model has no tokenizer: put its tokenizer.json beside the weights".into());
-        self.tokenizer.as_ref().ok_or_else(missing)
+        self.tokenizer.as_deref().ok_or_else(missing)
     }
 }
 
@@ -185,6 +186,17 @@ impl LanguageModel for CausalLm {
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         let decode = |tokens: &[u32]| self.detokenize(tokens);
         generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode }, &self.prefixes)
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
+        Ok(Box::new(Self {
+            network: self.network.snapshot()?,
+            tokenizer: self.tokenizer.clone(),
+            template: self.template.clone(),
+            end_ids: self.end_ids.clone(),
+            specs: self.specs.clone(),
+            prefixes: Prefixes::default(),
+        }))
     }
 
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {

@@ -87,6 +87,31 @@ impl Network {
         Ok(())
     }
 
+    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach it.
+    pub fn snapshot(&self) -> Result<Self> {
+        let copied = |trained: &Parameters| {
+            let specs = trained.specs().to_vec();
+            let mut values = vec![0.0; specs.iter().map(ParameterSpec::len).sum()];
+            trained.read(&mut values)?;
+            let mut rest = values.as_slice();
+            let split = specs.iter().map(|spec| {
+                let (own, after) = rest.split_at(spec.len());
+                rest = after;
+                own.to_vec()
+            });
+            let values = split.collect();
+            Ok::<_, Error>(Parameters::new(specs, values, self.store.device()))
+        };
+        Ok(Self {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            parameters: self.parameters.as_ref().map(copied).transpose()?,
+            lora_scale: self.lora_scale,
+            products: self.products,
+            memory: self.memory,
+        })
+    }
+
     /// Shape of the network.
     pub fn config(&self) -> &LmConfig {
         &self.config

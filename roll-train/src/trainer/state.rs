@@ -80,6 +80,7 @@ impl Trainer {
             return Ok(());
         }
         let optimizer = self.strategy.state()?;
+        let algorithm = self.algorithm.state();
         let exported =
             journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
         // Weights that are divided are gathered for it: the other ranks help until that is done.
@@ -89,7 +90,7 @@ impl Trainer {
             return Ok(());
         };
         journal.sync()?;
-        let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer);
+        let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
             let kept = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
             format!("writing the checkpoint of step {}{}", self.done, kept.unwrap_or_default())
@@ -118,6 +119,7 @@ impl Trainer {
         checkpoints: &std::path::Path,
         adapters: &BTreeMap<String, StateDict>,
         optimizer: &StateDict,
+        algorithm: serde_json::Value,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
         // The same for every run that is the same: what is saved is compared bit for bit.
@@ -138,7 +140,7 @@ impl Trainer {
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;
         writer.finish(serde_json::json!({
-            "algorithm": self.algorithm.state(),
+            "algorithm": algorithm,
             "world_size": self.strategy.communicator().world_size(),
             "global_batch": self.data.as_ref().map(Batches::global_batch),
         }))

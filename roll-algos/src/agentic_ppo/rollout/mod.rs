@@ -1,5 +1,6 @@
 //! Rollouts: many episodes at once, one generation batch per turn.
 
+pub mod ahead;
 mod conversation;
 pub mod template;
 #[cfg(test)]
@@ -254,9 +255,10 @@ fn answers(
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
         let made = model.generate(&prompts, &sampling)?;
         let told = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
-        if config.infer_log_probs == InferLogProbs::Raw && !told {
+        let wanted = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
+        if wanted && !told {
             let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
-                           `algo.infer_log_probs` at `drawn`";
+                           `algo.infer_log_probs` at `drawn` and `algo.async_generation_ratio` at 0";
             return Err(Error::Unsupported(problem.into()));
         }
         answers.extend(places.iter().copied().zip(made));

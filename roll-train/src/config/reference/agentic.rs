@@ -252,6 +252,13 @@ fn updates(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
     let of = mapping.as_ref().and_then(origin).unwrap_or_else(|| ORIGIN.to_string());
     to.put("algo.mini_batch_size", Value::new(Some(&of), mini_batch));
 
+    // There any number of steps may be played ahead, here one.
+    if let Some(ratio) = from.take("async_generation_ratio") {
+        let of = origin(&ratio).unwrap_or_else(|| ORIGIN.to_string());
+        let ahead = ratio.into_float().is_ok_and(|ratio| ratio > 0.0);
+        to.put("algo.async_generation_ratio", Value::new(Some(&of), u64::from(ahead)));
+    }
+
     // Schedules count updates there and steps here.
     let number = |to: &Target, key: &str| to.get(key).and_then(whole).unwrap_or(1);
     let episodes = number(to, "algo.num_env_groups") * number(to, "algo.group_size");
@@ -469,6 +476,7 @@ custom_envs:
             ("temperature", 0.9.into()),
             ("val_temperature", 0.2.into()),
             ("top_k", 100.into()),
+            ("async_generation_ratio", 1.into()),
             ("adv_estimator", serde_json::json!("grpo")),
             ("pg_variant", serde_json::json!("topr")),
             // Two of eight devices hold a copy: four copies, eight samples each.
@@ -500,7 +508,6 @@ custom_envs:
         let [note] = &loaded.notes[..] else { panic!("{:?}", loaded.notes) };
         for key in [
             "hydra",
-            "async_generation_ratio",
             "batch_adjust_mode",
             "reference",
             "actor_train.data_args",

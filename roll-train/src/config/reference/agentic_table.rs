@@ -156,7 +156,6 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("num_gpus_per_node", ROLES),
     ("rpc_timeout", ROLES),
     ("model_download_type", "HF_ENDPOINT and the caches decide"),
-    ("async_generation_ratio", "episodes are played between updates, by the policy that is updated"),
     ("batch_adjust_mode", PACKED),
     ("dirty_data_mask", "episodes whose environment failed are always left out"),
     ("default_history_length", "the agent sees its whole conversation"),

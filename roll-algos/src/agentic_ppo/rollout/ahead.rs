@@ -1,0 +1,107 @@
+//! Rollouts that are played while the step before them trains.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use roll_core::{Environment, Error, LanguageModel, Noise, Result, Silent};
+use serde::{Deserialize, Serialize};
+
+use super::{Episode, Plan, play};
+use crate::agentic_ppo::config::AgenticPpoConfig;
+
+type Environments = Vec<Box<dyn Environment>>;
+
+/// A rollout that was played before its step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Played {
+    /// The step that trains on it, from 0.
+    pub step: u64,
+    /// Its episodes.
+    pub episodes: Vec<Episode>,
+}
+
+/// The environments of a rank, and the rollout that they play ahead of its step, if any. What is played depends on the
+/// policy and the plan alone, never on how fast the update beside it is.
+#[derive(Default)]
+pub struct Stage(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    environments: Environments,
+    thread: Option<JoinHandle<(Environments, Result<Played>)>>,
+    played: Option<Result<Played>>,
+}
+
+impl Stage {
+    /// With these environments, and nothing played.
+    pub fn new(environments: Environments) -> Self {
+        Self(Mutex::new(State { environments, ..State::default() }))
+    }
+
+    /// Plays `plan` with `policy` on a thread of its own.
+    pub fn begin(
+        &mut self,
+        config: &AgenticPpoConfig,
+        plan: Plan,
+        mut policy: Box<dyn LanguageModel + Send>,
+        noise: &Noise,
+    ) -> Result<()> {
+        let mut state = self.landed();
+        let mut environments = std::mem::take(&mut state.environments);
+        let (config, noise) = (config.clone(), noise.clone());
+        let work = move || {
+            let episodes = play(&config, plan, policy.as_mut(), &mut environments, &noise, &Silent);
+            (environments, episodes.map(|episodes| Played { step: plan.step, episodes }))
+        };
+        let thread = std::thread::Builder::new().name("rollout".into()).spawn(work);
+        state.thread = Some(thread.map_err(Error::failed("a thread for the next rollout could not be started"))?);
+        Ok(())
+    }
+
+    /// The environments, once no rollout needs them.
+    pub fn environments(&mut self) -> &mut [Box<dyn Environment>] {
+        drop(self.landed());
+        &mut self.0.get_mut().unwrap_or_else(PoisonError::into_inner).environments
+    }
+
+    /// The rollout that was played for `step`; `None` when there is none.
+    pub fn take(&mut self, step: u64) -> Result<Option<Vec<Episode>>> {
+        let played = self.landed().played.take().transpose()?;
+        Ok(played.filter(|played| played.step == step).map(|played| played.episodes))
+    }
+
+    /// The rollout that was played ahead, for a checkpoint. One that failed is none: it is played again.
+    pub fn played(&self) -> Option<Played> {
+        self.landed().played.as_ref()?.as_ref().ok().cloned()
+    }
+
+    /// Takes up the rollout of a checkpoint.
+    pub fn restore(&mut self, played: Option<Played>) {
+        self.landed().played = played.map(Ok);
+    }
+
+    /// Waits for the rollout that is under way.
+    fn landed(&self) -> MutexGuard<'_, State> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = state.thread.take() {
+            match thread.join() {
+                Ok((environments, played)) => {
+                    state.environments = environments;
+                    state.played = Some(played);
+                }
+                Err(_) => {
+                    let reason = "its thread panicked; the message is above";
+                    state.played = Some(Err(Error::failed("the next rollout could not be played")(reason)));
+                }
+            }
+        }
+        state
+    }
+}
+
+impl Drop for Stage {
+    /// Environments that are processes are ended by their owner, which the thread is until it is done.
+    fn drop(&mut self) {
+        drop(self.landed());
+    }
+}
