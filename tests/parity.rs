@@ -1,10 +1,10 @@
 //! Parity with the reference: every case directory under `$ROLL_FIXTURES` (default `tests/fixtures`).
 //!
-//! A case's kind is its directory name up to a `__suffix`; sizes, seeds and settings come from its `config.json`.
-//! Cases that compute on a device run on every backend of this build: in f32, and those of networks whose products may be
-//! narrower in bf16 too (`case.rs` says what they may differ by). Backends that are not compiled in are not in the list;
-//! one that is and does not work here is named at the end. A case that is skipped and a backend that is not tested are
-//! failures where `ROLL_REQUIRE` names what they need (`roll_testing::CAPABILITIES`).
+//! A case's kind is its directory name up to a `__suffix`; sizes, seeds and settings come from its `config.json`. Cases
+//! that compute on a device run on every backend of this build: in f32, and those of networks whose products may be
+//! narrower in bf16 too (`case.rs` says what they may differ by). Backends that are not compiled in are not in the
+//! list; one that is and does not work here is named at the end. A case that is skipped and a backend that is not
+//! tested are failures where `ROLL_REQUIRE` names what they need (`roll_testing::CAPABILITIES`).
 //!
 //! Prints one line per case. A kind nobody knows fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
 
@@ -18,14 +18,26 @@ mod agentic_functions;
 mod agentic_loss;
 #[path = "parity/agentic_value_loss.rs"]
 mod agentic_value_loss;
+#[path = "parity/awm_loss.rs"]
+mod awm_loss;
 #[path = "parity/case.rs"]
 mod case;
 #[path = "parity/causal_lm.rs"]
 mod causal_lm;
+#[path = "parity/diffusion_nft_loss.rs"]
+mod diffusion_nft_loss;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/exact.rs"]
+mod exact;
 #[path = "parity/face_tools.rs"]
 mod face_tools;
+#[path = "parity/flow_grpo_advantages.rs"]
+mod flow_grpo_advantages;
+#[path = "parity/flow_grpo_loss.rs"]
+mod flow_grpo_loss;
+#[path = "parity/flow_sde.rs"]
+mod flow_sde;
 #[path = "parity/gguf.rs"]
 mod gguf;
 #[path = "parity/i2v_condition.rs"]
@@ -80,8 +92,13 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_loss", On::Host, agentic_loss::run),
     ("agentic_pg_variants", On::Host, agentic_loss::run),
     ("agentic_value_loss", On::Host, agentic_value_loss::run),
+    ("awm_loss", On::Host, awm_loss::run),
+    ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
     ("face_tools", On::Devices, face_tools::run),
+    ("flow_grpo_advantages", On::Host, flow_grpo_advantages::run),
+    ("flow_grpo_loss", On::Host, flow_grpo_loss::run),
+    ("flow_sde", On::Host, flow_sde::run),
     ("gguf_smollm2", On::Devices, gguf::run),
     ("i2v_condition", On::Devices, i2v_condition::run),
     ("llama_tiny", On::DevicesAndDTypes, causal_lm::run),

@@ -49,6 +49,23 @@ fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() 
 }
 
 #[test]
+fn policy_gradients_from_libraries_give_the_same_bits() {
+    let world = World::new(2);
+    for name in ["diffusion_nft", "flow_grpo"] {
+        let algorithm = format!("algo.name={name}");
+        let short = ["algo.num_inference_steps=3", "algo.group_size=3", "reward.name=brightness", "sample_steps=0"];
+        let settings: Vec<&str> = [algorithm.as_str()].into_iter().chain(short).flat_map(|s| ["--set", s]).collect();
+        let (linked, loaded) = (format!("linked-{name}"), format!("loaded-{name}"));
+        let output = train(&world, &linked, &settings);
+        assert!(output.status.success(), "{}", said(&output));
+        let library = library(name);
+        let output = train(&world, &loaded, &[&settings[..], &["--plugin", &library, "--plugins-replace"]].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(results(&world, &loaded), results(&world, &linked), "{name}");
+    }
+}
+
+#[test]
 fn what_a_model_from_a_library_encoded_is_kept() {
     let world = World::new(3);
     let library = library("wan2_2");

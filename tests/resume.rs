@@ -1,5 +1,5 @@
-//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. What they leave must read as if
-//! they had never stopped.
+//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. What they leave must read as
+//! if they had never stopped.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -19,6 +19,24 @@ use world::{SHORT, World, checkpoint_file, fails, said};
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
+const DIFFUSION_NFT: [&str; 7] = [
+    "algo.name=diffusion_nft",
+    "algo.num_inference_steps=3",
+    "algo.group_size=3",
+    "algo.evaluation_average=0.9",
+    "reward.name=brightness",
+    "sample_steps=0",
+    "training.learning_rate=1e-3",
+];
+const FLOW_GRPO: [&str; 7] = [
+    "algo.name=flow_grpo",
+    "algo.num_inference_steps=4",
+    "algo.group_size=3",
+    "algo.updates_per_step=2",
+    "reward.name=brightness",
+    "sample_steps=0",
+    "training.learning_rate=1e-3",
+];
 const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and what the summary says.
@@ -39,9 +57,12 @@ fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]
 #[test]
 fn every_algorithm_and_strategy_goes_on_bit_for_bit() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 4] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 7] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &WEIGHTS),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &WEIGHTS),
+        ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &WEIGHTS),
+        ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &WEIGHTS),
+        ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &WEIGHTS),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &WEIGHTS),
         (
             "flow_matching-whole",

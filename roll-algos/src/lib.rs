@@ -1,4 +1,4 @@
-//! Algorithms: Reward-FL, flow matching, agentic PPO and supervised fine-tuning.
+//! Algorithms: Reward-FL, DiffusionNFT, Flow-GRPO, flow matching, agentic PPO and supervised fine-tuning.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
 //!
@@ -7,14 +7,18 @@
 
 pub mod agentic_ppo;
 mod arithmetic;
+pub mod diffusion_nft;
 pub mod environments;
 pub mod error;
+pub mod flow_grpo;
 pub mod flow_matching;
 mod notes;
+pub mod policy_gradient;
 mod ranks;
 mod remembered;
 pub mod reward_fl;
 pub mod sampling;
+pub mod scoring;
 pub mod sft;
 mod stopwatch;
 mod update;

@@ -35,6 +35,12 @@ pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
     sample.index ^ (repeats << 40)
 }
 
+/// The key of the draws of video `k` of those that are generated for a key of [`draw_key`]. The first has that key
+/// itself.
+pub(crate) fn rollout_key(key: u64, k: usize) -> u64 {
+    key ^ ((k as u64) << 52)
+}
+
 /// The values of all ranks, one rank after another, bit by bit: JSON has no NaN.
 pub(crate) fn join_bits(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
     if ranks.world_size() == 1 {

@@ -1,4 +1,5 @@
-//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built in.
+//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built
+//! in.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,12 @@ use roll_train::config::{ConfigLayers, MergedConfig};
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
+/// What it does by each algorithm that trains on a reward of videos.
+const ALGORITHMS: [(&str, &str); 3] = [
+    ("reward_fl", include_str!("demo_reward_fl.yaml")),
+    ("diffusion_nft", include_str!("demo_diffusion_nft.yaml")),
+    ("flow_grpo", include_str!("demo_flow_grpo.yaml")),
+];
 /// Its reward, in a file of its own: options of one reward are unknown to another.
 const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
@@ -25,8 +32,10 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
     let of = |algo: &str, model: &str, named: &[&str]| {
         is("algo.name", algo) && is("model.name", model) && named.iter().all(|key| own.peek(key).is_none())
     };
-    if of("reward_fl", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
-        return faces(own).map(Some);
+    for (algorithm, config) in ALGORITHMS {
+        if of(algorithm, "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+            return faces(own, config).map(Some);
+        }
     }
     if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
         return agent(own).map(Some);
@@ -45,12 +54,12 @@ fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
 }
 
 /// Defaults of the built-in demo. Its reward's options are used only if the user names no other reward.
-fn faces(own: &MergedConfig) -> Result<ConfigLayers> {
+fn faces(own: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
     let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
     let text = |config: &str| config.replace("DEMO", quoted.trim_matches('"'));
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?;
+    let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?.text("the demo", &text(algorithm))?;
     match names_another_reward(own) {
         true => Ok(layers),
         false => layers.text("the demo's reward", &text(REWARD)),

@@ -18,7 +18,7 @@ pub enum Planner {
 }
 
 /// How often one sample of one step passes through the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
@@ -28,6 +28,20 @@ pub struct Passes {
     /// velocity); absent: one each.
     #[serde(default)]
     pub steps: Option<[usize; 2]>,
+    /// Videos of a sample that are compared with one another; absent: one, whose score is back-propagated.
+    #[serde(default)]
+    pub videos: Option<Videos>,
+}
+
+/// Videos whose scores have no gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Videos {
+    /// How many; each is decoded once, and nothing is pulled back through the decoder.
+    pub count: usize,
+    /// Passes that are recorded at once before they are pulled back.
+    pub at_once: usize,
+    /// Passes beside the forward ones, of other policies that are compared with.
+    pub references: usize,
 }
 
 impl Passes {

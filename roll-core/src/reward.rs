@@ -53,7 +53,8 @@ pub enum OnMissing {
 pub struct Measure {
     /// A noun in lower case: `identity`, `sharpness`.
     pub label: String,
-    /// A second name under which the score is logged beside `actor/score`: `actor/face_score`, as the reference calls it.
+    /// A second name under which the score is logged beside `actor/score`: `actor/face_score`, as the reference calls
+    /// it.
     pub alias: Option<String>,
 }
 
@@ -136,6 +137,12 @@ pub trait RewardScorer: Send {
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
     /// (scalar) and gives that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
+
+    /// The rewards whose weighted sum this one is: the name of each one's score among the details, and its weight.
+    /// Empty: it is no sum, or does not tell.
+    fn terms(&self) -> Vec<(String, f64)> {
+        Vec::new()
+    }
 
     /// As [`crate::DiffusionModel::encoding_key`], of [`RewardScorer::prepare`].
     fn target_key(&self) -> Result<Option<String>> {

@@ -150,6 +150,10 @@ impl RewardScorer for WeightedSum {
         }
     }
 
+    fn terms(&self) -> Vec<(String, f64)> {
+        self.parts.iter().filter(|p| p.weight != 0.0).map(|p| (p.label.clone(), p.weight)).collect()
+    }
+
     fn differentiable(&self) -> bool {
         self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
     }

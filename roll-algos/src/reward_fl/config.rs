@@ -1,10 +1,11 @@
 //! Options of Reward-FL.
 
-use roll_core::{DiffusionModel, Error, FlowSchedule, Result, ResultExt, Sample, Sampler, ScheduleFacts};
+use roll_core::{Error, FlowSchedule, Result, ResultExt, Sampler, ScheduleFacts};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
+use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `reward_fl`.
@@ -93,28 +94,6 @@ impl Default for RewardFlConfig {
     }
 }
 
-/// Frames a second of generated videos.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FrameRate {
-    /// As the model says; as the clip where it does not.
-    Model,
-    /// As the sample's clip, frame for frame beside it.
-    Clip,
-}
-
-/// The video or picture that the reward compares the generated video with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reference {
-    /// All frames of the sample's clip: as the reference.
-    Clip,
-    /// The first frame of the clip.
-    FirstFrame,
-    /// The sample's picture, or the first frame where it has none.
-    Image,
-}
-
 impl RewardFlConfig {
     /// The steps of a rollout under a model with these facts. Fails on values that contradict one another, naming the
     /// key and its range.
@@ -200,14 +179,6 @@ impl RewardFlConfig {
         let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
         // Not the first step: an adapter begins as the base model, where the KL has no gradient.
         every > 0 && (step + 1).is_multiple_of(every)
-    }
-
-    /// Frames a second of what is generated for `sample`.
-    pub(super) fn fps(&self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
-        match self.frame_rate {
-            FrameRate::Model => model.frame_rate().unwrap_or_else(|| sample.video.fps()),
-            FrameRate::Clip => sample.video.fps(),
-        }
     }
 
     /// The noise levels that `sampler` passes through.

@@ -10,13 +10,10 @@ pub mod loss;
 pub mod plan;
 pub mod trajectory;
 
-mod evaluation;
 mod experts;
 #[cfg(test)]
 mod guidance_tests;
-mod measure;
 mod notes;
-mod prepared;
 #[cfg(test)]
 mod ranks_tests;
 mod report;
@@ -33,18 +30,17 @@ use roll_core::{
     Video,
 };
 
+pub use crate::scoring::{FrameRate, Reference, reference_video};
 pub use crate::update::OnNonfinite;
-pub use config::{FrameRate, Reference, RewardFlConfig};
+pub use config::RewardFlConfig;
 pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
-pub use prepared::reference_video;
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
 
 use crate::ranks::{draw_key, repeats};
-use crate::sampling::GuidanceGradient;
+use crate::sampling::{Conditions, GuidanceGradient};
+use crate::scoring::{self, Generation, Measured, Prepared, Prospect};
 use crate::{AlgorithmError, update};
-use measure::Measured;
-use prepared::{Prepared, Prospect};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
 use watch::Watch;
@@ -100,7 +96,20 @@ impl Algorithm for RewardFl {
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        evaluation::evaluate(&self.config, &mut self.prepared, context).map(Some)
+        let config = &self.config;
+        let plan = config.evaluation_plan(diffusion(context.model)?.schedule())?;
+        let generate = |model: &mut dyn Model, conditions: &Conditions, noise: &Tensor| {
+            let trajectory = rollout(diffusion(model)?, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
+            Ok((trajectory.latents, trajectory.kl))
+        };
+        let generation = Generation {
+            algorithm: NAME,
+            negative_prompt: plan.guidance.is_on().then_some(config.negative_prompt.as_str()),
+            reference: config.reference,
+            frame_rate: config.frame_rate,
+            generate: &generate,
+        };
+        scoring::evaluate(&generation, &mut self.prepared, context).map(Some)
     }
 }
 
@@ -190,7 +199,7 @@ impl RewardFl {
 
         watch.begin(Phase::Decode)?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
-        let video = Video::new(frames, self.config.fps(diffusion(ctx.model)?, sample))?;
+        let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
         tally.see(&video);
         if ctx.want_videos {
             let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
@@ -271,5 +280,5 @@ fn passes(options: &Options) -> Result<Passes> {
         (true, GuidanceGradient::Both) => (2, 2),
     };
     let (forward, pulled) = (velocities * steps, recorded * trained);
-    Ok(Passes { forward, pulled, steps: Some([steps, trained]) })
+    Ok(Passes { forward, pulled, steps: Some([steps, trained]), videos: None })
 }

@@ -1,10 +1,11 @@
-//! Classifier-free guidance (Ho and Salimans 2022): `v = u + s (c - u)`, c being the velocity under the prompt and u the
-//! one under a negative prompt.
+//! Classifier-free guidance (Ho and Salimans 2022): `v = u + s (c - u)`, c being the velocity under the prompt and u
+//! the one under a negative prompt.
 //!
 //! Composed of two velocities of the model, so that models know nothing of it.
 
 use roll_core::{
     Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep,
+    VelocityInput,
 };
 use serde::{Deserialize, Serialize};
 
@@ -98,8 +99,36 @@ impl Guidance {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<Guided> {
+        let at = |conditioning: &Conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
+        self.guided(timestep, conditions, grad, at)
+    }
+
+    /// The velocities at several latents of one noise level and shape, which the model may compute together; all of it,
+    /// cotangents too, along a new first axis.
+    pub fn velocities(
+        &self,
+        model: &mut dyn DiffusionModel,
+        latents: &[Tensor],
+        timestep: Timestep,
+        conditions: &Conditions,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<Guided> {
+        let at = |conditioning: &Conditioning, grad| {
+            let input = |latents| VelocityInput { latents, timestep, conditioning };
+            model.velocities(&latents.iter().map(input).collect::<Vec<_>>(), adapter, grad)
+        };
+        self.guided(timestep, conditions, grad, at)
+    }
+
+    fn guided(
+        &self,
+        timestep: Timestep,
+        conditions: &Conditions,
+        grad: Grad,
+        mut at: impl FnMut(&Conditioning, Grad) -> Result<(Tensor, Option<Pullback>)>,
+    ) -> Result<Guided> {
         let scale = self.at(timestep) as f32;
-        let mut at = |conditioning: &Conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
         // The negative one first: without its gradient nothing of it is left in memory when the other is recorded.
         let negative = match (scale == 1.0, &conditions.negative, self.gradient) {
             (true, ..) => None,

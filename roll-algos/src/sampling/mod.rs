@@ -25,8 +25,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the first
-    /// frame before every step and at the end.
+    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the
+    /// first frame before every step and at the end.
     pub fn generate(
         &self,
         model: &mut dyn DiffusionModel,
@@ -46,7 +46,41 @@ impl Sampling {
         }
         Ok(x)
     }
+
+    /// As [`Sampling::generate`], several videos side by side. `step` is shown the latents before each step and their
+    /// velocities; it may give what comes after in place of the sampler.
+    pub fn generate_together(
+        &self,
+        model: &mut dyn DiffusionModel,
+        conditions: &Conditions,
+        noises: &[Tensor],
+        adapter: Adapter,
+        step: &mut OwnStep<'_>,
+    ) -> Result<Vec<Tensor>> {
+        let Self { schedule, sampler, guidance } = self;
+        let first_frames =
+            |xs: &[Tensor]| xs.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<Vec<_>>>();
+        let mut xs = first_frames(noises)?;
+        let mut steps = vec![sampler.start(); noises.len()];
+        for i in 0..schedule.steps() {
+            let found = guidance.velocities(model, &xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
+            let vs = found.velocity.unstack()?;
+            let next = match step(i, &xs, &vs)? {
+                Some(next) => next,
+                None => {
+                    let (from, to) = (schedule.sigma(i), schedule.sigma(i + 1));
+                    let each = steps.iter_mut().zip(xs.iter().zip(&vs));
+                    each.map(|(steps, (x, v))| steps.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
+                }
+            };
+            xs = first_frames(&next)?;
+        }
+        Ok(xs)
+    }
 }
+
+/// Latents before step i and their velocities; gives the latents after it, unless the sampler shall take the step.
+pub type OwnStep<'a> = dyn FnMut(usize, &[Tensor], &[Tensor]) -> Result<Option<Vec<Tensor>>> + 'a;
 
 /// The text embedding of a negative prompt; `input` is that of any prompt, whose pictures the model may insist on.
 pub fn negative_context(

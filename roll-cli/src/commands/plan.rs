@@ -24,7 +24,8 @@ pub fn plan(args: args::Plan) -> Result<()> {
     Ok(())
 }
 
-/// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is `None`.
+/// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is
+/// `None`.
 pub fn estimate(
     loaded: &Loaded,
     registry: &Registry,
@@ -133,9 +134,17 @@ pub fn gigabytes(bytes: usize) -> f64 {
 
 fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     let [steps, trained] = input.passes.steps();
-    let guided = if input.passes.forward > steps { ", guided: two velocities a step" } else { "" };
+    let trained = match input.passes.videos {
+        Some(videos) => {
+            format!("{} videos of {steps} steps for each sample, trained at {trained} noise levels each", videos.count)
+        }
+        None if input.passes.forward > steps => {
+            format!("{trained} of {steps} steps trained, guided: two velocities a step")
+        }
+        None => format!("{trained} of {steps} steps trained"),
+    };
     println!(
-        "{}: {} rank(s), ZeRO stage {}, {}, {trained} of {steps} steps trained{guided}",
+        "{}: {} rank(s), ZeRO stage {}, {}, {trained}",
         machine.name, input.ranks, input.division.stage, needs.work,
     );
     if input.ranks < machine.devices {
@@ -215,9 +224,9 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 40 % of the published dense bf16 peak of
-    /// a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above); links are PCIe 4 below 48 GB and
-    /// on one device, NVLink on others.
+    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 40 % of the published dense bf16
+    /// peak of a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above); links are PCIe 4
+    /// below 48 GB and on one device, NVLink on others.
     fn parse(name: &str) -> Result<Self> {
         let wrong = || {
             Error::config(

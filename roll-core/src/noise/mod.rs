@@ -27,6 +27,12 @@ pub enum Purpose {
     Tokens = 7,
     /// Worlds of environments.
     Environments = 8,
+    /// Noise of stochastic denoising steps.
+    Steps = 9,
+    /// Noise that generated samples are mixed with, to train on them.
+    Noising = 10,
+    /// Noise levels and steps that policy gradients are trained at.
+    Levels = 11,
 }
 
 /// The source of all randomness of a run.

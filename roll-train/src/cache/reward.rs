@@ -30,6 +30,10 @@ impl RewardScorer for CachedReward {
         self.inner.measures()
     }
 
+    fn terms(&self) -> Vec<(String, f64)> {
+        self.inner.terms()
+    }
+
     fn differentiable(&self) -> bool {
         self.inner.differentiable()
     }

@@ -540,7 +540,7 @@ pub const PLANNERS: [Planner; 3] = [
         Ok(Needs { work, facts, ..Needs::default() })
     }),
     Planner::Strategy(|_| Ok(Division { stage: 2, placement: Some(WeightPlacement::Streamed), ..Division::default() })),
-    Planner::Algorithm(|_| Ok(Passes { forward: 3, pulled: 1, steps: None })),
+    Planner::Algorithm(|_| Ok(Passes { forward: 3, pulled: 1, ..Passes::default() })),
 ];
 
 /// Counts down from the seed by the lengths of actions.

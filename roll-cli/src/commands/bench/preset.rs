@@ -114,6 +114,7 @@ impl Preset {
                 velocities: STEPS,
                 recorded: TRAINED_STEPS,
                 references: TRAINED_STEPS,
+                videos: None,
                 tiles: Tiles::Fixed(None),
                 offload_inputs: self.offload,
                 text_len: self.text_len,

@@ -1,4 +1,4 @@
-//! What a Reward-FL run needs, before it is started: memory by item, and time by phase.
+//! What a run with a reward needs, before it is started: memory by item, and time by phase.
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. What a step holds beyond them is a
 //! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.
@@ -13,6 +13,7 @@ mod tests;
 mod time;
 
 use burn::tensor::DType;
+use roll_core::plan::Videos;
 use roll_core::{Noise, Result};
 
 pub use memory::Item;
@@ -49,8 +50,10 @@ pub struct Work {
     pub velocities: usize,
     /// Those that are recorded and pulled back.
     pub recorded: usize,
-    /// Velocities without the adapter, one for each trained step.
+    /// Velocities of other policies that are compared with: without the adapter, one for each trained step.
     pub references: usize,
+    /// As [`roll_core::plan::Passes::videos`].
+    pub videos: Option<Videos>,
     /// Tiles of the VAE.
     pub tiles: Tiles,
     /// Segment inputs wait in host memory.
@@ -120,8 +123,8 @@ const RESERVE: usize = 2_000_000_000;
 /// Trained steps that tiles are chosen for: those of the default trajectory.
 const TRAINED_STEPS: usize = 4;
 
-/// Memory that is left to the VAE on a GPU of `memory` bytes, beside `resident` bytes of weights. `kept_bytes` is that of
-/// [`OnDevice`].
+/// Memory that is left to the VAE on a GPU of `memory` bytes, beside `resident` bytes of weights. `kept_bytes` is that
+/// of [`OnDevice`].
 pub(super) fn fitting(
     memory: usize,
     resident: usize,

@@ -20,6 +20,7 @@ fn plan(name: &str) -> Plan {
             velocities: 8,
             recorded: 4,
             references: 4,
+            videos: None,
             tiles: Tiles::Fixed(None),
             offload_inputs: false,
             text_len: 512,
@@ -140,7 +141,7 @@ fn needed(options: serde_json::Value, memory: Option<u64>, network: &str) -> rol
         memory,
         samples: 1,
         ranks: 1,
-        passes: roll_core::plan::Passes { forward: 8, pulled: 4, steps: None },
+        passes: roll_core::plan::Passes { forward: 8, pulled: 4, ..roll_core::plan::Passes::default() },
         division: roll_core::plan::Division::default(),
         speed: Speed { flops: 400e12, link: 50e9, read: 3e9 },
     };

@@ -58,11 +58,13 @@ impl Plan {
         let mut phases = vec![
             phase("time/rollout", samples * velocities, forward, true),
             phase("time/reference", samples * references, forward, true),
-            phase("time/decode", samples, decode, false),
+            phase("time/decode", samples * work.videos.map_or(1.0, |videos| videos.count as f64), decode, false),
             phase("time/pull", samples * recorded, pull, true),
-            // The decoder is recomputed and then pulled through.
-            phase("time/pull (decoder)", samples, 2.0 * decode, false),
         ];
+        if work.videos.is_none() {
+            // The decoder is recomputed and then pulled through.
+            phases.push(phase("time/pull (decoder)", samples, 2.0 * decode, false));
+        }
         if swapped > 0.0 {
             let (moved, seconds) = (2.0 * weights * samples, swapped * samples);
             phases.push(Phase { name: "change of experts", flops: 0.0, moved, seconds });

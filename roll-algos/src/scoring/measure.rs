@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Video};
 
 use super::prepared::Prospect;
-use super::trajectory::no_pullback;
 use crate::AlgorithmError;
 
 /// The score of a video, or the reason why it has none.
-pub(super) enum Measured {
+pub(crate) enum Measured {
     /// Without a pullback where none was asked for, or the score is the constant of [`OnMissing::Value`].
     Score {
         value: f64,
@@ -21,7 +20,7 @@ pub(super) enum Measured {
 
 impl Measured {
     /// Scores a generated video.
-    pub(super) fn of(
+    pub(crate) fn of(
         video: &Video,
         sample: &Sample,
         prospect: &Prospect,
@@ -35,7 +34,7 @@ impl Measured {
         match reward.score(video, &sample.prompt, target, grad)? {
             (Score::Value { value, details }, pullback) => {
                 if grad.is_on() && pullback.is_none() {
-                    return Err(no_pullback(format!("`{}`", reward.name())).into());
+                    return Err(AlgorithmError::NoPullback { what: format!("`{}`", reward.name()) }.into());
                 }
                 Ok(Self::Score { value, details, pullback })
             }
@@ -44,7 +43,7 @@ impl Measured {
     }
 
     /// What the reward's policy makes of a sample without anything to score.
-    pub(super) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
+    pub(crate) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
         match reward.on_missing() {
             OnMissing::Skip => Ok(Self::Skipped(reason)),
             OnMissing::Value(value) => Ok(Self::Score { value, details: BTreeMap::new(), pullback: None }),

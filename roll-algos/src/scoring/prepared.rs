@@ -6,7 +6,7 @@ use roll_core::{
     ConditionInput, Conditioning, DiffusionModel, Result, ResultExt, RewardScorer, Sample, Target, Tensor, Video,
 };
 
-use super::Reference;
+use super::{Reference, reference_video};
 use crate::remembered::{Bytes, Remembered};
 use crate::sampling::{Conditions, negative_context};
 
@@ -16,7 +16,7 @@ const CONDITIONING_BYTES: usize = 1 << 30;
 const TARGET_BYTES: usize = 64 << 20;
 
 /// What was prepared for earlier steps.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     conditionings: Remembered<Conditioning>,
     targets: Remembered<Prospect>,
     /// The embedding of the negative prompt, which is one for all samples.
@@ -24,7 +24,7 @@ pub(super) struct Prepared {
 }
 
 /// What a reward compares a sample's result with.
-pub(super) enum Prospect {
+pub(crate) enum Prospect {
     /// Its target.
     Target(Target),
     /// The reference holds nothing to compare with, and why.
@@ -41,7 +41,7 @@ impl Default for Prepared {
 impl Prepared {
     /// What a sample's video is made from, encoded once while there is room; with the negative prompt, where there is
     /// guidance.
-    pub(super) fn conditions(
+    pub(crate) fn conditions(
         &mut self,
         model: &mut dyn DiffusionModel,
         sample: &Sample,
@@ -58,7 +58,7 @@ impl Prepared {
     }
 
     /// What the reward of the training compares a sample with, prepared once while there is room.
-    pub(super) fn target(
+    pub(crate) fn target(
         &mut self,
         reward: &mut dyn RewardScorer,
         sample: &Sample,
@@ -76,7 +76,7 @@ impl Prepared {
 
 impl Prospect {
     /// A reference that holds nothing to compare with is no error here: the reward's policy decides.
-    pub(super) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
+    pub(crate) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
         match reward.prepare(reference) {
             Ok(target) => Ok(Self::Target(target)),
             Err(error) => match error.missing_reason() {
@@ -106,20 +106,4 @@ fn input(sample: &Sample) -> Result<ConditionInput> {
         frames,
         size: [height, width],
     })
-}
-
-/// What the reward compares the sample's result with.
-pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
-    let still = |image: Tensor| -> Result<_> {
-        let shape = [&[1], image.shape()].concat();
-        Ok(Arc::new(Video::new(image.reshape(shape)?, sample.video.fps())?))
-    };
-    match reference {
-        Reference::Clip => Ok(sample.video.clone()),
-        Reference::Image => still(sample.reference_image()?),
-        Reference::FirstFrame => {
-            let [_, height, width] = sample.video.dims();
-            still(Tensor::new(sample.video.frame(0).to_vec(), [3, height, width])?)
-        }
-    }
 }

@@ -1,0 +1,222 @@
+//! Options of DiffusionNFT.
+
+use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+
+use super::loss::awm::Matching;
+use super::loss::nft::{AdvantageMode, Nft};
+use crate::policy_gradient::SeveralRewards;
+use crate::policy_gradient::advantages::Spread;
+use crate::policy_gradient::averages::OldDecay;
+use crate::policy_gradient::clip::ClipRange;
+use crate::policy_gradient::levels::acting_steps;
+use crate::policy_gradient::round::Judgement;
+use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
+use crate::scoring::{FrameRate, Reference};
+use crate::update::OnNonfinite;
+
+/// What the advantages weigh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Regression {
+    /// DiffusionNFT: towards good samples, and away from bad ones by a mirrored policy.
+    #[default]
+    Nft,
+    /// Advantage Weighted Matching: flow matching on the samples in place of a log-probability, clipped as PPO clips.
+    Awm,
+    /// Advantage-weighted regression: the predicted sample moves towards a good sample, and away from a bad one.
+    Awr,
+    /// Flow matching on the samples, times the advantage.
+    Rvm,
+}
+
+/// Options of the algorithm `diffusion_nft`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DiffusionNftConfig {
+    /// The loss: `nft`, `awm`, `awr` or `rvm`.
+    pub loss: Regression,
+    /// Videos that are generated for each prompt and compared with one another.
+    pub group_size: usize,
+    /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
+    pub best_of: Option<usize>,
+    /// Videos of a prompt, and later samples of a regression, that the model computes together. More are faster on
+    /// small models, and take more memory in proportion.
+    pub at_once: usize,
+    /// Optimizer updates of a step, each at noise levels of its own.
+    pub updates_per_step: usize,
+    /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
+    pub levels_per_video: usize,
+    /// What advantages are divided by: the deviation of the scores of the `group`, of the `step`, of the
+    /// `largest_group`, or `none`.
+    pub advantage_spread: Spread,
+    /// Bound on advantages.
+    pub advantage_clip: f64,
+    /// Which advantages count: `all`, `positive_only`, `negative_only`, `one_only` (1 or 0) or `binary` (their sign);
+    /// of the loss `nft`.
+    pub advantage_mode: AdvantageMode,
+    /// What becomes of several rewards: each normalised `apart`, or their weighted `sum`.
+    pub several_rewards: SeveralRewards,
+    /// How far the implicit good and bad policies are from the old one, of the loss `nft`.
+    pub beta: f64,
+    /// Range that ratios are clipped to, around 1; of the loss `awm`.
+    pub clip_range: f64,
+    /// What stands for the log-probability, of the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
+    pub matching: Matching,
+    /// Bound on how far the target goes, of the loss `awr`.
+    pub energy_clip: f64,
+    /// Weight of the squared distance of velocities to those of the model without its adapter.
+    pub kl_weight: f64,
+    /// Weight of the same distance to the old policy.
+    pub old_kl_weight: f64,
+    /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
+    /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
+    pub old_policy: OldDecay,
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
+    /// adapter that is saved is the policy itself.
+    pub evaluation_average: f64,
+    /// Denoising steps from noise to data.
+    pub num_inference_steps: usize,
+    /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
+    pub timesteps: Option<Vec<u32>>,
+    /// Only noise levels (timestep / 1000) of at most this are trained.
+    pub max_timestep_boundary: f64,
+    /// Only noise levels of at least this are trained.
+    pub min_timestep_boundary: f64,
+    /// Shift of the noise levels; when absent that of the model's official configuration.
+    pub shift: Option<f64>,
+    /// The step from one noise level to the next: `euler` or `unipc`.
+    pub sampler: Sampler,
+    /// The same in evaluations; as `sampler` when absent.
+    pub evaluation_sampler: Option<Sampler>,
+    /// Scale of classifier-free guidance in videos, one number or `[high, low]`; 1 is none. The regression has none.
+    pub guidance_scale: GuidanceScale,
+    /// What guidance leads away from.
+    pub negative_prompt: String,
+    /// The video or picture that the reward compares with.
+    pub reference: Reference,
+    /// Frames a second of generated videos: those that the model was made with, or the clip's.
+    pub frame_rate: FrameRate,
+    /// The reaction to a score, loss or gradient that is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for DiffusionNftConfig {
+    fn default() -> Self {
+        Self {
+            loss: Regression::Nft,
+            group_size: 8,
+            best_of: None,
+            at_once: 1,
+            updates_per_step: 1,
+            levels_per_video: 2,
+            advantage_spread: Spread::Step,
+            advantage_clip: 5.0,
+            advantage_mode: AdvantageMode::All,
+            several_rewards: SeveralRewards::Apart,
+            beta: 1.0,
+            clip_range: 0.05,
+            matching: Matching::Ghuber,
+            energy_clip: 3.0,
+            kl_weight: 1e-3,
+            old_kl_weight: 0.0,
+            old_policy: OldDecay::Ramp,
+            evaluation_average: 0.0,
+            num_inference_steps: 12,
+            timesteps: None,
+            max_timestep_boundary: 1.0,
+            min_timestep_boundary: 0.0,
+            shift: None,
+            sampler: Sampler::Euler,
+            evaluation_sampler: None,
+            guidance_scale: GuidanceScale::OFF,
+            negative_prompt: String::new(),
+            reference: Reference::Clip,
+            frame_rate: FrameRate::Model,
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+/// What follows from the options and a model's facts.
+pub(super) struct Plan {
+    pub(super) sampling: Sampling,
+    /// The noise levels that are trained, descending.
+    pub(super) levels: Vec<roll_core::Sigma>,
+    pub(super) nft: Nft,
+    pub(super) clip: ClipRange,
+}
+
+impl DiffusionNftConfig {
+    /// Fails on values that are out of range or contradict one another, naming the key.
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        self.check_numbers()?;
+        let sampling = self.sampling(self.sampler, facts)?;
+        self.sampling(self.evaluation_sampler.unwrap_or(self.sampler), facts)?;
+        let schedule = &sampling.schedule;
+        let trained = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
+        let levels = trained.into_iter().map(|i| schedule.sigma(i)).collect();
+        let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
+        nft.check().in_section("algo")?;
+        let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
+        Ok(Plan { sampling, levels, nft, clip })
+    }
+
+    fn check_numbers(&self) -> Result<()> {
+        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
+        if self.group_size < 2 {
+            return key("group_size", format!("must be at least 2, found {}: one video has no other", self.group_size));
+        }
+        if self.group_size > 4096 {
+            return key("group_size", format!("must be at most 4096, found {}", self.group_size));
+        }
+        if let Some(n) = self.best_of.filter(|n| !(2..=self.group_size).contains(n)) {
+            return key("best_of", format!("must lie between 2 and group_size, {}; found {n}", self.group_size));
+        }
+        for (name, value) in [
+            ("at_once", self.at_once),
+            ("updates_per_step", self.updates_per_step),
+            ("levels_per_video", self.levels_per_video),
+        ] {
+            if value == 0 {
+                return key(name, "must be at least 1, found 0".into());
+            }
+        }
+        for (name, value) in [("kl_weight", self.kl_weight), ("old_kl_weight", self.old_kl_weight)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return key(name, format!("must be at least 0, found {value}"));
+            }
+        }
+        if !(self.energy_clip.is_finite() && self.energy_clip > 0.0) {
+            return key("energy_clip", format!("must be above 0, found {}", self.energy_clip));
+        }
+        match (0.0..1.0).contains(&self.evaluation_average) {
+            true => Ok(()),
+            false => {
+                key("evaluation_average", format!("must be at least 0 and below 1, found {}", self.evaluation_average))
+            }
+        }
+    }
+
+    /// How evaluations generate.
+    pub(super) fn evaluation(&self, facts: ScheduleFacts) -> Result<Sampling> {
+        self.sampling(self.evaluation_sampler.unwrap_or(self.sampler), facts)
+    }
+
+    pub(super) fn judgement(&self) -> Judgement {
+        Judgement { spread: self.advantage_spread, several: self.several_rewards, best_of: self.best_of }
+    }
+
+    fn sampling(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Sampling> {
+        let default = Self::default().num_inference_steps;
+        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        let options = SamplingOptions {
+            num_inference_steps: self.num_inference_steps,
+            timesteps: self.timesteps.clone(),
+            shift: self.shift,
+            sampler,
+            guidance_scale: self.guidance_scale,
+            negative_prompt: self.negative_prompt.clone(),
+        };
+        options.sampling(facts).in_section("algo")
+    }
+}

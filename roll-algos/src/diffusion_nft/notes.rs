@@ -1,0 +1,28 @@
+//! Options of DiffusionNFT that do nothing beside others.
+
+use roll_core::{Kind, OptionNotes, Result, Said};
+
+use crate::notes::{buckets, shift};
+
+use super::NAME;
+
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
+}
+
+fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+    let of_loss = |loss: &str, keys: &[&str]| match said.is("algo.loss", loss) {
+        true => None,
+        false => said.idle(keys, &format!("`algo.loss` is not `{loss}`")),
+    };
+    Ok([
+        shift(said),
+        buckets(said, NAME),
+        of_loss("nft", &["algo.beta", "algo.advantage_mode"]),
+        of_loss("awm", &["algo.clip_range", "algo.matching"]),
+        of_loss("awr", &["algo.energy_clip"]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect())
+}

@@ -1,0 +1,329 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use roll_backends::strategy::{Single, Zero, ZeroOptions};
+use roll_core::*;
+use roll_testing::diffusion::{Descent, MockDiffusion, Sines, sample, values};
+
+use super::loss::awm::Matching;
+use super::loss::nft::{AdvantageMode, Nft};
+use super::*;
+use crate::policy_gradient::averages::OldDecay;
+use crate::policy_gradient::clip::ClipRange;
+
+/// One run of the algorithm on mocks.
+struct Bench {
+    algorithm: DiffusionNft,
+    model: MockDiffusion,
+    reward: Sines,
+    strategy: Descent,
+}
+
+impl Bench {
+    fn new(config: DiffusionNftConfig) -> Self {
+        let mut bench = Self {
+            algorithm: DiffusionNft::new(config),
+            model: MockDiffusion::new(),
+            // A value, and nothing more.
+            reward: Sines { differentiable: false, ..Sines::new() },
+            strategy: Descent::default(),
+        };
+        bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
+        bench
+    }
+
+    fn step_with(&mut self, step: u64, samples: &[Sample], learning_rate: f64, noise: &Noise) -> Result<StepReport> {
+        self.algorithm.step(&mut StepContext {
+            step,
+            samples,
+            model: &mut self.model,
+            reward: Some(&mut self.reward),
+            strategy: &mut self.strategy,
+            learning_rate,
+            noise,
+            progress: &Silent,
+            want_videos: false,
+        })
+    }
+
+    fn step(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> StepReport {
+        self.step_with(step, samples, learning_rate, &Noise::new(11)).unwrap()
+    }
+}
+
+fn small() -> DiffusionNftConfig {
+    DiffusionNftConfig { group_size: 4, num_inference_steps: 4, ..DiffusionNftConfig::default() }
+}
+
+fn two() -> [Sample; 2] {
+    [sample(0, "a"), sample(1, "b")]
+}
+
+#[test]
+fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
+    let [data, noise, velocity, old] = [1, 2, 3, 4].map(|key| values(key, 12));
+    let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
+    let at = |velocity: &[f32], loss: &dyn Fn(&Noised<'_>) -> Valued| {
+        loss(&Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, counted })
+    };
+    let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
+    let range = ClipRange { low: 1.0, high: 10.0 };
+    for advantage in [1.3, -2.1] {
+        // The weights of `nft` and `awr` carry no gradient: divided out, what is left has that of its differences.
+        let held = |at: &Noised<'_>| {
+            let term = nft.at(advantage, at);
+            let parts = [term.share * term.positive, (1.0 - term.share) * term.negative];
+            (term.weights, parts, term.loss)
+        };
+        let (weights, _, whole) =
+            held(&Noised { data: &data, noise: &noise, t: 0.7, velocity: &velocity, old: &old, counted });
+        let quotients = |value: &dyn Fn(&[f32]) -> f64| -> Vec<f64> {
+            let moved = |i: usize, h: f32| {
+                let mut velocity = velocity.clone();
+                velocity[i] += h;
+                value(&velocity)
+            };
+            (0..12).map(|i| (moved(i, 1e-3) - moved(i, -1e-3)) / 2e-3).collect()
+        };
+        let near = |found: &[f64], expected: &[f64]| {
+            found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 2e-4 * (1.0 + b.abs()))
+        };
+        let of_nft = quotients(&|velocity| {
+            let at = Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, counted };
+            let (own, parts, _) = held(&at);
+            5.0 * (parts[0] * own[0] / weights[0] + parts[1] * own[1] / weights[1]) / 0.3
+        });
+        assert!(near(&whole.gradient, &of_nft), "{:?} {of_nft:?}", whole.gradient);
+        for matching in [Matching::Uniform, Matching::T, Matching::TSquared, Matching::Huber, Matching::Ghuber] {
+            let loss = |at: &Noised<'_>| awm::at_level(matching, advantage, range, at).1;
+            let found = at(&velocity, &loss).gradient;
+            assert!(near(&found, &quotients(&|velocity| at(velocity, &loss).value)), "{matching:?}");
+        }
+        let rvm = |at: &Noised<'_>| rvm::at(advantage, at);
+        assert!(near(&at(&velocity, &rvm).gradient, &quotients(&|velocity| at(velocity, &rvm).value)));
+        assert!(whole.gradient[..2].iter().chain(&whole.gradient[6..8]).all(|known| *known == 0.0));
+    }
+}
+
+#[test]
+fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
+    let [data, noise, velocity] = [1, 2, 3].map(|key| values(key, 12));
+    let counted = Counted::all(12);
+    let at = Noised { data: &data, noise: &noise, t: 0.6, velocity: &velocity, old: &velocity, counted };
+    let nft = Nft { beta: 1.0, bound: 5.0, mode: AdvantageMode::All };
+    let unit = nft.at(1.0, &at).loss;
+    for advantage in [-3.0, 0.5, 2.0] {
+        let found = nft.at(advantage, &at).loss;
+        assert!((found.value - unit.value).abs() < 1e-12);
+        let awr = awr::at(advantage, &at).gradient;
+        for ((a, b), c) in found.gradient.iter().zip(&unit.gradient).zip(awr) {
+            assert!((a - advantage * b).abs() < 1e-12 && (c - a).abs() < 1e-12, "{a} {b} {c}");
+        }
+    }
+    assert!(nft.at(0.0, &at).loss.gradient.iter().all(|d| d.abs() < 1e-12));
+}
+
+/// The mean score of many videos by these parameters, the same noises each time.
+fn mean_score(config: &DiffusionNftConfig, adapter: &[f32]) -> f64 {
+    let mut bench = Bench::new(config.clone());
+    bench.model.adapter = adapter.to_vec();
+    bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
+    let steps = 1000..1020;
+    let count = steps.clone().count() as f64;
+    steps.map(|step| bench.step(step, &two(), 0.0).metrics["actor/score"]).sum::<f64>() / count
+}
+
+/// The gain in that score by training with AdamW.
+fn gain(config: &DiffusionNftConfig, steps: u64) -> f64 {
+    let (mut bench, mut strategy) = (Bench::new(config.clone()), Single::default());
+    strategy.attach(&mut bench.model, &OptimizerConfig::default()).unwrap();
+    let before = mean_score(config, &bench.model.adapter);
+    for step in 0..steps {
+        let report = bench.algorithm.step(&mut StepContext {
+            step,
+            samples: &two(),
+            model: &mut bench.model,
+            reward: Some(&mut bench.reward),
+            strategy: &mut strategy,
+            learning_rate: 0.02,
+            noise: &Noise::new(11),
+            progress: &Silent,
+            want_videos: false,
+        });
+        assert!(report.unwrap().applied);
+    }
+    mean_score(config, &bench.model.adapter) - before
+}
+
+#[test]
+fn a_reward_without_a_gradient_rises_with_every_loss() {
+    for loss in [Regression::Nft, Regression::Awm, Regression::Awr, Regression::Rvm] {
+        let config = DiffusionNftConfig { loss, clip_range: 1.0, kl_weight: 0.0, group_size: 8, ..small() };
+        let gain = gain(&config, 40);
+        assert!(gain > 0.02, "{loss:?}: {gain}");
+    }
+}
+
+#[test]
+fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
+    let mut bench = Bench::new(DiffusionNftConfig { old_policy: OldDecay::LateRamp, ..small() });
+    let begin = bench.model.adapter.clone();
+    bench.step(0, &two(), 0.1);
+    let after = bench.model.adapter.clone();
+    assert_ne!(begin, after);
+    // From step 100 on a fifth of the old policy stays.
+    bench.step(100, &two(), 0.0);
+    assert_eq!(bench.model.adapter, after, "generating by the old policy leaves the model as it was");
+    let decay = OldDecay::LateRamp.at(101);
+    bench.step(101, &two(), 0.1);
+    let old = bench.algorithm.copies.old(&bench.model).unwrap().to_vec();
+    let expected: Vec<f32> =
+        after.iter().zip(&bench.model.adapter).map(|(o, c)| decay as f32 * o + (1.0 - decay) as f32 * c).collect();
+    assert!(old.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
+    // An error in a round leaves neither other parameters nor a gradient behind.
+    bench.reward.on_missing = OnMissing::Error;
+    let before = bench.model.adapter.clone();
+    bench.step_with(102, &[sample(0, "missing")], 0.1, &Noise::new(11)).unwrap_err();
+    assert_eq!(bench.model.adapter, before);
+}
+
+#[test]
+fn videos_without_an_advantage_cost_no_backward_pass() {
+    let mut bench = Bench::new(DiffusionNftConfig { best_of: Some(2), ..small() });
+    let report = bench.step(0, &two(), 0.1);
+    // Two of four videos of two prompts, at two levels.
+    assert_eq!((bench.model.recorded, report.metrics["actor/trained"], report.metrics["actor/samples"]), (8, 4.0, 8.0));
+    // A constant score teaches nothing, and the step says so.
+    let mut bench = Bench::new(small());
+    bench.reward.on_missing = OnMissing::Value(0.5);
+    let report = bench.step(0, &[sample(0, "missing")], 0.1);
+    assert_eq!((bench.model.recorded, report.applied, report.metrics["actor/equal_groups"]), (0, false, 1.0));
+}
+
+#[test]
+fn what_has_no_score_is_left_out_and_what_is_not_a_number_ends_the_update() {
+    let mut bench = Bench::new(small());
+    let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);
+    assert_eq!((report.skipped.len(), report.metrics["actor/samples"], report.applied), (1, 4.0, true));
+    let before = bench.model.adapter.clone();
+    let report = bench.step(1, &[sample(0, "nan"), sample(1, "b")], 0.1);
+    assert!(!report.applied && report.metrics["actor/nonfinite"] == 1.0);
+    assert_eq!(bench.model.adapter, before);
+}
+
+#[test]
+fn the_known_first_frame_is_never_noised_and_has_no_gradient() {
+    let mut bench = Bench::new(small());
+    bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
+    assert!(bench.step(0, &two(), 0.1).applied);
+    let other = {
+        let mut bench = Bench::new(small());
+        bench.step(0, &two(), 0.1).metrics["actor/loss"]
+    };
+    assert_ne!(bench.step(1, &two(), 0.1).metrics["actor/loss"], other);
+}
+
+#[test]
+fn state_carries_the_slow_copies_on() {
+    let config = || DiffusionNftConfig { evaluation_average: 0.9, old_policy: OldDecay::Ramp, ..small() };
+    let mut whole = Bench::new(config());
+    (200..204).for_each(|step| drop(whole.step(step, &two(), 0.1)));
+    let mut halved = Bench::new(config());
+    (200..202).for_each(|step| drop(halved.step(step, &two(), 0.1)));
+    let (json, tensors) = (halved.algorithm.state(), halved.algorithm.tensors().unwrap());
+    assert_eq!(tensors.len(), 2);
+    let mut next = Bench::new(config());
+    next.model.adapter = halved.model.adapter.clone();
+    next.algorithm.load_state(&json).unwrap();
+    next.algorithm.load_tensors(&tensors).unwrap();
+    (202..204).for_each(|step| drop(next.step(step, &two(), 0.1)));
+    assert_eq!(next.model.adapter, whole.model.adapter);
+    let [ours, theirs] = [&next, &whole].map(|b| b.algorithm.tensors().unwrap());
+    assert!(ours.iter().zip(&theirs).all(|((a, x), (b, y))| a == b && x.as_bytes() == y.as_bytes()));
+}
+
+#[test]
+fn senseless_options_are_errors_that_name_their_key() {
+    let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
+    let cases: [(&str, DiffusionNftConfig); 12] = [
+        ("group_size", DiffusionNftConfig { group_size: 1, ..small() }),
+        ("best_of", DiffusionNftConfig { best_of: Some(9), ..small() }),
+        ("at_once", DiffusionNftConfig { at_once: 0, ..small() }),
+        ("updates_per_step", DiffusionNftConfig { updates_per_step: 0, ..small() }),
+        ("levels_per_video", DiffusionNftConfig { levels_per_video: 0, ..small() }),
+        ("beta", DiffusionNftConfig { beta: 0.0, ..small() }),
+        ("advantage_clip", DiffusionNftConfig { advantage_clip: f64::NAN, ..small() }),
+        ("clip_range", DiffusionNftConfig { clip_range: -1.0, ..small() }),
+        ("kl_weight", DiffusionNftConfig { kl_weight: -1.0, ..small() }),
+        ("energy_clip", DiffusionNftConfig { energy_clip: 0.0, ..small() }),
+        ("evaluation_average", DiffusionNftConfig { evaluation_average: 1.0, ..small() }),
+        ("min_timestep_boundary", DiffusionNftConfig { min_timestep_boundary: 2.0, ..small() }),
+    ];
+    for (key, config) in cases {
+        let told = config.plan(facts).map(drop).unwrap_err().to_string();
+        assert!(told.contains(&format!("algo.{key}")), "{key}: {told}");
+    }
+    let mut bench = Bench::new(small());
+    let fixed = Noise::new(1).with_fixed_latents(3);
+    let told = bench.step_with(0, &two(), 0.1, &fixed).unwrap_err().to_string();
+    assert!(told.contains("all the same"), "{told}");
+}
+
+/// Parameters at the end, and the metrics of each step without times.
+type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
+
+fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
+    const BATCH: u64 = 4;
+    let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
+        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
+        let mut strategy = Zero::new(ZeroOptions { stage: 2, ..ZeroOptions::default() }, ranks)?;
+        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
+        let mut algorithm = DiffusionNft::new(DiffusionNftConfig { updates_per_step: 2, ..small() });
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        let mut metrics = Vec::new();
+        for step in 0..4 {
+            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(|i| sample(i, prompt(i))).collect();
+            let own = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
+            let report = algorithm.step(&mut StepContext {
+                step,
+                samples: &all[own],
+                model: &mut model,
+                reward: Some(&mut reward),
+                strategy: &mut strategy,
+                learning_rate: 1e-2,
+                noise: &Noise::new(11),
+                progress: &Silent,
+                want_videos: false,
+            })?;
+            metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
+        }
+        Ok((model.adapter, metrics))
+    });
+    let mut results = results.into_iter().map(Result::unwrap);
+    let first: Run = results.next().unwrap();
+    assert!(results.all(|other: Run| other == first));
+    first
+}
+
+#[test]
+fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
+    let plain = |_| "a person";
+    // The second rank of two has nothing to train on in the first step, and one prompt less in the second.
+    let some_missing = |i| if [2, 3, 5].contains(&i) { "missing" } else { "a person" };
+    for prompt in [plain as fn(u64) -> &'static str, some_missing] {
+        let (parameters, metrics) = train(1, prompt);
+        for ranks in [2, 4] {
+            let (theirs, their_metrics) = train(ranks, prompt);
+            let scale = parameters.iter().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(parameters.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 1e-5 * scale));
+            for (ours, theirs) in metrics.iter().zip(&their_metrics) {
+                assert!(ours.keys().eq(theirs.keys()));
+                for (name, value) in ours {
+                    assert!((value - theirs[name]).abs() <= 1e-4 * value.abs().max(1.0), "{name}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Options of Flow-GRPO.
+
+use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+
+use super::loss::{PolicyLoss, check_threshold};
+use super::window::{WindowKind, Windows};
+use crate::policy_gradient::SeveralRewards;
+use crate::policy_gradient::advantages::Spread;
+use crate::policy_gradient::clip::ClipRange;
+use crate::policy_gradient::levels::acting_steps;
+use crate::policy_gradient::round::Judgement;
+use crate::policy_gradient::sde::{SdeKind, SdeStep};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
+use crate::scoring::{FrameRate, Reference};
+use crate::update::OnNonfinite;
+
+/// What the policy is kept near the model without its adapter by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlOf {
+    /// The squared distance of velocities, which weighs all steps alike.
+    #[default]
+    Velocity,
+    /// The divergence of the Gaussians of a step: the squared distance of means over twice the variance.
+    Mean,
+}
+
+/// Options of the algorithm `flow_grpo`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FlowGrpoConfig {
+    /// Videos that are generated for each prompt and compared with one another.
+    pub group_size: usize,
+    /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
+    pub best_of: Option<usize>,
+    /// Videos of a prompt that the model computes together, in generation and training alike. More are faster on small
+    /// models, and take more memory in proportion.
+    pub at_once: usize,
+    /// Whether the videos of a prompt start from the same noise, so that only stochastic steps tell them apart.
+    pub same_latent: bool,
+    /// Optimizer updates of a step, all on the same videos.
+    pub updates_per_step: usize,
+    /// How much noise stochastic steps bring in: `sde`, `wan`, `dance` or `cps`.
+    pub sde: SdeKind,
+    /// The level of that noise; `wan` has none.
+    pub eta: f64,
+    /// Stochastic steps of a video: those that are trained.
+    pub window: usize,
+    /// Where they stand: `fixed` at the first step of their range, `random` for each prompt of each round, or
+    /// `sliding`.
+    pub window_kind: WindowKind,
+    /// First and last step of the range of windows, from 0; when absent the first half of the steps at which trainable
+    /// parameters act. The last step of all is never stochastic.
+    pub window_range: Option<[usize; 2]>,
+    /// Steps that a sliding window moves by.
+    pub window_stride: usize,
+    /// Rounds that it stays.
+    pub window_rounds: u64,
+    /// What holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
+    pub loss: PolicyLoss,
+    /// Range that ratios are clipped to, around 1.
+    pub clip_range: f64,
+    /// The same above 1, where it differs.
+    pub clip_range_high: Option<f64>,
+    /// Divergence from which `dppo` leaves out a sample that has moved along its advantage.
+    pub divergence_threshold: f64,
+    /// Whether each step's loss is divided by the scale of its own gradient, as in Flash-GRPO.
+    pub rescale: bool,
+    /// What advantages are divided by: the deviation of the scores of the `group`, of the `step`, of the
+    /// `largest_group`, or `none`.
+    pub advantage_spread: Spread,
+    /// Bound on advantages.
+    pub advantage_clip: f64,
+    /// What becomes of several rewards: each normalised `apart`, or their weighted `sum`.
+    pub several_rewards: SeveralRewards,
+    /// Weight of the distance to the model without its adapter.
+    pub kl_weight: f64,
+    /// That distance: of `velocity` or `mean`.
+    pub kl_of: KlOf,
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
+    /// adapter that is saved is the policy itself.
+    pub evaluation_average: f64,
+    /// Denoising steps from noise to data.
+    pub num_inference_steps: usize,
+    /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
+    pub timesteps: Option<Vec<u32>>,
+    /// Only noise levels (timestep / 1000) of at most this are trained.
+    pub max_timestep_boundary: f64,
+    /// Only noise levels of at least this are trained.
+    pub min_timestep_boundary: f64,
+    /// Shift of the noise levels; when absent that of the model's official configuration.
+    pub shift: Option<f64>,
+    /// The step of evaluations from one noise level to the next: `euler` or `unipc`. Training takes Euler steps.
+    pub evaluation_sampler: Option<Sampler>,
+    /// Scale of classifier-free guidance, one number or `[high, low]`; 1 is none.
+    pub guidance_scale: GuidanceScale,
+    /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
+    pub guidance_gradient: GuidanceGradient,
+    /// What guidance leads away from.
+    pub negative_prompt: String,
+    /// The video or picture that the reward compares with.
+    pub reference: Reference,
+    /// Frames a second of generated videos: those that the model was made with, or the clip's.
+    pub frame_rate: FrameRate,
+    /// The reaction to a score, loss or gradient that is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for FlowGrpoConfig {
+    fn default() -> Self {
+        Self {
+            group_size: 8,
+            best_of: None,
+            at_once: 1,
+            same_latent: false,
+            updates_per_step: 1,
+            sde: SdeKind::Sde,
+            eta: 0.7,
+            window: 2,
+            window_kind: WindowKind::Random,
+            window_range: None,
+            window_stride: 1,
+            window_rounds: 25,
+            loss: PolicyLoss::Clip,
+            clip_range: 1e-4,
+            clip_range_high: None,
+            divergence_threshold: 1e-5,
+            rescale: false,
+            advantage_spread: Spread::Step,
+            advantage_clip: 5.0,
+            several_rewards: SeveralRewards::Apart,
+            kl_weight: 1e-3,
+            kl_of: KlOf::Velocity,
+            evaluation_average: 0.0,
+            num_inference_steps: 12,
+            timesteps: None,
+            max_timestep_boundary: 1.0,
+            min_timestep_boundary: 0.0,
+            shift: None,
+            evaluation_sampler: None,
+            guidance_scale: GuidanceScale::OFF,
+            guidance_gradient: GuidanceGradient::Conditional,
+            negative_prompt: String::new(),
+            reference: Reference::Clip,
+            frame_rate: FrameRate::Model,
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+/// What follows from the options and a model's facts.
+pub(super) struct Plan {
+    pub(super) sampling: Sampling,
+    pub(super) windows: Windows,
+    /// The stochastic step at each position of the schedule that a window may hold.
+    pub(super) steps: Vec<Option<SdeStep>>,
+    pub(super) clip: ClipRange,
+}
+
+impl FlowGrpoConfig {
+    /// Fails on values that are out of range or contradict one another, naming the key.
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        self.check_numbers()?;
+        let sampling = self.sampling(Sampler::Euler, facts)?;
+        self.evaluation(facts)?;
+        let windows = self.windows(&sampling, facts)?;
+        let mut steps = vec![None; sampling.schedule.steps()];
+        for i in windows.range.clone() {
+            let step = SdeStep::new(self.sde, self.eta, sampling.schedule.sigmas(), i).in_section("algo")?;
+            if !step.is_stochastic() || step.of_velocity() >= 0.0 {
+                let problem = format!("{} brings no noise that could be trained on into step {i}", self.eta);
+                return Err(Error::config("algo.eta", problem));
+            }
+            if step.of_latents() <= 0.0 {
+                let problem =
+                    format!("{} is more noise than step {i} has room for: nothing of its start is left", self.eta);
+                return Err(Error::config("algo.eta", problem));
+            }
+            steps[i] = Some(step);
+        }
+        let clip =
+            ClipRange::new(self.clip_range, self.clip_range_high.unwrap_or(self.clip_range)).in_section("algo")?;
+        Ok(Plan { sampling, windows, steps, clip })
+    }
+
+    fn windows(&self, sampling: &Sampling, facts: ScheduleFacts) -> Result<Windows> {
+        let schedule = &sampling.schedule;
+        let acting = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
+        // Its noise is too little to tell a probability.
+        let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
+        let key = |problem: String| Err(Error::config("algo.window_range", problem));
+        let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {
+            return key("no step is left but the last, which is never stochastic: take more steps".into());
+        };
+        let range = match self.window_range {
+            None => first..first + trained.len().div_ceil(2).max(self.window.min(trained.len())),
+            Some([from, to]) if from <= to && (first..=last).contains(&from) && to <= last => from..to + 1,
+            Some([from, to]) => {
+                return key(format!(
+                    "must be two steps within {first} to {last}, which are trained; found {from}, {to}"
+                ));
+            }
+        };
+        let &Self { window: size, window_kind: kind, window_stride: stride, window_rounds: rounds, .. } = self;
+        let windows = Windows { kind, size, range, stride, rounds };
+        windows.check().in_section("algo")?;
+        Ok(windows)
+    }
+
+    fn check_numbers(&self) -> Result<()> {
+        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
+        if !(2..=4096).contains(&self.group_size) {
+            return key("group_size", format!("must lie between 2 and 4096, found {}", self.group_size));
+        }
+        if let Some(n) = self.best_of.filter(|n| !(2..=self.group_size).contains(n)) {
+            return key("best_of", format!("must lie between 2 and group_size, {}; found {n}", self.group_size));
+        }
+        for (name, value) in [("at_once", self.at_once), ("updates_per_step", self.updates_per_step)] {
+            if value == 0 {
+                return key(name, "must be at least 1, found 0".into());
+            }
+        }
+        if !(self.kl_weight.is_finite() && self.kl_weight >= 0.0) {
+            return key("kl_weight", format!("must be at least 0, found {}", self.kl_weight));
+        }
+        if !(self.advantage_clip.is_finite() && self.advantage_clip > 0.0) {
+            return key("advantage_clip", format!("must be above 0, found {}", self.advantage_clip));
+        }
+        if !(0.0..1.0).contains(&self.evaluation_average) {
+            let found = self.evaluation_average;
+            return key("evaluation_average", format!("must be at least 0 and below 1, found {found}"));
+        }
+        self.sde.check(self.eta).in_section("algo")?;
+        check_threshold(self.divergence_threshold).in_section("algo")
+    }
+
+    /// How evaluations generate.
+    pub(super) fn evaluation(&self, facts: ScheduleFacts) -> Result<Sampling> {
+        self.sampling(self.evaluation_sampler.unwrap_or(Sampler::Euler), facts)
+    }
+
+    pub(super) fn judgement(&self) -> Judgement {
+        Judgement { spread: self.advantage_spread, several: self.several_rewards, best_of: self.best_of }
+    }
+
+    fn sampling(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Sampling> {
+        let default = Self::default().num_inference_steps;
+        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        let options = SamplingOptions {
+            num_inference_steps: self.num_inference_steps,
+            timesteps: self.timesteps.clone(),
+            shift: self.shift,
+            sampler,
+            guidance_scale: self.guidance_scale,
+            negative_prompt: self.negative_prompt.clone(),
+        };
+        let sampling = options.sampling(facts).in_section("algo")?;
+        let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
+        Ok(Sampling { guidance, ..sampling })
+    }
+}

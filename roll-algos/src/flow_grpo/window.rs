@@ -1,0 +1,114 @@
+//! Which steps of a rollout are stochastic, and trained.
+
+use std::ops::Range;
+
+use roll_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// How the window of stochastic steps moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WindowKind {
+    /// It stands at the first step of its range.
+    Fixed,
+    /// Each prompt of each round draws a place of its own, the same for all videos of the prompt: windows of their own
+    /// make the videos of a group differ by where they were noised.
+    #[default]
+    Random,
+    /// It moves over the range as training goes on, and begins again at its end (MixGRPO, arXiv:2507.21802).
+    Sliding,
+}
+
+/// Windows within a range of steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Windows {
+    /// How they move.
+    pub kind: WindowKind,
+    /// Steps of one.
+    pub size: usize,
+    /// Where they may lie.
+    pub range: Range<usize>,
+    /// Of a sliding window: steps that it moves by, and rounds that it stays.
+    pub stride: usize,
+    /// Rounds that a sliding window stays.
+    pub rounds: u64,
+}
+
+impl Windows {
+    /// Fails on sizes without a sense.
+    pub fn check(&self) -> Result<()> {
+        let at_least_one = [("window", self.size as u64), ("window_stride", self.stride as u64)];
+        for (name, value) in at_least_one.into_iter().chain([("window_rounds", self.rounds)]) {
+            if value == 0 {
+                return Err(Error::config(name, "must be at least 1, found 0"));
+            }
+        }
+        match self.range.is_empty() {
+            true => Err(Error::config("window", "no step is left that could be stochastic and trained")),
+            false => Ok(()),
+        }
+    }
+
+    /// The steps of round `round`; `draw` in [0, 1) is that of the prompt.
+    pub fn at(&self, round: u64, draw: f64) -> Range<usize> {
+        let Range { start, end } = self.range;
+        let first = match self.kind {
+            WindowKind::Fixed => start,
+            WindowKind::Random => {
+                let places = (end - start).saturating_sub(self.size) + 1;
+                start + ((draw * places as f64) as usize).min(places - 1)
+            }
+            WindowKind::Sliding => {
+                let places = (end - start).div_ceil(self.stride) as u64;
+                start + (round / self.rounds % places) as usize * self.stride
+            }
+        };
+        first..(first + self.size).min(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn windows(kind: WindowKind) -> Windows {
+        Windows { kind, size: 3, range: 2..9, stride: 2, rounds: 2 }
+    }
+
+    #[test]
+    fn every_window_lies_in_its_range() {
+        for kind in [WindowKind::Fixed, WindowKind::Random, WindowKind::Sliding] {
+            let windows = windows(kind);
+            windows.check().unwrap();
+            for round in 0..40 {
+                for draw in [0.0, 0.3, 0.999_999, 1.0f64.next_down()] {
+                    let window = windows.at(round, draw);
+                    assert!(!window.is_empty() && window.start >= 2 && window.end <= 9, "{kind:?} {window:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_random_window_reaches_every_place_and_a_sliding_one_begins_again() {
+        let random = windows(WindowKind::Random);
+        let firsts: Vec<usize> = (0..5).map(|i| random.at(0, (f64::from(i) + 0.5) / 5.0).start).collect();
+        assert_eq!(firsts, [2, 3, 4, 5, 6]);
+        let sliding = windows(WindowKind::Sliding);
+        let firsts: Vec<usize> = (0..10).map(|round| sliding.at(round, 0.0).start).collect();
+        assert_eq!(firsts, [2, 2, 4, 4, 6, 6, 8, 8, 2, 2]);
+    }
+
+    #[test]
+    fn windows_of_nothing_are_errors() {
+        for wrong in [
+            Windows { size: 0, ..windows(WindowKind::Fixed) },
+            Windows { range: 4..4, ..windows(WindowKind::Fixed) },
+            Windows { stride: 0, ..windows(WindowKind::Sliding) },
+            Windows { rounds: 0, ..windows(WindowKind::Sliding) },
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
+    }
+}

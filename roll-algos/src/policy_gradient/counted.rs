@@ -1,0 +1,80 @@
+//! The elements of latents that count.
+
+use roll_core::{Error, Result};
+
+/// The elements of latents that count: all, but for those of the first frames where the model is given them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    len: usize,
+    /// Elements of one channel, and those at its beginning that do not count.
+    channel: usize,
+    known: usize,
+}
+
+impl Counted {
+    /// All of `len`.
+    pub fn all(len: usize) -> Self {
+        Self { len, channel: len.max(1), known: 0 }
+    }
+
+    /// Of latents `[C, T, H, W]` all but the first `known` frames. Fails when nothing is left.
+    pub fn after(known: usize, shape: &[usize]) -> Result<Self> {
+        let [channels, frames, height, width] = *shape else {
+            return Err(Error::shape("latents", "[C, T, H, W]", shape));
+        };
+        if frames <= known || channels * height * width == 0 {
+            let problem = format!("latents of {frames} frames, of which the model is given {known}: nothing is left");
+            return Err(Error::Unsupported(problem));
+        }
+        let frame = height * width;
+        Ok(Self { len: channels * frames * frame, channel: frames * frame, known: known * frame })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.len / self.channel * (self.channel - self.known)
+    }
+
+    /// Their positions, ascending.
+    pub fn positions(&self) -> impl Iterator<Item = usize> + use<> {
+        let Self { len, channel, known } = *self;
+        (0..len).step_by(channel).flat_map(move |start| start + known..start + channel)
+    }
+
+    /// The mean of `value` over their positions.
+    pub fn mean(&self, value: impl FnMut(usize) -> f64) -> f64 {
+        self.positions().map(value).sum::<f64>() / self.count() as f64
+    }
+
+    /// `value` at their positions, 0 elsewhere.
+    pub fn map(&self, mut value: impl FnMut(usize) -> f64) -> Vec<f64> {
+        let mut values = vec![0.0; self.len];
+        self.positions().for_each(|i| values[i] = value(i));
+        values
+    }
+
+    /// Fails unless a tensor of `len` elements has these positions.
+    pub(crate) fn fits(&self, what: &str, len: usize) -> Result<()> {
+        match len == self.len {
+            true => Ok(()),
+            false => Err(Error::shape(what, format!("{} elements", self.len), &[len])),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_known_frames_of_every_channel_do_not_count() {
+        let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
+        assert_eq!(counted.positions().collect::<Vec<_>>(), [2, 3, 4, 5, 8, 9, 10, 11]);
+        assert_eq!((counted.count(), counted.mean(|i| i as f64)), (8, 6.5));
+        assert_eq!(Counted::after(0, &[2, 3, 1, 2]).unwrap().count(), 12);
+        assert_eq!(Counted::all(5).positions().count(), 5);
+        assert!(Counted::after(1, &[2, 1, 4, 4]).unwrap_err().to_string().contains("nothing is left"));
+        assert!(Counted::after(1, &[2, 4]).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! The noise levels that are trained, and evaluations of what was trained.
+
+use roll_core::{Error, FlowSchedule, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
+
+use crate::reward_fl::{EarlyStop, LatentDtype, Plan, Unobserved, rollout};
+use crate::sampling::{Conditions, Sampling};
+use crate::update::diffusion;
+
+/// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails when there are
+/// none.
+pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, high]: [f64; 2]) -> Result<Vec<usize>> {
+    for (name, value) in [("min_timestep_boundary", low), ("max_timestep_boundary", high)] {
+        if !(0.0..=1.0).contains(&value) {
+            return Err(Error::config(format!("algo.{name}"), format!("must lie between 0 and 1, found {value}")));
+        }
+    }
+    // The timestep decides, as in the model.
+    let acts = |i: &usize| {
+        let level = Sigma(schedule.timestep(*i).0 / 1000.0);
+        facts.trained.contains(level) && (low..=high).contains(&schedule.sigma(*i).0)
+    };
+    let acting: Vec<usize> = (0..schedule.steps()).filter(acts).collect();
+    match acting.is_empty() {
+        false => Ok(acting),
+        true => Err(Error::config(
+            "algo.min_timestep_boundary",
+            format!(
+                "no step is left to train: none of the {} steps has a noise level within min_timestep_boundary {low} \
+                 to max_timestep_boundary {high} and within {} to {}, where the experts under training \
+                 (`model.trainable_models`) work; more steps (`algo.num_inference_steps`) lie closer together",
+                schedule.steps(),
+                facts.trained.low.0,
+                facts.trained.high.0
+            ),
+        )),
+    }
+}
+
+/// Latents from noise as an evaluation makes them, and the KL to the model without its adapter: that of Reward-FL, as a
+/// mean over the steps where trainable parameters act.
+pub(crate) fn generate_measured(
+    model: &mut dyn Model,
+    algorithm: &'static str,
+    sampling: &Sampling,
+    conditions: &Conditions,
+    noise: &Tensor,
+) -> Result<(Tensor, f64)> {
+    let model = diffusion(model, algorithm)?;
+    let Sampling { schedule, sampler, guidance } = sampling.clone();
+    let acting = acting_steps(&schedule, model.schedule(), [0.0, 1.0])?;
+    let last = schedule.steps() - 1;
+    let (early_stop, latent_dtype) = (EarlyStop::Decode, LatentDtype::F32);
+    let plan = Plan { schedule, sampler, guidance, trained: acting.clone(), acting, last, early_stop, latent_dtype };
+    let trajectory = rollout(model, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
+    Ok((trajectory.latents, trajectory.kl))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::SigmaRange;
+
+    use super::*;
+
+    #[test]
+    fn only_steps_of_an_expert_under_training_are_trained() {
+        let schedule = FlowSchedule::new(8, 5.0).unwrap();
+        let facts = |low, high| ScheduleFacts {
+            shift: 5.0,
+            boundary: Some(0.9),
+            trained: SigmaRange { low: Sigma(low), high: Sigma(high) },
+        };
+        assert_eq!(acting_steps(&schedule, facts(0.0, 0.9), [0.0, 1.0]).unwrap(), [3, 4, 5, 6, 7]);
+        assert_eq!(acting_steps(&schedule, facts(0.9, 1.0), [0.0, 0.98]).unwrap(), [1, 2]);
+        let told = acting_steps(&schedule, facts(0.0, 0.9), [0.9, 1.0]).unwrap_err().to_string();
+        assert!(told.contains("no step is left") && told.contains("trainable_models"), "{told}");
+        assert!(acting_steps(&schedule, facts(0.0, 0.9), [-0.1, 1.0]).is_err());
+    }
+}

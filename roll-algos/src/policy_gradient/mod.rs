@@ -1,0 +1,19 @@
+//! Policy gradients for video diffusion models: what trains on a score without its gradient.
+//!
+//! Several videos are generated for each prompt and scored; each one's advantage says how much better it is than the
+//! others of its prompt. [`crate::diffusion_nft`] and [`crate::flow_grpo`] differ in what they make of that. The maths
+//! here are functions of predictions, in f64 over f32 tensors.
+
+pub mod advantages;
+pub mod averages;
+pub mod clip;
+mod counted;
+pub mod distance;
+pub(crate) mod levels;
+pub(crate) mod round;
+pub mod sde;
+pub(crate) mod slow_copies;
+pub(crate) mod tally;
+
+pub use counted::Counted;
+pub use round::SeveralRewards;

@@ -1,0 +1,322 @@
+//! A round: videos for every prompt of a step, their scores, and what each score is worth beside the others.
+
+use std::collections::BTreeMap;
+
+use roll_core::{
+    Adapter, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, Tensor, Video, communicator,
+};
+use serde::{Deserialize, Serialize};
+
+use super::advantages::{GroupStatistics, Normalization, Spread, best_and_worst, normalized, normalized_apart};
+use super::tally::{SCORE, Tally};
+use crate::AlgorithmError;
+use crate::ranks::{draw_key, repeats, rollout_key};
+use crate::sampling::{Conditions, Sampling};
+use crate::scoring::{FrameRate, Measured, Prepared, Prospect, Reference};
+use crate::stopwatch::Stopwatch;
+use crate::update::diffusion;
+
+/// Seconds of the phases of a round.
+pub(crate) const ENCODE: &str = "time/encode";
+pub(crate) const ROLLOUT: &str = "time/rollout";
+pub(crate) const DECODE: &str = "time/decode";
+pub(crate) const SCORING: &str = "time/score";
+pub(crate) const REFERENCE: &str = "time/reference";
+pub(crate) const FORWARD: &str = "time/forward";
+pub(crate) const PULL: &str = "time/pull";
+pub(crate) const OPTIMIZER: &str = "time/optimizer";
+/// All of them.
+pub(crate) const PHASES: [&str; 8] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, OPTIMIZER];
+
+/// How several rewards become one advantage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SeveralRewards {
+    /// Each is normalised within its groups before they are added: GDPO.
+    #[default]
+    Apart,
+    /// Their weighted sum is normalised.
+    Sum,
+}
+
+/// How scores become advantages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Judgement {
+    pub(crate) spread: Spread,
+    pub(crate) several: SeveralRewards,
+    /// Videos of a prompt that are trained on, the best and the worst; all when absent.
+    pub(crate) best_of: Option<usize>,
+}
+
+/// How a round is made.
+pub(crate) struct RoundOptions<'a> {
+    pub(crate) algorithm: &'static str,
+    pub(crate) sampling: &'a Sampling,
+    /// Videos of a prompt.
+    pub(crate) group_size: usize,
+    /// Of these, computed side by side.
+    pub(crate) at_once: usize,
+    /// Whether all of them start from the same noise.
+    pub(crate) same_start: bool,
+    pub(crate) negative_prompt: &'a str,
+    pub(crate) reference: Reference,
+    pub(crate) frame_rate: FrameRate,
+}
+
+/// The videos of one prompt.
+pub(crate) struct Group<T> {
+    /// Row of the sample, which groups of all ranks are joined by.
+    pub(crate) row: u64,
+    pub(crate) conditions: Conditions,
+    pub(crate) videos: Vec<Rollout>,
+    /// What the step kept of videos that were computed side by side, in their order.
+    pub(crate) kept: Vec<T>,
+}
+
+/// One generated video.
+pub(crate) struct Rollout {
+    /// Key of its draws.
+    pub(crate) key: u64,
+    /// What was decoded, `[C, T, H, W]`.
+    pub(crate) latents: Tensor,
+    /// Its score and those that it is the sum of; `None` where there was nothing to score.
+    scores: Option<Scores>,
+    /// What the score is worth beside the others; 0 trains nothing.
+    pub(crate) advantage: f64,
+}
+
+#[derive(Clone)]
+struct Scores {
+    sum: f64,
+    terms: Vec<f64>,
+}
+
+/// Takes the place of sampler steps, and keeps what it will need of them: made for the videos of `keys`.
+pub(crate) trait Explore {
+    /// What is kept of videos side by side.
+    type Kept;
+    /// The next steps are those of the videos with these keys, of the sample in `row`.
+    fn begin(&mut self, row: u64, keys: &[u64]);
+    /// As [`crate::sampling::OwnStep`].
+    fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
+    /// What was kept since [`Explore::begin`].
+    fn end(&mut self) -> Self::Kept;
+}
+
+/// Leaves every step to the sampler.
+pub(crate) struct Unexplored;
+
+impl Explore for Unexplored {
+    type Kept = ();
+    fn begin(&mut self, _row: u64, _keys: &[u64]) {}
+    fn step(&mut self, _i: usize, _xs: &[Tensor], _vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+        Ok(None)
+    }
+    fn end(&mut self) {}
+}
+
+/// Generates and scores, by the parameters that the model has.
+pub(crate) fn generate<E: Explore>(
+    options: &RoundOptions<'_>,
+    prepared: &mut Prepared,
+    ctx: &mut StepContext<'_>,
+    explore: &mut E,
+    watch: &mut Stopwatch<'_>,
+    tally: &mut Tally,
+) -> Result<Vec<Group<E::Kept>>> {
+    let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+    let mut groups = Vec::new();
+    for (sample, repeats) in ctx.samples.iter().zip(repeats) {
+        let group = generate_group(options, prepared, ctx, sample, repeats, explore, watch, tally)
+            .while_doing(|| format!("training on {}", sample.origin))?;
+        groups.extend(group);
+        if tally.nonfinite.is_some() {
+            break;
+        }
+    }
+    Ok(groups)
+}
+
+#[allow(clippy::too_many_arguments)] // what a round is made with, and one sample
+fn generate_group<E: Explore>(
+    options: &RoundOptions<'_>,
+    prepared: &mut Prepared,
+    ctx: &mut StepContext<'_>,
+    sample: &Sample,
+    repeats: u64,
+    explore: &mut E,
+    watch: &mut Stopwatch<'_>,
+    tally: &mut Tally,
+) -> Result<Option<Group<E::Kept>>> {
+    let RoundOptions { algorithm, sampling, .. } = *options;
+    watch.begin(ENCODE, Some("encoding prompt and reference"))?;
+    let prospect = prepared.target(reward(ctx, algorithm)?, sample, options.reference)?;
+    // Nothing is generated for a sample that is left out whatever the model makes of it.
+    if let Prospect::Nothing(reason) = &*prospect
+        && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx, algorithm)?, reason.clone())?
+    {
+        tally.skip(sample, reason);
+        return Ok(None);
+    }
+    let negative = sampling.guidance.is_on().then_some(options.negative_prompt);
+    let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
+    let key = draw_key(sample, repeats);
+    let keys: Vec<u64> = (0..options.group_size).map(|k| rollout_key(key, k)).collect();
+    let (mut videos, mut kept, mut missing) = (Vec::new(), Vec::new(), None);
+    for (part, keys) in keys.chunks(options.at_once.max(1)).enumerate() {
+        let start = |own: &u64| {
+            let start = if options.same_start { key } else { *own };
+            ctx.noise.latents(ctx.step, start, &conditions.prompt.latent_shape)
+        };
+        let noises = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
+        explore.begin(sample.index, keys);
+        let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
+            let of = (part * options.at_once + 1, options.group_size, i + 1, sampling.schedule.steps());
+            let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
+            watch.begin(ROLLOUT, Some(&words))?;
+            explore.step(i, xs, vs)
+        };
+        let model = diffusion(ctx.model, algorithm)?;
+        let latents = sampling.generate_together(model, &conditions, &noises, Adapter::On, &mut step)?;
+        kept.push(explore.end());
+        for (key, latents) in keys.iter().zip(latents) {
+            watch.begin(DECODE, Some("decoding"))?;
+            let model = diffusion(ctx.model, algorithm)?;
+            let (frames, _) = model.decode(&latents, Grad::Skip)?;
+            let video = Video::new(frames, options.frame_rate.of(model, sample))?;
+            if ctx.want_videos && videos.is_empty() {
+                let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+                tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
+            }
+            watch.begin(SCORING, Some("scoring"))?;
+            let scores = match Measured::of(&video, sample, &prospect, reward(ctx, algorithm)?, Grad::Skip)? {
+                Measured::Score { value, details, .. } => Some(scored(ctx, sample, value, details, tally)),
+                Measured::Skipped(reason) => {
+                    missing = Some(reason);
+                    None
+                }
+            };
+            videos.push(Rollout { key: *key, latents, scores, advantage: 0.0 });
+            if tally.nonfinite.is_some() {
+                return Ok(None);
+            }
+        }
+    }
+    let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
+    tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
+    if let (Some(reason), true) = (missing, unscored == videos.len()) {
+        tally.skip(sample, reason);
+        return Ok(None);
+    }
+    Ok(Some(Group { row: sample.index, conditions, videos, kept }))
+}
+
+/// Notes a score; one that is not a number ends the round.
+fn scored(
+    ctx: &StepContext<'_>,
+    sample: &Sample,
+    value: f64,
+    details: BTreeMap<String, f64>,
+    tally: &mut Tally,
+) -> Scores {
+    let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
+    let terms: Vec<f64> = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
+    if let Some(value) = [value].iter().chain(&terms).copied().find(|value| !value.is_finite()) {
+        tally.nonfinite = Some((format!("the score of {}", sample.origin), value));
+        return Scores { sum: value, terms };
+    }
+    tally.mean(SCORE, value);
+    for (name, value) in details {
+        // Seconds stand with the other times, which differ from run to run.
+        let metric = match name.strip_prefix("time/") {
+            Some(reward) => format!("time/score/{reward}"),
+            None => format!("reward/{name}"),
+        };
+        tally.mean(metric, value);
+    }
+    Scores { sum: value, terms }
+}
+
+/// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, wherever they were made.
+/// Gives false when a rank met a score that is not finite: then nothing is to be trained.
+pub(crate) fn judge<T>(
+    how: Judgement,
+    ctx: &StepContext<'_>,
+    groups: &mut [Group<T>],
+    tally: &mut Tally,
+) -> Result<bool> {
+    let weights: Vec<f64> =
+        ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
+    let ranks = ctx.strategy.communicator();
+    let told = |video: &Rollout| {
+        let values = video.scores.iter().flat_map(|s| [s.sum].into_iter().chain(s.terms.iter().copied()));
+        values.map(f64::to_bits).collect::<Vec<u64>>()
+    };
+    let own = Told {
+        scores: groups.iter().flat_map(|g| g.videos.iter().map(|video| (g.row, told(video)))).collect(),
+        is_finite: tally.nonfinite.is_none(),
+    };
+    let all = communicator::join(ranks, &own)?;
+    let is_finite = all.iter().all(|told| told.is_finite);
+    let first: usize = all[..ranks.rank().0].iter().map(|told| told.scores.len()).sum();
+    let (rows, scores): (Vec<u64>, Vec<Vec<u64>>) = all.into_iter().flat_map(|told| told.scores).unzip();
+    let score = |values: &Vec<u64>, i: usize| values.get(i).map(|bits| f64::from_bits(*bits));
+    let sums: Vec<Option<f64>> = scores.iter().map(|values| score(values, 0)).collect();
+    tally.groups = GroupStatistics::of(&sums, &rows);
+    let mut advantages = match (how.several, weights.len()) {
+        (SeveralRewards::Apart, 2..) => {
+            let terms: Vec<Vec<Option<f64>>> =
+                (0..weights.len()).map(|t| scores.iter().map(|values| score(values, t + 1)).collect()).collect();
+            normalized_apart(&terms, &weights, &rows)
+        }
+        _ => normalized(&sums, &rows, Normalization::new(how.spread)),
+    };
+    if let Some(best_of) = how.best_of {
+        leave_out_the_middle(&mut advantages, &sums, &rows, best_of);
+    }
+    let mut advantages = advantages.into_iter().skip(first);
+    for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
+        video.advantage = advantages.next().unwrap_or(0.0);
+        tally.mean("actor/advantage", video.advantage.abs());
+        tally.trained += usize::from(video.advantage != 0.0);
+    }
+    Ok(is_finite)
+}
+
+/// Takes their advantage from all but the best and worst videos of each row.
+fn leave_out_the_middle(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u64], best_of: usize) {
+    let mut positions: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    rows.iter().enumerate().for_each(|(i, row)| positions.entry(*row).or_default().push(i));
+    for positions in positions.values() {
+        let own: Vec<Option<f64>> = positions.iter().map(|i| sums[*i]).collect();
+        let chosen = best_and_worst(&own, best_of);
+        positions.iter().enumerate().filter(|(i, _)| !chosen.contains(i)).for_each(|(_, at)| advantages[*at] = 0.0);
+    }
+}
+
+/// What ranks tell each other: rows, and scores as bits.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    scores: Vec<(u64, Vec<u64>)>,
+    is_finite: bool,
+}
+
+/// Fails where all videos of a prompt would be one.
+pub(crate) fn needs_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> Result<()> {
+    match ctx.noise.keys().1 {
+        Some(_) => {
+            let problem =
+                format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
+            Err(Error::config("noise_seed", problem))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The reward of the step.
+fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
+    match ctx.reward.as_deref_mut() {
+        Some(reward) => Ok(reward),
+        None => Err(AlgorithmError::NoReward { algorithm }.into()),
+    }
+}
