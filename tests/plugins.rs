@@ -53,7 +53,7 @@ fn policy_gradients_from_libraries_give_the_same_bits() {
     let world = World::new(2);
     for name in ["diffusion_nft", "flow_grpo"] {
         let algorithm = format!("algo.name={name}");
-        let short = ["algo.num_inference_steps=3", "algo.group_size=3", "reward.name=brightness", "sample_steps=0"];
+        let short = ["algo.num_inference_steps=4", "algo.group_size=3", "reward.name=brightness", "sample_steps=0"];
         let settings: Vec<&str> = [algorithm.as_str()].into_iter().chain(short).flat_map(|s| ["--set", s]).collect();
         let (linked, loaded) = (format!("linked-{name}"), format!("loaded-{name}"));
         let output = train(&world, &linked, &settings);
