@@ -54,6 +54,10 @@ pub struct MockDiffusion {
     pub unprompted: Vec<Tensor>,
     /// Which of `unprompted` comes next in place of a new one.
     pub replay_unprompted: Option<usize>,
+    /// Velocities with the adapter that were not recorded, in the order they were asked for.
+    pub constants: Vec<Tensor>,
+    /// Which of `constants` comes next in place of a new one.
+    pub replay_constants: Option<usize>,
     /// Velocities that were recorded.
     pub recorded: usize,
     /// Frames a second that it says its videos have.
@@ -88,6 +92,8 @@ impl Default for MockDiffusion {
             prompted: 0.0,
             unprompted: Vec::new(),
             replay_unprompted: None,
+            constants: Vec::new(),
+            replay_constants: None,
             recorded: 0,
             rate: None,
             encoded: 0,
@@ -178,6 +184,11 @@ impl DiffusionModel for MockDiffusion {
             *next += 1;
             return Ok((self.unprompted[*next - 1].clone(), None));
         }
+        let is_constant = adapter == Adapter::On && !grad.is_on();
+        if let (true, Some(next)) = (is_constant, &mut self.replay_constants) {
+            *next += 1;
+            return Ok((self.constants[*next - 1].clone(), None));
+        }
         let x = latents.f32s()?.to_vec();
         let acts = adapter == Adapter::On && self.trained.contains(Sigma(timestep.0 / 1000.0));
         let trained = match &self.early {
@@ -193,6 +204,9 @@ impl DiffusionModel for MockDiffusion {
         let value = Tensor::new(v.clone(), SHAPE)?;
         if adapter == Adapter::Off {
             self.references.push(value.clone());
+        }
+        if is_constant {
+            self.constants.push(value.clone());
         }
         if is_unprompted {
             self.unprompted.push(value.clone());

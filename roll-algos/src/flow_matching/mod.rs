@@ -8,6 +8,7 @@ pub mod config;
 pub mod levels;
 pub mod loss;
 
+mod data_term;
 mod prepared;
 mod report;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use roll_core::{
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
+pub(crate) use data_term::DataTerm;
 pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 

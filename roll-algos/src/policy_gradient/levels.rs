@@ -50,7 +50,8 @@ pub(crate) fn generate_measured(
     let acting = acting_steps(&schedule, model.schedule(), [0.0, 1.0])?;
     let last = schedule.steps() - 1;
     let (early_stop, latent_dtype) = (EarlyStop::Decode, LatentDtype::F32);
-    let plan = Plan { schedule, sampler, guidance, trained: acting.clone(), acting, last, early_stop, latent_dtype };
+    let (trained, first) = (acting.clone(), 0);
+    let plan = Plan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype };
     let trajectory = rollout(model, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
     Ok((trajectory.latents, trajectory.kl))
 }

@@ -4,6 +4,7 @@ use roll_core::{Error, FlowSchedule, Result, ResultExt, Sampler, ScheduleFacts};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};
+use super::truncation::TrainedSteps;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -21,6 +22,10 @@ pub struct RewardFlConfig {
     pub mid_timestep: usize,
     /// Last step; what follows it is decoded.
     pub final_timestep: usize,
+    /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
+    /// from several noisings of the finished latents, `{renoised: N}`. Fewer take less memory and time, and their
+    /// gradient is that of the whole rollout cut off.
+    pub trained_steps: TrainedSteps,
     /// Only steps whose timestep / 1000 is at most this are trained. Steps left out count as constants.
     pub max_timestep_boundary: f64,
     /// Only steps whose timestep / 1000 is at least this are trained.
@@ -46,6 +51,9 @@ pub struct RewardFlConfig {
     pub reward_weight: f64,
     /// Weight of the KL to the model without its adapter.
     pub kl_weight: f64,
+    /// Weight of the loss of flow matching on the sample's own clip, at one noise level that is drawn anew for every
+    /// sample of every step: what the reward does not ask for is not forgotten. 0 leaves it out.
+    pub data_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
     pub reward_clip: Option<f64>,
     /// The latents that are decoded when `final_timestep` stops before the last step.
@@ -70,6 +78,7 @@ impl Default for RewardFlConfig {
             num_inference_steps: 8,
             mid_timestep: 4,
             final_timestep: 7,
+            trained_steps: TrainedSteps::Window,
             max_timestep_boundary: 1.0,
             min_timestep_boundary: 0.0,
             timesteps: None,
@@ -83,6 +92,7 @@ impl Default for RewardFlConfig {
             reward_std: 0.16,
             reward_weight: 0.1,
             kl_weight: 1.0,
+            data_weight: 0.0,
             reward_clip: None,
             early_stop: EarlyStop::Decode,
             latent_dtype: LatentDtype::F32,
@@ -106,10 +116,11 @@ impl RewardFlConfig {
             );
             return Err(Error::config("algo.sampler", problem));
         }
-        self.plan_with(Sampler::Euler, facts)
+        self.trained_steps.narrowed(self.plan_with(Sampler::Euler, facts)?)
     }
 
-    /// The same for a rollout that is not trained on.
+    /// The same for a rollout that is not trained on; its KL is that of all steps of the window, whichever of them are
+    /// trained.
     pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         self.plan_with(self.evaluation_sampler.unwrap_or(self.sampler), facts)
     }
@@ -169,7 +180,7 @@ impl RewardFlConfig {
         let acting: Vec<usize> = trained.iter().copied().filter(|i| acts(&schedule, *i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
         let &Self { early_stop, latent_dtype, .. } = self;
-        Ok(Plan { schedule, sampler, guidance, trained, acting, last, early_stop, latent_dtype })
+        Ok(Plan { schedule, sampler, guidance, trained, acting, first: 0, last, early_stop, latent_dtype })
     }
 
     /// Whether the gradients of reward and KL are measured separately in step `step` (from 0).
@@ -190,15 +201,6 @@ impl RewardFlConfig {
             sampler,
             ..SamplingOptions::default()
         }
-    }
-
-    /// For people: what of guidance has no effect.
-    pub(super) fn idle_guidance(&self) -> Option<String> {
-        let said = !self.negative_prompt.is_empty() || self.guidance_gradient != GuidanceGradient::default();
-        (said && !self.guidance_scale.is_on()).then(|| {
-            "`algo.negative_prompt` and `algo.guidance_gradient` have no effect: `algo.guidance_scale` is 1, no guidance"
-                .into()
-        })
     }
 
     /// The steps that are to be trained, whichever expert works there.

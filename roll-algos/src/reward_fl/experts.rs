@@ -3,6 +3,8 @@
 use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
+use super::plan::Plan;
+use super::truncation::TrainedSteps;
 
 /// Whether trainable parameters act at step `i`, decided by the timestep as the model does.
 pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
@@ -21,6 +23,10 @@ impl RewardFlConfig {
         let (schedule, window) = (&plan.schedule, self.window(&plan.schedule));
         if plan.acting.is_empty() {
             return Err(self.unreached(schedule, &window, facts.trained));
+        }
+        if self.trained_steps != TrainedSteps::Window {
+            // Of those that are chosen, `chosen_steps` tells.
+            return Ok(idle_expert(schedule, &self.evaluation_plan(facts)?.acting, facts).into_iter().collect());
         }
         let mut warnings = Vec::new();
         let before: Vec<usize> = window.iter().copied().filter(|i| !plan.trained.contains(i)).collect();
@@ -42,6 +48,28 @@ impl RewardFlConfig {
         }
         warnings.extend(idle_expert(schedule, &plan.acting, facts));
         Ok(warnings)
+    }
+
+    /// For people, where only some steps of the window are trained: which, and the parameters of which expert that is.
+    pub(super) fn chosen_steps(&self, facts: ScheduleFacts) -> Result<Option<String>> {
+        let Plan { schedule, trained, .. } = self.plan(facts)?;
+        let how = match self.trained_steps {
+            TrainedSteps::Window => return Ok(None),
+            TrainedSteps::Last(_) | TrainedSteps::Uniform(_) => String::new(),
+            TrainedSteps::Random(k) => format!("{k} drawn for each sample from "),
+            TrainedSteps::Renoised(n) => format!("1 drawn for each sample, from {n} noisings, out of "),
+        };
+        let experts = facts.boundary.map(|boundary| {
+            let both = facts.trained.low.0 < boundary && boundary < facts.trained.high.0;
+            let other = if both { ", and the parameters of the other stay as they are" } else { "" };
+            let high = trained.iter().filter(|i| level(&schedule, **i) >= Sigma(boundary)).count();
+            match (high, trained.len() - high) {
+                (0, _) => format!("; all of the low-noise expert{other}"),
+                (_, 0) => format!("; all of the high-noise expert{other}"),
+                (high, low) => format!("; {high} of the high-noise expert, {low} of the low-noise expert"),
+            }
+        });
+        Ok(Some(format!("trained: {how}{}{}", steps(&schedule, &trained), experts.unwrap_or_default())))
     }
 
     /// No trained step reaches the parameters.
@@ -101,7 +129,11 @@ fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
         [one] => format!("step {one} (noise level {:.3})", level(schedule, *one).0),
         [first, .., last] => {
             let [high, low] = [first, last].map(|i| level(schedule, *i).0);
-            format!("steps {first} to {last} (noise levels {high:.3} to {low:.3})")
+            let numbers = match last - first + 1 == steps.len() {
+                true => format!("{first} to {last}"),
+                false => steps.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            };
+            format!("steps {numbers} (noise levels {high:.3} to {low:.3})")
         }
     }
 }
@@ -130,6 +162,33 @@ mod tests {
         said(2, 7, HIGH, &["steps 3 to 7 (noise levels 0.893 to 0.417)", "the gradient passes through it"]);
         said(4, 7, SigmaRange::ALL, &["high-noise expert", "0.900", "`algo.mid_timestep` of at most 2"]);
         said(0, 2, SigmaRange::ALL, &["low-noise expert", "`algo.final_timestep` of at least 3"]);
+    }
+
+    #[test]
+    fn the_steps_that_are_chosen_and_their_experts_are_said() {
+        let said = |trained_steps, mid_timestep, trained| {
+            let config = RewardFlConfig { mid_timestep, trained_steps, ..RewardFlConfig::default() };
+            let facts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained };
+            (config.chosen_steps(facts).unwrap(), config.check_experts(facts).unwrap())
+        };
+        assert_eq!(said(TrainedSteps::Window, 0, SigmaRange::ALL), (None, vec![]));
+        let (last, idle) = said(TrainedSteps::Last(1), 0, SigmaRange::ALL);
+        let alone = "trained: step 7 (noise level 0.417); all of the low-noise expert";
+        assert_eq!(last.unwrap(), format!("{alone}, and the parameters of the other stay as they are"));
+        assert_eq!((said(TrainedSteps::Last(1), 0, LOW).0.unwrap(), idle.len()), (alone.to_string(), 0));
+        let (_, idle) = said(TrainedSteps::Last(1), 4, SigmaRange::ALL);
+        assert!(idle.len() == 1 && idle[0].contains("high-noise expert"), "{idle:?}");
+        let (random, idle) = said(TrainedSteps::Random(2), 1, SigmaRange::ALL);
+        let random = random.unwrap();
+        assert!(random.contains("2 drawn for each sample from steps 1 to 7"), "{random}");
+        assert!(
+            random.contains("2 of the high-noise expert, 5 of the low-noise expert") && idle.is_empty(),
+            "{random}"
+        );
+        let (renoised, _) = said(TrainedSteps::Renoised(4), 0, LOW);
+        assert!(renoised.unwrap().contains("from 4 noisings, out of steps 3 to 7"));
+        let (uniform, _) = said(TrainedSteps::Uniform(2), 4, LOW);
+        assert!(uniform.unwrap().contains("steps 5, 7 (noise levels 0.750 to 0.417)"));
     }
 
     #[test]

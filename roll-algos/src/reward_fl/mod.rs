@@ -1,14 +1,16 @@
 //! Reward-FL: trains a video diffusion model by back-propagating a reward through the decoder and the last denoising
-//! steps.
+//! steps, or through those that [`truncation`] chooses.
 //!
 //! Per sample: a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents), score =
 //! reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint back to
-//! the parameters. The gradients of the samples that had a score are averaged into one update.
+//! the parameters; against forgetting also the loss of flow matching on the clip. The gradients of the samples that had
+//! a score are averaged into one update.
 
 pub mod config;
 pub mod loss;
 pub mod plan;
 pub mod trajectory;
+pub mod truncation;
 
 mod experts;
 #[cfg(test)]
@@ -20,6 +22,8 @@ mod report;
 mod split;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod truncation_tests;
 mod watch;
 
 use roll_core::plan::Passes;
@@ -36,13 +40,16 @@ pub use config::RewardFlConfig;
 pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
 pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
+pub use truncation::TrainedSteps;
 
+use crate::flow_matching::DataTerm;
 use crate::ranks::{draw_key, repeats};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::scoring::{self, Generation, Measured, Prepared, Prospect};
 use crate::{AlgorithmError, update};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
+use truncation::Start;
 use watch::Watch;
 
 const NAME: &str = "reward_fl";
@@ -51,12 +58,14 @@ const NAME: &str = "reward_fl";
 pub struct RewardFl {
     config: RewardFlConfig,
     prepared: Prepared,
+    data: DataTerm,
 }
 
 impl RewardFl {
     /// With these options.
     pub fn new(config: RewardFlConfig) -> Self {
-        Self { config, prepared: Prepared::default() }
+        let data = DataTerm::new(config.data_weight, config.shift);
+        Self { config, prepared: Prepared::default(), data }
     }
 }
 
@@ -71,10 +80,9 @@ impl Algorithm for RewardFl {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
         self.config.evaluation_plan(facts)?;
-        for warning in self.config.check_experts(facts)?.into_iter().chain(self.config.idle_guidance()) {
-            tracing::warn!("{warning}");
-        }
-        Ok(())
+        self.config.check_experts(facts)?.iter().for_each(|warning| tracing::warn!("{warning}"));
+        self.config.chosen_steps(facts)?.iter().for_each(|said| tracing::info!("{said}"));
+        self.data.check(facts)
     }
 
     fn headlines(&self) -> Vec<Headline> {
@@ -120,14 +128,6 @@ struct Running<'a> {
     split: Option<Split>,
     watch: Watch<'a>,
     tally: Tally,
-}
-
-/// How a sample's gradient gets to the strategy.
-enum Pass<'a> {
-    /// One rollout and one pull.
-    Whole,
-    /// A rollout before this one gave the gradient of the KL alone; `split` sums it beside the whole gradient.
-    Split { split: &'a mut Split, kl_alone: Vec<f32> },
 }
 
 impl RewardFl {
@@ -184,57 +184,80 @@ impl RewardFl {
         }
         let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
         let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
-        let noise = ctx.noise.latents(ctx.step, draw_key(sample, repeats), &conditions.prompt.latent_shape)?;
-
-        let pass = match split {
-            None => Pass::Whole,
-            Some(split) => {
-                let trajectory = rollout(diffusion(ctx.model)?, &conditions, &noise, plan, Grad::Record, watch)?;
-                trajectory.pull(None, self.config.kl_weight, watch)?;
-                Pass::Split { split, kl_alone: update::taken(ctx.model)? }
-            }
+        let key = draw_key(sample, repeats);
+        let noise = ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape)?;
+        let unrecorded = |plan: &Plan, noise: &Tensor| -> Result<Tensor> {
+            Ok(rollout(diffusion(ctx.model)?, &conditions, noise, plan, Grad::Skip, watch)?.latents)
         };
+        let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded)?;
+        let share = 1.0 / starts.len() as f64;
 
-        let trajectory = rollout(diffusion(ctx.model)?, &conditions, &noise, plan, Grad::Record, watch)?;
-
-        watch.begin(Phase::Decode)?;
-        let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
-        let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
-        tally.see(&video);
-        if ctx.want_videos {
-            let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
-            tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
-        }
-
-        watch.begin(Phase::Score)?;
-        let (score, details, pull_score) = match Measured::of(&video, sample, &prospect, reward(ctx)?, Grad::Record)? {
-            Measured::Score { value, details, pullback } => (value, details, pullback),
-            Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
-        };
-        let loss = Loss::at(score, trajectory.kl, &self.config);
-        for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
-            if !value.is_finite() {
-                return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));
-            }
-        }
-        let scored = Scored { loss: loss.value, score, kl: trajectory.kl, details };
-
-        watch.begin(Phase::PullReward)?;
-        let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
-            Some(pull_score) => Some(pull_frames(pull_score, decode, loss.d_score)?),
+        let kl_alone = match split {
             None => None,
+            Some(_) => {
+                for Start { plan, latents } in &starts {
+                    let trajectory = rollout(diffusion(ctx.model)?, &conditions, latents, plan, Grad::Record, watch)?;
+                    trajectory.pull(None, share * self.config.kl_weight, watch)?;
+                }
+                Some(update::taken(ctx.model)?)
+            }
         };
-        match pass {
-            Pass::Whole => {
-                let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
-                let before_last = || strategy.before_last_pull(model);
-                trajectory.pull_telling(d_latents.as_ref(), loss.d_kl, watch, before_last)?;
-                ctx.strategy.accumulate(ctx.model)?;
+
+        let (mut scored, mut unscored) = (Vec::new(), String::new());
+        for (i, Start { plan, latents }) in starts.iter().enumerate() {
+            let trajectory = rollout(diffusion(ctx.model)?, &conditions, latents, plan, Grad::Record, watch)?;
+
+            watch.begin(Phase::Decode)?;
+            let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
+            let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
+            tally.see(&video);
+            if ctx.want_videos && i == 0 {
+                let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+                tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
             }
-            Pass::Split { split, kl_alone } => {
-                trajectory.pull(d_latents.as_ref(), loss.d_kl, watch)?;
-                split.accumulate(ctx.strategy, ctx.model, &kl_alone)?;
+
+            watch.begin(Phase::Score)?;
+            let measured = Measured::of(&video, sample, &prospect, reward(ctx)?, Grad::Record)?;
+            let (score, details, pull_score) = match measured {
+                Measured::Score { value, details, pullback } => (value, details, pullback),
+                Measured::Skipped(reason) => {
+                    unscored = reason;
+                    continue;
+                }
+            };
+            let loss = Loss::at(score, trajectory.kl, &self.config);
+            for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
+                if !value.is_finite() {
+                    return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));
+                }
             }
+            scored.push(Scored { loss: loss.value, score, kl: trajectory.kl, data: None, details });
+
+            watch.begin(Phase::PullReward)?;
+            let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
+                Some(pull_score) => Some(pull_frames(pull_score, decode, share * loss.d_score)?),
+                None => None,
+            };
+            let is_last = i + 1 == starts.len() && kl_alone.is_none();
+            let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
+            let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
+            trajectory.pull_telling(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
+        }
+        // Nothing was pulled, and nothing is left of the rollouts, where not one video has a score.
+        let Some(mut scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
+        match (split, kl_alone) {
+            (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
+            _ => ctx.strategy.accumulate(ctx.model)?,
+        }
+
+        if self.data.is_on() {
+            watch.begin(Phase::Data)?;
+            scored.data = self.data.accumulate(ctx, sample, key, 1.0)?;
+            let data = scored.data.unwrap_or(0.0);
+            if !data.is_finite() {
+                return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data));
+            }
+            scored.loss += self.data.weight() * data;
         }
         Ok(Outcome::Scored(scored))
     }
@@ -272,13 +295,16 @@ roll_core::inventory::submit! {
 
 fn passes(options: &Options) -> Result<Passes> {
     let config: RewardFlConfig = parse_options(Kind::Algorithm.section(), options)?;
-    let steps = config.final_timestep + 1;
-    let trained = steps.saturating_sub(config.mid_timestep);
+    let window = (config.final_timestep + 1).saturating_sub(config.mid_timestep);
+    let [trained, more] = config.trained_steps.count(window);
+    let steps = config.final_timestep + 1 + more;
+    // The loss on the clip takes one velocity without guidance.
+    let on_clip = usize::from(config.data_weight > 0.0);
     let (velocities, recorded) = match (config.guidance_scale.is_on(), config.guidance_gradient) {
         (false, _) => (1, 1),
         (true, GuidanceGradient::Conditional) => (2, 1),
         (true, GuidanceGradient::Both) => (2, 2),
     };
-    let (forward, pulled) = (velocities * steps, recorded * trained);
+    let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
     Ok(Passes { forward, pulled, steps: Some([steps, trained]), videos: None })
 }

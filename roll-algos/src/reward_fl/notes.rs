@@ -22,7 +22,18 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
         true => said.idle(&["algo.early_stop"], "`algo.final_timestep` is the last step"),
         false => None,
     };
-    Ok([shift(said), buckets(said, NAME), early_stop].into_iter().flatten().collect())
+    let renoised = match said.value("algo.trained_steps").is_some_and(|steps| steps.get("renoised").is_some()) {
+        true if early_stop.is_none() => {
+            said.idle(&["algo.early_stop"], "`algo.trained_steps` noises finished latents, and goes on to the data")
+        }
+        _ => None,
+    };
+    let unguided = ["algo.negative_prompt", "algo.guidance_gradient"];
+    let guidance = match said.value("algo.guidance_scale").and_then(|scale| scale.as_f64()) {
+        Some(1.0) => said.idle(&unguided, "`algo.guidance_scale` is 1, no guidance"),
+        _ => None,
+    };
+    Ok([shift(said), buckets(said, NAME), early_stop, renoised, guidance].into_iter().flatten().collect())
 }
 
 #[cfg(test)]
@@ -58,5 +69,23 @@ mod tests {
             (c["algo"]["early_stop"], c["algo"]["final_timestep"]) = ("predict_x0".into(), 6.into());
         });
         assert_eq!(stops, "");
+        let renoised = told(&|c| {
+            (c["algo"]["early_stop"], c["algo"]["final_timestep"]) = ("predict_x0".into(), 6.into());
+            c["algo"]["trained_steps"] = json!({"renoised": 2});
+        });
+        assert!(renoised.contains("`algo.early_stop: predict_x0` has no effect"), "{renoised}");
+    }
+
+    #[test]
+    fn guidance_that_is_off_leaves_its_options_without_effect() {
+        let defaults: Options = json!({"algo": RewardFlConfig::default()}).as_object().unwrap().clone();
+        let told = |scale: serde_json::Value| {
+            let mut config = defaults.clone();
+            (config["algo"]["negative_prompt"], config["algo"]["guidance_scale"]) = ("blurred".into(), scale);
+            notes(&Said::new(&config, &defaults)).unwrap().join("; ")
+        };
+        let off = told(1.0.into());
+        assert!(off.contains("`algo.negative_prompt: blurred` has no effect") && off.contains("is 1"), "{off}");
+        assert_eq!(told(3.5.into()) + &told(json!([4.0, 3.0])), "");
     }
 }

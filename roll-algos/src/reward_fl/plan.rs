@@ -19,6 +19,8 @@ pub struct Plan {
     /// Those among them that have trainable parameters. The KL is a mean over these: a frozen expert does not diverge
     /// from itself, and its exact zeros would only make the KL smaller, and with it the pull back to the base model.
     pub acting: Vec<usize>,
+    /// The first step.
+    pub first: usize,
     /// The last step.
     pub last: usize,
     /// The latents of a stop before the last step of the schedule.
@@ -28,6 +30,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// With these steps trained, at all of which trained parameters act.
+    pub(super) fn training(self, steps: Vec<usize>) -> Self {
+        Self { acting: steps.clone(), trained: steps, ..self }
+    }
+
+    /// One step, which is trained and leads to the data.
+    pub(super) fn alone(self, step: usize) -> Self {
+        Self { first: step, last: step, early_stop: EarlyStop::PredictX0, ..self.training(vec![step]) }
+    }
+
     /// The noise level after step `i`: that of the next, or 0, all the way to the data.
     pub(super) fn end(&self, i: usize) -> Sigma {
         match self.early_stop {

@@ -29,11 +29,21 @@ fn train_on(
     sample: impl Fn(u64) -> Sample + Sync,
     reward: impl Fn() -> Sines + Sync,
 ) -> Vec<Result<Run>> {
+    train_with(ranks, stage, sample, reward, &RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() })
+}
+
+fn train_with(
+    ranks: usize,
+    stage: u8,
+    sample: impl Fn(u64) -> Sample + Sync,
+    reward: impl Fn() -> Sines + Sync,
+    config: &RewardFlConfig,
+) -> Vec<Result<Run>> {
     ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
         let (mut model, mut reward) = (MockDiffusion::new(), reward());
-        let mut algorithm = RewardFl::new(RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() });
+        let mut algorithm = RewardFl::new(config.clone());
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut metrics = Vec::new();
         for step in 0..STEPS {
@@ -128,6 +138,22 @@ fn a_clip_that_fills_a_step_has_the_same_noises_on_any_number_of_ranks() {
         let (theirs, their_metrics) = run(ranks);
         assert_near(&theirs, &parameters);
         assert_eq!(their_metrics[0]["actor/loss"], metrics[0]["actor/loss"]);
+    }
+}
+
+#[test]
+fn steps_noisings_and_noise_levels_are_drawn_alike_on_any_number_of_ranks() {
+    for trained_steps in [TrainedSteps::Random(2), TrainedSteps::Renoised(2)] {
+        let config = RewardFlConfig { mid_timestep: 2, trained_steps, data_weight: 0.5, ..RewardFlConfig::default() };
+        let run = |ranks| agreed(train_with(ranks, 2, |i| sample(i, some_missing(i)), Sines::new, &config));
+        let (parameters, metrics) = run(1);
+        for ranks in [2, 4] {
+            let (theirs, their_metrics) = run(ranks);
+            assert_near(&theirs, &parameters);
+            for name in ["actor/loss", "actor/score", "actor/kl_loss", "actor/data_loss"] {
+                assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
+            }
+        }
     }
 }
 

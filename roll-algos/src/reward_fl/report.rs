@@ -20,7 +20,27 @@ pub(super) struct Scored {
     pub(super) loss: f64,
     pub(super) score: f64,
     pub(super) kl: f64,
+    /// The loss of flow matching on the clip, where it counts.
+    pub(super) data: Option<f64>,
     pub(super) details: BTreeMap<String, f64>,
+}
+
+impl Scored {
+    /// The means over several videos of one sample; a detail's over those that have it. `None` of none.
+    pub(super) fn mean(mut videos: Vec<Self>) -> Option<Self> {
+        if videos.len() < 2 {
+            return videos.pop();
+        }
+        let n = videos.len() as f64;
+        let mean = |value: fn(&Self) -> f64| videos.iter().map(value).sum::<f64>() / n;
+        let mut details: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+        for (name, value) in videos.iter().flat_map(|video| &video.details) {
+            let (sum, count) = details.entry(name.clone()).or_default();
+            (*sum, *count) = (*sum + value, *count + 1.0);
+        }
+        let details = details.into_iter().map(|(name, (sum, count))| (name, sum / count)).collect();
+        Some(Self { loss: mean(|v| v.loss), score: mean(|v| v.score), kl: mean(|v| v.kl), data: None, details })
+    }
 }
 
 /// Sums over the samples of a step.
@@ -104,6 +124,10 @@ impl Tally {
                 *metrics.entry(name.into()).or_default() += value / n;
             }
         }
+        let data: Vec<f64> = self.scored.iter().filter_map(|scored| scored.data).collect();
+        if !data.is_empty() {
+            metrics.insert("actor/data_loss".into(), data.iter().sum::<f64>() / data.len() as f64);
+        }
         if let (Some(alias), Some(score)) = (alias, metrics.get(SCORE).copied()) {
             metrics.insert(alias, score);
         }
@@ -150,13 +174,20 @@ struct SharedScore {
     loss: u64,
     score: u64,
     kl: u64,
+    data: Option<u64>,
     details: BTreeMap<String, u64>,
 }
 
 impl From<&Scored> for SharedScore {
     fn from(s: &Scored) -> Self {
         let details = s.details.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect();
-        Self { loss: s.loss.to_bits(), score: s.score.to_bits(), kl: s.kl.to_bits(), details }
+        Self {
+            loss: s.loss.to_bits(),
+            score: s.score.to_bits(),
+            kl: s.kl.to_bits(),
+            data: s.data.map(f64::to_bits),
+            details,
+        }
     }
 }
 
@@ -164,6 +195,6 @@ impl From<SharedScore> for Scored {
     fn from(s: SharedScore) -> Self {
         let details = s.details.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
         let [loss, score, kl] = [s.loss, s.score, s.kl].map(f64::from_bits);
-        Self { loss, score, kl, details }
+        Self { loss, score, kl, data: s.data.map(f64::from_bits), details }
     }
 }

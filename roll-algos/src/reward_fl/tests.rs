@@ -28,8 +28,19 @@ impl Bench {
     }
 
     fn step_with(&mut self, samples: &[Sample], learning_rate: f64, progress: &dyn Progress) -> Result<StepReport> {
+        self.step_at(0, samples, learning_rate, progress)
+    }
+
+    /// Step `step` of a run.
+    pub(super) fn step_at(
+        &mut self,
+        step: u64,
+        samples: &[Sample],
+        learning_rate: f64,
+        progress: &dyn Progress,
+    ) -> Result<StepReport> {
         self.algorithm.step(&mut StepContext {
-            step: 0,
+            step,
             samples,
             model: &mut self.model,
             reward: Some(&mut self.reward),
@@ -51,13 +62,17 @@ impl Bench {
 
     /// Compares the gradient of an update with central differences of the loss, in random directions. The velocities
     /// without the adapter are those of the first run: the KL takes them for constants, although the latents they
-    /// were taken at depend on the parameters. Likewise those under the negative prompt, where no gradient passes.
+    /// were taken at depend on the parameters. Likewise those under the negative prompt, where no gradient passes, and
+    /// those of the steps that are not trained, where some are chosen.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
+        self.model.constants.clear();
         self.model.unprompted.clear();
         self.step(samples);
         let unprompted_is_constant = self.algorithm.config.guidance_gradient == GuidanceGradient::Conditional;
+        let untrained_are_constant = self.algorithm.config.trained_steps != TrainedSteps::Window;
         let gradient = self.strategy.gradient.clone();
+        assert!(gradient.iter().any(|g| *g != 0.0));
         let at = self.model.adapter.clone();
         for seed in 0..5 {
             let direction = values(50 + seed, at.len());
@@ -65,6 +80,7 @@ impl Bench {
                 self.model.adapter = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
                 self.model.replay = Some(0);
                 self.model.replay_unprompted = unprompted_is_constant.then_some(0);
+                self.model.replay_constants = untrained_are_constant.then_some(0);
                 self.loss(samples)
             };
             let h = 2e-3f32;
@@ -73,7 +89,7 @@ impl Bench {
             assert!((quotient - slope).abs() < 1e-3 * (slope.abs() + 0.05), "direction {seed}: {quotient} or {slope}");
         }
         self.model.adapter = at;
-        (self.model.replay, self.model.replay_unprompted) = (None, None);
+        (self.model.replay, self.model.replay_unprompted, self.model.replay_constants) = (None, None, None);
     }
 }
 
@@ -509,6 +525,9 @@ fn the_check_names_what_cannot_work() {
     assert!(with(|c| c.num_inference_steps = 0).contains("`algo.num_inference_steps`"));
     assert!(with(|c| c.shift = Some(0.0)).contains("`algo.shift`"));
     assert!(with(|c| c.kl_weight = f64::NAN).contains("kl_weight"));
+    assert!(with(|c| c.data_weight = f64::NAN).contains("data_weight"));
+    assert!(with(|c| c.data_weight = -0.5).contains("away from the clips"));
+    assert!(with(|c| c.trained_steps = TrainedSteps::Last(5)).contains("ask for fewer"));
     assert!(check(RewardFlConfig::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
     assert!(check(RewardFlConfig::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));
     let mut bench = Bench::new(RewardFlConfig::default());

@@ -19,6 +19,7 @@ pub enum Phase {
     Score,
     PullReward,
     Pull { step: usize, of: usize },
+    Data,
     Optimizer,
 }
 
@@ -71,7 +72,7 @@ struct Trained {
 /// The known first frame of TI2V models replaces that of the latents before the first step and after every one.
 /// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
 /// The KL compares the velocities under the prompt, with the adapter and without: its weight means the same at every
-/// scale of guidance, and guidance costs it nothing.
+/// scale of guidance, and guidance costs it nothing. `noise` stands at the noise level of the plan's first step.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
     conditions: &Conditions,
@@ -83,14 +84,14 @@ pub fn rollout(
     if grad.is_on() && plan.sampler != Sampler::Euler {
         return Err(Error::Misuse(format!("gradients pass through Euler steps only, not through {}", plan.sampler)));
     }
-    let Plan { schedule, trained, acting, last, guidance, .. } = plan;
+    let Plan { schedule, trained, acting, first, last, guidance, .. } = plan;
     let of = last + 1;
     let prompt = &conditions.prompt;
     let mut x = prompt.with_first_frame(noise)?;
     let mut sampler = plan.sampler.start();
     let mut steps = Vec::new();
     let mut kl = 0.0;
-    for i in 0..=*last {
+    for i in *first..=*last {
         let timestep = schedule.timestep(i);
         let is_trained = trained.contains(&i);
         let grad = if is_trained { grad } else { Grad::Skip };

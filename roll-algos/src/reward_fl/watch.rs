@@ -28,8 +28,16 @@ impl Observer for Watch<'_> {
     }
 }
 
-const METRICS: [&str; 7] =
-    ["time/encode", "time/rollout", "time/reference", "time/decode", "time/score", "time/pull", "time/optimizer"];
+const METRICS: [&str; 8] = [
+    "time/encode",
+    "time/rollout",
+    "time/reference",
+    "time/decode",
+    "time/score",
+    "time/pull",
+    "time/data",
+    "time/optimizer",
+];
 
 fn metric(phase: Phase) -> &'static str {
     match phase {
@@ -39,6 +47,7 @@ fn metric(phase: Phase) -> &'static str {
         Phase::Decode => "time/decode",
         Phase::Score => "time/score",
         Phase::PullReward | Phase::Pull { .. } => "time/pull",
+        Phase::Data => "time/data",
         Phase::Optimizer => "time/optimizer",
     }
 }
@@ -52,6 +61,7 @@ fn words(phase: Phase) -> Option<String> {
         Phase::Score => "scoring".into(),
         Phase::PullReward => "pulling back through reward and decoder".into(),
         Phase::Pull { step, of } => format!("pulling back through denoising step {} of {of}", step + 1),
+        Phase::Data => "training on the clip".into(),
         Phase::Optimizer => "updating parameters".into(),
     })
 }

@@ -33,6 +33,8 @@ pub enum Purpose {
     Noising = 10,
     /// Noise levels and steps that policy gradients are trained at.
     Levels = 11,
+    /// Noise that clips are mixed with, to train on them beside generated samples.
+    Clips = 12,
 }
 
 /// The source of all randomness of a run.

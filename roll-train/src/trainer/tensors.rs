@@ -48,8 +48,8 @@ fn compare(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), S
         if form(found) != form(tensor) {
             let ((shape, dtype), (has, of)) = (form(tensor), form(found));
             return Err(format!(
-                "the algorithm's tensor `{name}`: expected {dtype:?} of shape {shape:?}, found {of:?} of shape {has:?}; \
-                 {REMEDY}"
+                "the algorithm's tensor `{name}`: expected {dtype:?} of shape {shape:?}, found {of:?} of shape \
+                 {has:?}; {REMEDY}"
             ));
         }
     }

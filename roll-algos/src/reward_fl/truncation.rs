@@ -1,0 +1,196 @@
+//! Where the gradient of a rollout is cut off: which of its steps are trained.
+//!
+//! All ways begin with the same steps: those from `mid_timestep` to `final_timestep`, within the boundaries of noise
+//! levels, at which trained parameters act. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them and,
+//! as DRaFT-LV, the last one from several noisings of its result; AlignProp (<https://arxiv.org/abs/2310.03739>) and
+//! ReFL (<https://arxiv.org/abs/2304.05977>) draw the place at random.
+
+use roll_core::{Error, Noise, Purpose, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::plan::{EarlyStop, Plan};
+use crate::flow_matching::mixed;
+
+/// The steps of a rollout that are trained: `window`, or one of the others with its number, as `{last: 1}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainedSteps {
+    /// All, and steps of a frozen expert between them pass the gradient on.
+    #[default]
+    Window,
+    /// The last so many.
+    Last(usize),
+    /// So many, drawn anew for every sample of every step.
+    Random(usize),
+    /// So many at even distances, the last among them.
+    Uniform(usize),
+    /// One, drawn anew for every sample of every step, from so many noisings: the rollout runs to its end without
+    /// gradient, its latents are noised to the level of that step, and one step leads from there to data that is
+    /// decoded and scored. The loss is the mean over the noisings.
+    Renoised(usize),
+}
+
+/// What a scored video is generated from.
+pub(super) struct Start {
+    pub(super) plan: Plan,
+    /// `[C, T, H, W]` at the noise level of the plan's first step.
+    pub(super) latents: Tensor,
+}
+
+impl TrainedSteps {
+    /// How many of `steps` steps are trained for each sample, and the steps that are made beside those of the rollout.
+    pub(super) fn count(self, steps: usize) -> [usize; 2] {
+        match self {
+            Self::Window => [steps, 0],
+            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => [k.min(steps), 0],
+            Self::Renoised(n) => [n, n],
+        }
+    }
+
+    /// The plan of which only these steps are trained; where they are drawn, those that they are drawn from.
+    pub(super) fn narrowed(self, plan: Plan) -> Result<Plan> {
+        let there = plan.acting.len();
+        let (count, most) = match self {
+            Self::Window => return Ok(plan),
+            // Nothing to choose from: the check of the experts says why.
+            _ if there == 0 => return Ok(plan),
+            Self::Renoised(n) => (n, usize::MAX),
+            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
+        };
+        if count == 0 {
+            return Err(Error::config("algo.trained_steps", "expected a number of at least 1, found 0"));
+        }
+        if count > most {
+            let problem = format!(
+                "{count} steps are to be trained, and trained parameters act at {most} of those from `mid_timestep` to \
+                 `final_timestep`: ask for fewer, or begin earlier"
+            );
+            return Err(Error::config("algo.trained_steps", problem));
+        }
+        let chosen = match self {
+            Self::Last(k) => plan.acting[there - k..].to_vec(),
+            Self::Uniform(k) => (1..=k).map(|i| plan.acting[i * there / k - 1]).collect(),
+            _ => plan.acting.clone(),
+        };
+        Ok(plan.training(chosen))
+    }
+
+    /// The steps of one sample, of those of [`TrainedSteps::narrowed`], ascending.
+    fn drawn(self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
+        let count = match self {
+            Self::Random(k) => k.min(from.len()),
+            Self::Renoised(_) => from.len().min(1),
+            _ => return from.to_vec(),
+        };
+        let (mut left, mut drawn) = (from.to_vec(), Vec::new());
+        let mut draw = noise.uniform(Purpose::Levels, step, key);
+        for _ in 0..count {
+            let unit = 0.5 * (f64::from(draw()) + 1.0);
+            drawn.push(left.remove((unit * left.len() as f64) as usize));
+        }
+        drawn.sort_unstable();
+        drawn
+    }
+
+    /// The beginnings of a sample's videos, of a plan that is narrowed. `run` gives the latents that a plan leads to
+    /// from noise, without gradient.
+    pub(super) fn starts(
+        self,
+        plan: &Plan,
+        latents: Tensor,
+        noise: &Noise,
+        [step, key]: [u64; 2],
+        run: impl FnOnce(&Plan, &Tensor) -> Result<Tensor>,
+    ) -> Result<Vec<Start>> {
+        let trained = self.drawn(&plan.trained, noise, step, key);
+        let Self::Renoised(count) = self else {
+            let plan = if self == Self::Window { plan.clone() } else { plan.clone().training(trained) };
+            return Ok(vec![Start { plan, latents }]);
+        };
+        let data = run(&Plan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) }, &latents)?;
+        let draws = noise.normal(Purpose::Noising, step, key, &[count, data.len()])?;
+        let (draws, mut starts) = (draws.f32s()?, Vec::new());
+        for draw in draws.chunks_exact(data.len().max(1)) {
+            for &i in &trained {
+                let plan = plan.clone().alone(i);
+                starts.push(Start { latents: mixed(&data, draw, plan.schedule.sigma(i))?, plan });
+            }
+        }
+        Ok(starts)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::{ScheduleFacts, Sigma, SigmaRange};
+
+    use super::*;
+    use crate::reward_fl::RewardFlConfig;
+
+    const FACTS: ScheduleFacts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained: SigmaRange::ALL };
+
+    fn plan(trained_steps: TrainedSteps, facts: ScheduleFacts) -> Result<Plan> {
+        RewardFlConfig { mid_timestep: 1, trained_steps, ..RewardFlConfig::default() }.plan(facts)
+    }
+
+    #[test]
+    fn the_last_steps_and_those_at_even_distances_are_known_before_the_rollout() {
+        for (steps, expected) in [
+            (TrainedSteps::Last(1), &[7][..]),
+            (TrainedSteps::Last(3), &[5, 6, 7]),
+            (TrainedSteps::Uniform(1), &[7]),
+            (TrainedSteps::Uniform(2), &[3, 7]),
+            (TrainedSteps::Uniform(7), &[1, 2, 3, 4, 5, 6, 7]),
+            (TrainedSteps::Random(2), &[1, 2, 3, 4, 5, 6, 7]),
+        ] {
+            let plan = plan(steps, FACTS).unwrap();
+            assert_eq!((&plan.trained[..], &plan.acting[..]), (expected, expected), "{steps:?}");
+        }
+    }
+
+    #[test]
+    fn a_step_of_a_frozen_expert_is_never_chosen() {
+        // Steps 1 and 2 belong to the expert of high noise, 3 to 7 to the other.
+        let high = ScheduleFacts { trained: SigmaRange { low: Sigma(0.9), high: Sigma(1.0) }, ..FACTS };
+        assert_eq!(plan(TrainedSteps::Last(1), high).unwrap().trained, [2]);
+        assert_eq!(plan(TrainedSteps::Random(1), high).unwrap().trained, [1, 2]);
+        let told = plan(TrainedSteps::Last(3), high).unwrap_err().to_string();
+        assert!(
+            told.contains("`algo.trained_steps`") && told.contains("3 steps") && told.contains("at 2 of"),
+            "{told}"
+        );
+        for none in
+            [TrainedSteps::Last(0), TrainedSteps::Random(0), TrainedSteps::Uniform(0), TrainedSteps::Renoised(0)]
+        {
+            assert!(plan(none, FACTS).unwrap_err().to_string().contains("at least 1"), "{none:?}");
+        }
+    }
+
+    #[test]
+    fn steps_are_drawn_without_repetition_each_as_often_and_from_their_key_alone() {
+        let (noise, from) = (Noise::new(5), [1, 2, 3, 4, 5]);
+        let mut seen = [0usize; 6];
+        for key in 0..1000 {
+            let drawn = TrainedSteps::Random(2).drawn(&from, &noise, 3, key);
+            assert!(drawn.len() == 2 && drawn[0] < drawn[1]);
+            assert_eq!(drawn, TrainedSteps::Random(2).drawn(&from, &noise, 3, key));
+            drawn.iter().for_each(|i| seen[*i] += 1);
+        }
+        assert!(seen[1..].iter().all(|n| (340..=460).contains(n)), "{seen:?}");
+        let all =
+            |step| (0..50).map(|key| TrainedSteps::Renoised(3).drawn(&from, &noise, step, key)).collect::<Vec<_>>();
+        assert!(all(1) != all(2) && all(1).iter().all(|drawn| drawn.len() == 1));
+    }
+
+    #[test]
+    fn the_options_are_a_word_or_one_number_by_name() {
+        let read = |text: &str| serde_json::from_str::<TrainedSteps>(text);
+        assert_eq!(read("\"window\"").unwrap(), TrainedSteps::Window);
+        assert_eq!(read("{\"last\": 2}").unwrap(), TrainedSteps::Last(2));
+        assert_eq!(read("{\"renoised\": 4}").unwrap(), TrainedSteps::Renoised(4));
+        for wrong in ["\"last\"", "{\"first\": 1}", "{\"last\": -1}", "{\"last\": 1, \"random\": 1}", "3"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Rollouts that are cut off, and the loss on the clip: what they cost, and that their gradients are right.
+#![allow(clippy::unwrap_used)]
+
+use roll_core::*;
+use roll_testing::diffusion::sample;
+
+use super::tests::{Bench, two};
+use super::*;
+
+const ALL: [TrainedSteps; 7] = [
+    TrainedSteps::Last(1),
+    TrainedSteps::Last(3),
+    TrainedSteps::Random(1),
+    TrainedSteps::Random(3),
+    TrainedSteps::Uniform(2),
+    TrainedSteps::Renoised(1),
+    TrainedSteps::Renoised(3),
+];
+
+fn cut(trained_steps: TrainedSteps) -> RewardFlConfig {
+    RewardFlConfig { mid_timestep: 0, trained_steps, ..RewardFlConfig::default() }
+}
+
+#[test]
+fn the_gradient_is_that_of_the_loss_in_which_the_other_steps_are_constants() {
+    for steps in ALL {
+        Bench::new(cut(steps)).check_gradient(&two());
+        // The reward alone: nothing of its gradient hides behind the KL's.
+        Bench::new(RewardFlConfig { kl_weight: 0.0, ..cut(steps) }).check_gradient(&two());
+        let early = RewardFlConfig { final_timestep: 5, early_stop: EarlyStop::PredictX0, ..cut(steps) };
+        let mut bench = Bench::new(early);
+        bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
+        bench.check_gradient(&two());
+    }
+}
+
+#[test]
+fn the_last_step_alone_is_a_window_of_one_bit_for_bit() {
+    let gradient = |config| {
+        let mut bench = Bench::new(config);
+        let report = bench.step(&two());
+        (bench.strategy.gradient, report.metrics["actor/loss"], report.metrics["actor/kl_loss"])
+    };
+    let window = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
+    assert_eq!(gradient(cut(TrainedSteps::Last(1))), gradient(window(7)));
+    assert_eq!(gradient(cut(TrainedSteps::Last(3))), gradient(window(5)));
+    assert_eq!(gradient(cut(TrainedSteps::Uniform(8))), gradient(window(0)));
+    assert_eq!(gradient(cut(TrainedSteps::Random(8))), gradient(window(0)));
+}
+
+#[test]
+fn the_plan_counts_the_velocities_that_a_step_computes() {
+    for (steps, asked, recorded) in [
+        (TrainedSteps::Last(2), 8, 2),
+        (TrainedSteps::Random(1), 8, 1),
+        (TrainedSteps::Uniform(3), 8, 3),
+        (TrainedSteps::Renoised(3), 8 + 3, 3),
+    ] {
+        for data_weight in [0.0, 0.5] {
+            let config = RewardFlConfig { data_weight, ..cut(steps) };
+            let mut bench = Bench::new(config.clone());
+            bench.step(&[sample(0, "a")]);
+            let on_clip = usize::from(data_weight > 0.0);
+            // Each trained step has a reference.
+            assert_eq!(bench.model.asked.len(), asked + recorded + on_clip, "{steps:?}");
+            assert_eq!(bench.model.recorded, recorded + on_clip, "{steps:?}");
+            let options = serde_json::to_value(&config).unwrap();
+            let planned = passes(options.as_object().unwrap()).unwrap();
+            assert_eq!((planned.forward, planned.pulled), (asked + on_clip, recorded + on_clip), "{steps:?}");
+            assert_eq!(planned.steps(), [asked, recorded]);
+        }
+    }
+}
+
+#[test]
+fn what_is_drawn_changes_from_step_to_step_and_a_step_that_is_done_again_draws_it_again() {
+    for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1)] {
+        // Every recorded velocity stands at a noise level that was drawn.
+        let levels = |at: u64| {
+            let mut bench = Bench::new(cut(steps));
+            bench.step_at(at, &two(), 0.0, &Silent).unwrap();
+            let (gradient, asked) = (bench.strategy.gradient, bench.model.asked);
+            (gradient.iter().map(|g| g.to_bits()).collect::<Vec<_>>(), asked)
+        };
+        let several: Vec<_> = (0..6).map(levels).collect();
+        assert!(several.windows(2).all(|pair| pair[0].0 != pair[1].0));
+        assert_eq!(levels(3), several[3]);
+    }
+}
+
+#[test]
+fn noisings_share_one_video_without_a_score_and_are_left_out_with_all_of_them() {
+    let mut bench = Bench::new(cut(TrainedSteps::Renoised(3)));
+    let report = bench.step(&[sample(0, "a"), sample(1, "missing")]);
+    assert_eq!(report.skipped, [("row 1".to_string(), "no face in any frame".to_string())]);
+    assert_eq!((report.metrics["actor/samples"], report.videos.len()), (1.0, 2));
+    let gradient = bench.strategy.gradient.clone();
+    bench.step(&[sample(0, "a")]);
+    assert_eq!(gradient, bench.strategy.gradient);
+}
+
+#[test]
+fn measuring_the_gradients_apart_changes_no_bit_of_a_cut_rollouts_update() {
+    for steps in ALL {
+        let config = RewardFlConfig { data_weight: 0.4, ..cut(steps) };
+        let mut plain = Bench::new(config.clone());
+        plain.step(&two());
+        let mut split = Bench::new(RewardFlConfig { gradient_split_every: Some(1), ..config });
+        let report = split.step(&two());
+        assert_eq!(plain.strategy.gradient, split.strategy.gradient, "{steps:?}");
+        let alone = RewardFlConfig { kl_weight: 0.0, ..cut(steps) };
+        let norm = Bench::new(alone).step(&two()).metrics["actor/grad_norm"];
+        assert!((report.metrics["actor/grad_norm_reward"] / norm - 1.0).abs() < 1e-4, "{steps:?}");
+    }
+}
+
+#[test]
+fn the_loss_on_the_clips_is_added_with_its_gradient() {
+    let with = |data_weight| RewardFlConfig { data_weight, ..cut(TrainedSteps::Window) };
+    Bench::new(with(0.7)).check_gradient(&two());
+    // Of the clips alone.
+    let alone = RewardFlConfig { reward_weight: 0.0, kl_weight: 0.0, ..with(0.7) };
+    let mut clips = Bench::new(alone);
+    clips.check_gradient(&two());
+    let report = clips.step(&two());
+    let data = report.metrics["actor/data_loss"];
+    assert!(data > 0.0 && (report.metrics["actor/loss"] - 0.7 * data).abs() < 1e-9);
+    assert!(report.metrics["time/data"] >= 0.0);
+
+    let (mut off, mut on) = (Bench::new(with(0.0)), Bench::new(with(0.7)));
+    let (a, b) = (off.step(&two()), on.step(&two()));
+    assert!(!a.metrics.contains_key("actor/data_loss"));
+    assert_eq!(a.metrics["actor/score"], b.metrics["actor/score"]);
+    let sum = off.strategy.gradient.iter().zip(&clips.strategy.gradient).map(|(a, b)| a + b);
+    assert!(on.strategy.gradient.iter().zip(sum).all(|(g, sum)| (g - sum).abs() < 1e-6));
+}
+
+#[test]
+fn a_clip_whose_video_has_no_score_adds_no_loss_either() {
+    let config = RewardFlConfig { data_weight: 0.7, ..RewardFlConfig::default() };
+    let mut bench = Bench::new(config);
+    bench.step(&[sample(0, "a"), sample(1, "missing")]);
+    let gradient = bench.strategy.gradient.clone();
+    bench.step(&[sample(0, "a")]);
+    assert_eq!(gradient, bench.strategy.gradient);
+}
