@@ -11,7 +11,7 @@ def score(frames, prompt, options):
     """Near a level of brightness, and smooth in time. frames: f32 [T, 3, H, W] in [-1, 1]."""
     level = -((frames.mean() - options.get("level", 0.2)) ** 2)
     smooth = -(frames[1:] - frames[:-1]).abs().mean() if len(frames) > 1 else 0 * level
-    return level + 0.1 * smooth, {"level": level.item(), "smooth": float(smooth)}
+    return level + 0.1 * smooth, {"level": level.item(), "smooth": smooth.item()}
 
 
 if __name__ == "__main__":

@@ -259,17 +259,19 @@ class Environments(unittest.TestCase):
         roll_reward.environment(Count, instructions="Count down.", text=lambda n: f"{n} left", action=int)
         """
         script = "import sys\nsys.path.insert(0, %r)\nimport roll_reward\n%s" % (str(SOURCE), textwrap.dedent(body))
-        requests = [{"reset": {"seed": 4}}, *({"step": {"action": a}} for a in ["one", "1", "1", "9"])]
+        requests = [{"reset": {"seed": 4}}, *({"step": {"action": a}} for a in ["one", "two", "1", "1", "9"])]
         done = subprocess.run(
             [sys.executable, "-c", script], input="\n".join(map(json.dumps, requests)), capture_output=True, text=True, timeout=30
         )
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(answers[0], {"observation": "2 left", "instructions": "Count down."})
         self.assertFalse(answers[1]["valid"])
-        self.assertIn("2 left", answers[1]["observation"])
-        self.assertEqual((answers[2]["observation"], answers[2]["terminated"]), ("1 left", False))
-        self.assertEqual((answers[3]["reward"], answers[3]["terminated"], answers[3]["solved"]), (1.0, True, True))
-        self.assertIn("RuntimeError: too far", answers[4]["error"])
+        # What was not understood is told once, and not again with the next.
+        self.assertEqual([a["observation"].count("\n2 left") for a in answers[1:3]], [1, 1])
+        self.assertEqual([a["observation"].count("invalid literal") for a in answers[1:3]], [1, 1])
+        self.assertEqual((answers[3]["observation"], answers[3]["terminated"]), ("1 left", False))
+        self.assertEqual((answers[4]["reward"], answers[4]["terminated"], answers[4]["solved"]), (1.0, True, True))
+        self.assertIn("RuntimeError: too far", answers[5]["error"])
         self.assertIn("Traceback", done.stderr)
 
 

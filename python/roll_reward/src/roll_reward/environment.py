@@ -32,8 +32,7 @@ def environment(make, instructions=None, text=str, action=str):
                 if instructions is not None:
                     answer["instructions"] = instructions
             else:
-                answer = _step(world, request["step"]["action"], text, action, last)
-                last = answer["observation"]
+                answer, last = _step(world, request["step"]["action"], text, action, last)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": explained(error)}
@@ -42,10 +41,11 @@ def environment(make, instructions=None, text=str, action=str):
 
 
 def _step(world, said, text, action, last):
+    """The answer, and what the world looks like now."""
     try:
         taken = action(said)
     except ValueError as error:
-        return {"observation": f"{error}\n{last}".strip(), "reward": 0.0, "terminated": False, "valid": False}
+        return {"observation": f"{error}\n{last}".strip(), "reward": 0.0, "terminated": False, "valid": False}, last
     observation, reward, terminated, truncated, info = world.step(taken)
     answer = {
         "observation": text(observation),
@@ -56,4 +56,4 @@ def _step(world, said, text, action, last):
     }
     if "solved" in info:
         answer["solved"] = bool(info["solved"])
-    return answer
+    return answer, answer["observation"]
