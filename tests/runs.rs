@@ -94,6 +94,56 @@ fn flow_matching_measures_its_loss_on_clips_that_it_does_not_train_on() {
 }
 
 #[test]
+fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is_to() {
+    let world = World::new(4);
+    // What makes a video brighter takes it away from black: on every clip.
+    let settings = [
+        &REWARD_FL[..],
+        &[
+            "reward.target=1",
+            "algo.kl_weight=0",
+            "training.learning_rate=1e-2",
+            "evaluation.metadata=metadata.csv",
+            "evaluation.every=1",
+            "evaluation.check=[{name: brightness, target: 0}, {name: motion, wanted: reference}]",
+        ],
+    ]
+    .concat();
+    let stop = ["evaluation.stop_when={checks_fall: 2}"];
+    let warnings = |output: &Output| said(output).matches("suspect reward hacking").count();
+
+    let output = world.training("run", 9, &[&settings[..], &stop].concat()).output().unwrap();
+    fails(
+        &output,
+        3,
+        &["by `evaluation.stop_when`", "`brightness`", "roll run --resume run --set evaluation.stop_when"],
+    );
+    // The warning, and the reason of the end.
+    assert_eq!(warnings(&output), 2, "{}", said(&output));
+    let ended = world.summary("run");
+    let steps = ended["steps"].as_u64().unwrap();
+    assert!((2..9).contains(&steps) && ended["stopped"].as_str().unwrap().contains("`brightness`"), "{ended}");
+    assert!(ended["unseen_gain"]["ci95"][0].as_f64().unwrap() > 0.0, "{ended}");
+    assert!(ended["unseen_check_brightness_gain"]["ci95"][1].as_f64().unwrap() < 0.0, "{ended}");
+    assert!(ended["unseen_check_motion_before"].is_number() && ended["unseen_check_before"].is_number(), "{ended}");
+    let rows = world.metrics("run");
+    assert!(rows.last().unwrap()["eval/checks_falling"].as_f64().unwrap() >= 1.0, "{rows:?}");
+    assert!(world.path("run/samples/after/unseen-003.mp4").is_file() && world.path("run/comparison.mp4").is_file());
+    let report = std::fs::read_to_string(world.path("run/report.html")).unwrap();
+    assert!(report.contains("suspect reward hacking") && report.contains("stopped by `evaluation.stop_when`"));
+
+    // It has ended; only without the rule does it go on, and as if there had been none.
+    fails(&world.roll(&["run", "--resume", "run"]), 3, &["by `evaluation.stop_when`"]);
+    assert_eq!(world.summary("run"), ended);
+    let output = world.roll(&["run", "--resume", "run", "--set", "evaluation.stop_when=null"]);
+    assert!(output.status.success() && warnings(&output) == 0, "{}", said(&output));
+    let output = world.training("whole", 9, &settings).output().unwrap();
+    assert!(output.status.success() && warnings(&output) == 1, "{}", said(&output));
+    assert_eq!(world.metrics("run"), world.metrics("whole"));
+    assert!(world.summary("run").get("stopped").is_none());
+}
+
+#[test]
 fn supervised_training_measures_its_loss_on_conversations_that_it_does_not_train_on() {
     let world = World::new(0);
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;

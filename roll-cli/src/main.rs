@@ -25,7 +25,8 @@ use roll_backends as _;
 use roll_models as _;
 use roll_rewards as _;
 
-/// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 130 interrupted.
+/// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
+/// interrupted.
 fn main() -> ExitCode {
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);
@@ -42,11 +43,12 @@ fn main() -> ExitCode {
     if let Err(error) = &result {
         report(error, rank);
     }
-    let code = match fault {
-        None => 0,
-        Some(Fault::User) => 2,
-        Some(Fault::Failure) => 1,
-        Some(Fault::Interrupt) => 130,
+    let code = match (&result, fault) {
+        (Ok(commands::Ended::Done), _) => 0,
+        (Ok(commands::Ended::Stopped), _) => 3,
+        (_, Some(Fault::User)) => 2,
+        (_, Some(Fault::Interrupt)) => 130,
+        (Err(_), _) => 1,
     };
     if let Some(job) = job {
         job.leave(fault, code);

@@ -62,7 +62,7 @@ impl Job {
 
     /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error where there are others: a
     /// process that unwound out of MPI would leave them waiting. An interrupt is no failure: all ranks agreed on it.
-    pub fn run(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.rank().is_none() {
             return f();
         }

@@ -7,14 +7,16 @@ use roll_core::{
     RewardScorer, Sample, VideoUnit, communicator,
 };
 use roll_data::{DataConfig, Dataset};
-use roll_rewards::WeightedSum;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Loaded;
 use crate::progress::Watch;
 use crate::statistics::{Gain, paired_gain};
+use checks::Checks;
 
+mod checks;
 mod gather;
+pub mod hacking;
 mod kept;
 
 pub(crate) use kept::{Kept, forget, key};
@@ -22,7 +24,7 @@ pub(crate) use kept::{Kept, forget, key};
 /// What is evaluated, and the rewards that are measured only. The clips are shared out among the ranks.
 pub struct Evaluator {
     sets: Vec<Set>,
-    checks: Option<Box<dyn RewardScorer>>,
+    checks: Checks,
     /// Clips that cannot be read, and why.
     skipped: Vec<(String, String)>,
 }
@@ -56,7 +58,8 @@ pub type Results = Vec<(SetName, Vec<Clip>)>;
 pub struct Clip {
     /// The sample's origin.
     pub origin: String,
-    /// One per reward; `None` where there was nothing to score, or the score was not finite.
+    /// By the trained reward, where there is one; then the weighted sum of the checks, and each of them where there are
+    /// several. `None` where there was nothing to score, or the score was not finite.
     pub scores: Vec<Option<f64>>,
     /// Divergence from the base model; `None` when it was not finite.
     pub kl: Option<f64>,
@@ -134,10 +137,7 @@ impl Evaluator {
             sets.push(found);
             skipped.extend(bad);
         }
-        let checks = match config.check.as_slice() {
-            [] => None,
-            checks => Some(WeightedSum::from_config(checks, registry, context)?),
-        };
+        let checks = Checks::open(&config.check, registry, context)?;
         Ok((!sets.is_empty()).then_some(Self { sets, checks, skipped }))
     }
 
@@ -167,7 +167,7 @@ impl Evaluator {
     pub(crate) fn run(&mut self, means: &mut Means<'_>, kept: Option<&Kept<'_>>) -> Result<Option<Results>> {
         let (mut results, mut done) = (Results::new(), 0);
         for set in &self.sets {
-            let Some(clips) = set.evaluate(means, self.checks.as_deref_mut(), kept, &mut done)? else {
+            let Some(clips) = set.evaluate(means, &mut self.checks, kept, &mut done)? else {
                 return Ok(None);
             };
             results.push((set.name, clips));
@@ -217,7 +217,7 @@ impl Set {
     fn evaluate(
         &self,
         means: &mut Means<'_>,
-        mut checks: Option<&mut (dyn RewardScorer + 'static)>,
+        checks: &mut Checks,
         kept: Option<&Kept<'_>>,
         done: &mut u64,
     ) -> Result<Option<Vec<Clip>>> {
@@ -236,7 +236,7 @@ impl Set {
                 Some(&i) => {
                     let first = part(self.clips, ranks.rank().0, world).start;
                     let sample = &self.samples[self.own.start + i - first];
-                    let evaluated = evaluate(means, checks.as_deref_mut(), sample)?;
+                    let evaluated = evaluate(means, checks, sample)?;
                     gather::Own::Clip(i, evaluated)
                 }
                 None => gather::Own::Nothing,
@@ -261,14 +261,10 @@ fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
 }
 
 /// The result of one sample; `None` if the algorithm has no evaluation.
-fn evaluate(
-    means: &mut Means<'_>,
-    checks: Option<&mut (dyn RewardScorer + 'static)>,
-    sample: &Sample,
-) -> Result<Option<Evaluated>> {
+fn evaluate(means: &mut Means<'_>, checks: &mut Checks, sample: &Sample) -> Result<Option<Evaluated>> {
     let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
     rewards.extend(means.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
-    rewards.extend(checks.map(|r| r as &mut dyn RewardScorer));
+    rewards.extend(checks.scorers());
     let mut context = EvaluationContext {
         samples: std::slice::from_ref(sample),
         model: means.model,
@@ -279,7 +275,10 @@ fn evaluate(
     let evaluated = means.algorithm.evaluate(&mut context)?;
     let Some(mut evaluated) = evaluated else { return Ok(None) };
     match (evaluated.pop(), evaluated.len()) {
-        (Some(one), 0) => Ok(Some(one)),
+        (Some(mut one), 0) => {
+            checks.add_sum(&mut one.scores);
+            Ok(Some(one))
+        }
         (one, more) => {
             let found = more + usize::from(one.is_some());
             Err(Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))

@@ -16,8 +16,8 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How often a running command is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the variables of the command are called: status ("done", "failed", "interrupted"), directory, steps done, and the
-/// error of a run that failed.
+/// What the variables of the command are called: status ("done", "stopped", "failed", "interrupted"), directory, steps
+/// done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
 /// A command and the run that it is told of.
@@ -69,6 +69,7 @@ impl OnFinish {
 /// What the command gets on its standard input.
 fn facts(dir: &Path, steps: u64, outcome: &Result<Summary>) -> Value {
     let (status, error) = match outcome {
+        Ok(summary) if summary.stopped.is_some() => ("stopped", None),
         Ok(_) => ("done", None),
         Err(error) if error.fault() == Fault::Interrupt => ("interrupted", None),
         Err(error) => ("failed", Some(error.chain())),

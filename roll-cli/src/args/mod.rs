@@ -29,7 +29,7 @@ pub use weights::{
     name = "roll",
     version = version(),
     arg_required_else_help = true,
-    after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 130 interrupted (after a checkpoint).\n`roll COMMAND --help` has examples of each command."
+    after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 3 ended by `evaluation.stop_when`, 130 interrupted\n(after a checkpoint).\n`roll COMMAND --help` has examples of each command."
 )]
 pub struct Args {
     /// Warnings and errors only, and no progress bars.

@@ -27,11 +27,25 @@ use roll_core::Result;
 
 use crate::args::{Check, Command};
 
+/// How a command that did not fail ended.
+pub enum Ended {
+    /// It did what was asked.
+    Done,
+    /// A run ended before its last step, as its configuration says.
+    Stopped,
+}
+
 /// Does what was asked.
-pub fn dispatch(command: Command) -> Result<()> {
+pub fn dispatch(command: Command) -> Result<Ended> {
     match command {
-        Command::Run(args) if args.dry_run => check::check(Check::of(args)),
-        Command::Run(args) => run::run(args),
+        Command::Run(args) if !args.dry_run => run::run(args),
+        other => other_than_run(other).map(|()| Ended::Done),
+    }
+}
+
+fn other_than_run(command: Command) -> Result<()> {
+    match command {
+        Command::Run(args) => check::check(Check::of(args)),
         Command::Check(args) => check::check(args),
         Command::Generate(args) => generate::generate(args),
         Command::Ask(args) => ask::ask(args),

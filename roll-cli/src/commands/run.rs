@@ -7,13 +7,13 @@ use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{Session, Summary, Trainer, checkpoint};
 
-use super::check;
+use super::{Ended, check};
 use crate::args::Run;
 use crate::configuration::{Configuration, build_context};
 use crate::{interrupt, progress};
 
 /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
-pub fn run(args: Run) -> Result<()> {
+pub fn run(args: Run) -> Result<Ended> {
     let mut args = args;
     if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
         return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
@@ -55,10 +55,15 @@ pub fn run(args: Run) -> Result<()> {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
         dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
     })?;
-    let Some(dir) = dir else { return Ok(()) };
-
+    // One rank tells: `mpirun` ends the whole job with the first that leaves with another code than 0.
+    let Some(dir) = dir else { return Ok(Ended::Done) };
+    if let Some(why) = &summary.stopped {
+        let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
+        tracing::warn!("ended after {steps} by `evaluation.stop_when`: {why}");
+        tracing::warn!("go on all the same with: roll run --resume {path} --set evaluation.stop_when=null");
+    }
     print(&summary, &dir);
-    Ok(())
+    Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
 /// What a person wants to know of a run that is over.

@@ -24,17 +24,112 @@ pub struct EvaluationConfig {
     pub train_samples: usize,
     /// Evaluate also during training, every this many optimizer steps. Default: 0, only before and after training.
     pub every: u64,
-    /// Rewards that are measured but never optimised, each with its options. If the trained reward rises and these do
-    /// not, suspect reward hacking. Default: an empty list.
+    /// Rewards that are measured but never optimised, each with its options. The run warns when the trained reward
+    /// rises while one of these falls: suspect reward hacking. Default: an empty list.
     pub check: Vec<RewardComponent>,
+    /// What ends the run before its last step, looked at after each evaluation. Default: `null`, nothing does.
+    pub stop_when: Option<StopWhen>,
+}
+
+/// What ends a run before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopWhen {
+    /// Number of evaluations in a row in which the trained reward rises while a check falls. At least 1.
+    pub checks_fall: u64,
+}
+
+impl StopWhen {
+    /// Fails where it could never happen.
+    fn check(self, config: &EvaluationConfig) -> Result<()> {
+        let problem = |problem: &str| Err(Error::config("evaluation.stop_when", problem.to_string()));
+        match self.checks_fall {
+            0 => Err(Error::config("evaluation.stop_when.checks_fall", "expected at least 1, found 0")),
+            _ if config.check.is_empty() => {
+                problem("there is no check that could fall: name some in `evaluation.check`")
+            }
+            _ if config.every == 0 => {
+                problem("nothing is evaluated before the last step: say how often with `evaluation.every`")
+            }
+            _ if config.metadata.is_none() && config.train_samples == 0 => {
+                problem("no clip is evaluated: name some with `evaluation.metadata`")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl EvaluationConfig {
     /// Checks the ranges of the values; errors name the key in the section `evaluation`.
     pub fn check(&self) -> Result<()> {
+        for (i, RewardComponent { weight, .. }) in self.check.iter().enumerate() {
+            if !weight.is_finite() {
+                let problem = format!("expected a finite number, found {weight}");
+                return Err(Error::config(format!("evaluation.check.{i}.weight"), problem));
+            }
+        }
         match self.samples {
             Some(0) => Err(Error::config("evaluation.samples", "expected at least 1, found 0")),
-            _ => Ok(()),
+            _ => self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self)),
         }
+    }
+
+    /// What the checks are called in metrics and figures: by their names, numbered where one stands twice.
+    pub fn check_labels(&self) -> Vec<String> {
+        let mut labels: Vec<String> = Vec::new();
+        for (i, check) in self.check.iter().enumerate() {
+            let times = self.check[..i].iter().filter(|other| other.name == check.name).count();
+            labels.push(if times == 0 { check.name.clone() } else { format!("{}_{}", check.name, times + 1) });
+        }
+        labels
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(json: serde_json::Value) -> std::result::Result<EvaluationConfig, String> {
+        let config: EvaluationConfig = serde_json::from_value(json).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string()).map(|()| config)
+    }
+
+    #[test]
+    fn what_could_never_stop_a_run_is_refused_with_what_is_missing() {
+        let whole = serde_json::json!({
+            "metadata": "unseen.csv", "every": 5, "check": [{"name": "motion"}], "stop_when": {"checks_fall": 2},
+        });
+        assert_eq!(read(whole.clone()).unwrap().stop_when, Some(StopWhen { checks_fall: 2 }));
+        for (key, value, part) in [
+            ("check", serde_json::json!([]), "`evaluation.check`"),
+            ("every", 0.into(), "`evaluation.every`"),
+            ("metadata", serde_json::Value::Null, "`evaluation.metadata`"),
+            ("stop_when", serde_json::json!({"checks_fall": 0}), "at least 1"),
+            ("stop_when", serde_json::json!({"checks_fall": -1}), "invalid value"),
+            ("stop_when", serde_json::json!({}), "checks_fall"),
+            ("stop_when", serde_json::json!({"checks_fal": 1}), "unknown field"),
+            ("stop_when", 3.into(), "invalid type"),
+        ] {
+            let mut config = whole.clone();
+            config[key] = value;
+            let told = read(config).unwrap_err();
+            assert!(told.contains(part), "no {part} in: {told}");
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_not_finite_is_named() {
+        let mut config = read(serde_json::json!({"check": [{"name": "motion"}, {"name": "flicker"}]})).unwrap();
+        config.check[1].weight = f64::NAN;
+        let told = config.check().unwrap_err().to_string();
+        assert!(told.contains("evaluation.check.1.weight") && told.contains("NaN"), "{told}");
+    }
+
+    #[test]
+    fn checks_are_called_by_their_names_and_numbered_where_one_stands_twice() {
+        let check = serde_json::json!([{"name": "motion"}, {"name": "flicker"}, {"name": "motion"}]);
+        let config = read(serde_json::json!({ "check": check })).unwrap();
+        assert_eq!(config.check_labels(), ["motion", "flicker", "motion_2"]);
     }
 }

@@ -42,9 +42,9 @@ pub struct RunConfig {
     /// Where metrics go: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports are drawn
     /// from). Default: both. ROLL's other values have no effect.
     pub track_with: Vec<Tracker>,
-    /// A command, with its arguments, that is run when the run ends: done, failed or interrupted. It finds how in its
-    /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard
-    /// input, and is killed after 60 seconds. Default: an empty list, none.
+    /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how
+    /// in its environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its
+    /// standard input, and is killed after 60 seconds. Default: an empty list, none.
     pub on_finish: Vec<String>,
     /// Libraries (dylibs) with further components; `roll plugins` lists what they offer. Default: an empty list.
     pub plugins: Vec<PathBuf>,

@@ -62,7 +62,9 @@ pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
         serde_json::to_value(parts).map_err(Error::failed("the configuration cannot be written as JSON"))?;
     // The order in which options were said means nothing.
     settings.sort_all_objects();
-    let mut key = Fingerprint::new("evaluation").text("version", env!("CARGO_PKG_VERSION")).text("settings", settings);
+    let mut key = Fingerprint::new("evaluation, checks apart")
+        .text("version", env!("CARGO_PKG_VERSION"))
+        .text("settings", settings);
     let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
     let Some(parts) = model.parts() else {
         let mut values = vec![0.0; lengths.iter().sum()];

@@ -26,6 +26,17 @@ pub fn folder(dir: &RunDir, moment: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Copies the clips of one moment to another.
+pub fn copy_moment(dir: &RunDir, from: &str, to: &str) -> Result<()> {
+    let (from, to) = (folder(dir, from)?, folder(dir, to)?);
+    for entry in std::fs::read_dir(&from).map_err(Error::file("list the clips in", &from))? {
+        let entry = entry.map_err(Error::file("list the clips in", &from))?;
+        let copy = to.join(entry.file_name());
+        std::fs::copy(entry.path(), &copy).map_err(Error::file("write", &copy))?;
+    }
+    Ok(())
+}
+
 /// The file of a clip; creates its folder.
 pub fn clip_path(dir: &RunDir, moment: &str, name: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
     Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(name))))

@@ -7,6 +7,7 @@ use roll_core::{Headline, Result};
 use serde_json::{Map, Value};
 
 use super::plot::{self, Panel, Series};
+use crate::evaluation::hacking::FALLING;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
 
@@ -85,8 +86,10 @@ pub fn other_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
     names.map(|name| panel(runs, &name, &name)).collect()
 }
 
+/// Scores that share an axis; each of several checks has a scale of its own.
 fn is_evaluation(name: &str) -> bool {
-    name.starts_with("eval/") && !name.ends_with("_kl")
+    let apart = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
+    name.starts_with("eval/") && !apart
 }
 
 fn names(runs: &[Curves<'_>]) -> BTreeSet<String> {

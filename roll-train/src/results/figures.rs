@@ -10,26 +10,26 @@ use super::record::{Record, Validated};
 use crate::evaluation::{self, Change, Results};
 use crate::progress::counted;
 
-/// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`.
+/// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`, and `eval/unseen_check_NAME` for
+/// each of several checks.
 pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     for (name, clips) in results {
         let label = labels.of(*name);
-        let values = [
-            (format!("eval/{label}"), evaluation::mean_score(clips, 0)),
-            (format!("eval/{label}_check"), evaluation::mean_score(clips, 1)),
-            (format!("eval/{label}_kl"), evaluation::mean_kl(clips)),
-        ];
-        metrics.extend(values.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        let scores = labels.suffixes().into_iter().enumerate();
+        let scores = scores.map(|(place, suffix)| (suffix, evaluation::mean_score(clips, place)));
+        let values = scores.chain([("_kl".to_string(), evaluation::mean_kl(clips))]);
+        metrics.extend(values.filter_map(|(suffix, value)| Some((format!("eval/{label}{suffix}"), value?))));
     }
     metrics
 }
 
-/// Scores of each set before and after training, first by the reward, then by the rewards of `evaluation.check`.
+/// Scores of each set before and after training, first by the reward, then by the rewards of `evaluation.check`, their
+/// sum before each.
 fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
     let Some((before, after)) = record.ends() else { return Vec::new() };
     let mut changes = Vec::new();
-    for (reward, suffix) in [(0, ""), (1, "_check")] {
+    for (reward, suffix) in labels.suffixes().into_iter().enumerate() {
         for (name, clips) in before {
             if let Some(change) = evaluation::change(clips, evaluation::of(after, *name), reward) {
                 changes.push((format!("{}{suffix}", labels.of(*name)), change));
@@ -65,7 +65,8 @@ fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<Val
 
 /// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
 /// `unseen_clips` and `unseen_missing`, the same for the other sets and, with the suffix `_check`, for the rewards of
-/// `evaluation.check`; `kl` after training; `success_before` and `success_after` of an agent.
+/// `evaluation.check` (`_check_NAME` for each of several); `kl` after training; `success_before` and `success_after` of
+/// an agent.
 pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> BTreeMap<String, Value> {
     let mut figures = BTreeMap::new();
     for ValidationChange { held_out, before, after } in validation_changes(record, headlines) {

@@ -1,20 +1,35 @@
-//! Names of the evaluated sets in metrics, summaries and file names.
+//! Names of the evaluated sets, and of what is measured on them, in metrics, summaries and file names.
 
 use roll_core::Measure;
 
 use crate::evaluation::SetName;
 
-/// A label for each evaluated set.
+/// A label for each evaluated set, and a suffix for each score.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SetLabels {
     train: String,
+    checks: Vec<String>,
 }
 
 impl SetLabels {
     /// The set of training clips is called by what the reward measures, or `train` if the reward does not declare it.
-    pub(crate) fn new(measure: &Measure) -> Self {
+    /// `checks` are the labels of the rewards of `evaluation.check`.
+    pub(crate) fn new(measure: &Measure, checks: Vec<String>) -> Self {
         let said = measure.label != Measure::SCORE;
-        Self { train: if said { measure.label.clone() } else { "train".into() } }
+        Self { train: if said { measure.label.clone() } else { "train".into() }, checks }
+    }
+
+    /// The labels of the rewards of `evaluation.check`.
+    pub(crate) fn checks(&self) -> &[String] {
+        &self.checks
+    }
+
+    /// Of each score of a clip by its place: nothing for the trained reward, `_check` for the sum of the checks, and
+    /// `_check_NAME` for each where there are several.
+    pub(crate) fn suffixes(&self) -> Vec<String> {
+        let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
+        let each = several.iter().map(|name| format!("_check_{name}"));
+        [String::new(), "_check".into()].into_iter().chain(each).collect()
     }
 
     /// The label of a set.

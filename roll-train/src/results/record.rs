@@ -40,6 +40,9 @@ pub struct Record {
     pub parameters: Option<u64>,
     /// Evaluations in the order of their steps.
     pub evaluations: Vec<Evaluation>,
+    /// The first evaluation in which the reward had risen and checks had fallen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspicion: Option<Suspicion>,
     /// Validations in the order of their steps.
     pub validations: Vec<Validated>,
     /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
@@ -56,6 +59,15 @@ pub struct Skipped {
     pub sample: String,
     /// Why it was left out.
     pub reason: String,
+}
+
+/// An evaluation that suggests reward hacking.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Suspicion {
+    /// Number of steps taken before it.
+    pub step: u64,
+    /// What was told.
+    pub text: String,
 }
 
 /// Scores of one evaluation.

@@ -1,5 +1,6 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 
+mod hacking;
 mod idle;
 mod measure;
 mod open;
@@ -67,6 +68,8 @@ pub struct Trainer {
     saved: Option<Checkpoint>,
     /// Its step, which every rank must know: whether one is to be written is decided by all alike.
     saved_step: Option<u64>,
+    /// What ended the run before its last step, in words.
+    stopped: Option<String>,
 }
 
 impl Trainer {
@@ -124,6 +127,11 @@ impl Trainer {
             self.record.parameters = parameters::glance(self.model.as_mut())?.map(|glance| glance.hash);
         }
         while self.done < self.steps {
+            self.stopped = self.hacked();
+            if self.stopped.is_some() {
+                self.end_early(journal)?;
+                break;
+            }
             if self.is_asked_to_stop(session)? {
                 return Err(Error::Interrupted);
             }
@@ -187,6 +195,7 @@ impl Trainer {
             }
             if let Some(results) = evaluated? {
                 metrics.extend(results::metrics(&results, &self.labels));
+                metrics.extend(self.watch_checks());
             }
             let validated = self.validate(journal, bar);
             if validated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {

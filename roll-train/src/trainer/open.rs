@@ -69,8 +69,8 @@ impl Trainer {
         let evaluator = evaluator.filter(|_| !validates);
         if validates && (config.evaluation.train_samples > 0 || !config.evaluation.check.is_empty()) {
             tracing::warn!(
-                "`evaluation.train_samples` and `evaluation.check` have no effect: `{}` measures its loss on the clips of \
-                 `evaluation.metadata`, and generates none",
+                "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` \
+                 measures its loss on the clips of `evaluation.metadata`, and generates none",
                 config.algo.name
             );
         }
@@ -94,7 +94,8 @@ impl Trainer {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
         let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
-        let labels = SetLabels::new(&reward.as_ref().map(|reward| reward.measures()).unwrap_or_default());
+        let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
+        let labels = SetLabels::new(&measure, config.evaluation.check_labels());
         let headlines = algorithm.headlines();
         Ok(Self {
             loaded,
@@ -116,6 +117,7 @@ impl Trainer {
             seconds_before: 0.0,
             saved: None,
             saved_step: None,
+            stopped: None,
         })
     }
 }

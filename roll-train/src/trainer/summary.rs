@@ -17,6 +17,9 @@ use crate::run_dir::RunDir;
 pub struct Summary {
     /// Steps taken.
     pub steps: u64,
+    /// What ended the run before its last step (`evaluation.stop_when`), in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
     /// Wall-clock seconds of the loop.
     pub seconds: f64,
     /// Trainable parameters.
@@ -64,6 +67,7 @@ impl Trainer {
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = Summary {
             steps: self.done,
+            stopped: self.stopped.clone(),
             seconds: self.record.seconds,
             parameters: self.model.parameter_count(),
             first: record::restored(&self.record.first),

@@ -25,7 +25,11 @@ pub fn status(run: &Source) -> String {
         None => run.values("time/total").iter().sum(),
     };
     let of = wanted.map(|wanted| format!(" of {wanted}")).unwrap_or_default();
-    let over = if run.summary.is_some() && wanted.is_none_or(|wanted| done >= wanted) { "" } else { ", not finished" };
+    let over = match &run.summary {
+        Some(summary) if summary.contains_key("stopped") => ", stopped by `evaluation.stop_when`",
+        Some(_) if wanted.is_none_or(|wanted| done >= wanted) => "",
+        _ => ", not finished",
+    };
     format!("{}: {done}{of} steps in {seconds:.0} s{over}", run.path.display())
 }
 

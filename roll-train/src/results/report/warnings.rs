@@ -11,6 +11,7 @@ const CLAMPED: f64 = 0.1;
 /// The warnings of a run.
 pub fn warnings(run: &Source) -> Vec<String> {
     let mut warnings = Vec::new();
+    warnings.extend(run.record.suspicion.iter().map(|suspicion| suspicion.text.clone()));
     let sum = |metric: &str| run.values(metric).iter().sum::<f64>() as u64;
     let skipped = sum("actor/skipped").max(run.record.skipped_samples);
     if skipped > 0 {

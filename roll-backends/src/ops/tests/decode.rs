@@ -1,0 +1,75 @@
+//! Rows that attend to a prompt and a tail, against the same formula in f64.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{Exact, assert_near, devices, download, noise};
+use crate::ops::{DecodeCall, KeyPlace, attend_rows, decode, store_rows};
+
+/// Sequences of one prompt with other tails, of prompts of other lengths, and one without a tail.
+#[test]
+fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
+    let (heads, key_heads, width, slots, capacity) = (6, 2, 20, 4, 5);
+    let place = |prompt, slot, tail| KeyPlace { prompt, slot, tail };
+    let places = [place(0..7, 2, 3), place(0..7, 0, 5), place(7..40, 3, 0), place(40..41, 1, 1)];
+    let (q, prompts) = (noise(4, heads * width, 1), [2, 3].map(|seed| noise(41, key_heads * width, seed)));
+    let tails = [4, 5].map(|seed| noise(slots * capacity, key_heads * width, seed));
+    let mut expected = Vec::new();
+    for (i, place) in places.iter().enumerate() {
+        let rows: Vec<usize> = place.prompt.clone().collect();
+        let keys = rows.len() + place.tail;
+        let at = |which: usize, key: usize, column: usize| match rows.get(key) {
+            Some(row) => prompts[which].at(*row, column),
+            None => tails[which].at(place.slot * capacity + key - rows.len(), column),
+        };
+        for head in 0..heads {
+            let first = head / (heads / key_heads) * width;
+            let score = |key: usize| {
+                let products = (0..width).map(|c| q.at(i, head * width + c) * at(0, key, first + c));
+                products.sum::<f64>() / (width as f64).sqrt()
+            };
+            let weights: Vec<f64> = (0..keys).map(|key| score(key).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let mixed = |c: usize| (0..keys).map(|key| weights[key] / sum * at(1, key, first + c)).sum::<f64>();
+            expected.extend((0..width).map(mixed));
+        }
+    }
+    for device in devices() {
+        let tail = |x: &Exact| x.upload(&device).reshape([slots, capacity, key_heads * width]);
+        let call = DecodeCall { heads, key_heads, places: places.to_vec().into() };
+        let [pk, pv] = prompts.each_ref().map(|x| x.upload(&device));
+        let out = attend_rows(q.upload(&device), [pk, pv], [tail(&tails[0]), tail(&tails[1])], call);
+        assert_near("attention of rows", &download(out), &expected, 1e-5);
+    }
+    #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+    {
+        use burn::backend::Flex;
+        use burn::backend::ops::FloatTensorOps;
+        use burn::tensor::TensorData;
+        let upload = |x: &Exact, shape: Vec<usize>| {
+            let values: Vec<f32> = x.values.iter().map(|v| *v as f32).collect();
+            Flex::float_from_data(TensorData::new(values, shape), &Default::default())
+        };
+        let columns = key_heads * width;
+        let prompts = prompts.each_ref().map(|x| upload(x, vec![41, columns]));
+        let tails = tails.each_ref().map(|x| upload(x, vec![slots, capacity, columns]));
+        let call = DecodeCall { heads, key_heads, places: places.to_vec().into() };
+        let out = decode::attend_by_index::<Flex>(upload(&q, vec![4, heads * width]), prompts, tails, &call);
+        assert_near("that of any backend", out.storage::<f32>(), &expected, 1e-5);
+    }
+}
+
+#[test]
+fn rows_are_stored_in_their_slots() {
+    for device in devices() {
+        let rows = noise(3, 4, 9);
+        let zeros = Tensor::<3>::zeros([3, 2, 4], (&device, DType::F32));
+        let once = store_rows(zeros.clone(), rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]);
+        let twice = store_rows(once, rows.upload(&device), &[(0, 0), (2, 1), (1, 0)]);
+        let mut expected = vec![0.0; 24];
+        for (row, at) in [(0, 4), (1, 1), (2, 3), (0, 0), (1, 5), (2, 2)] {
+            (0..4).for_each(|c| expected[at * 4 + c] = rows.at(row, c));
+        }
+        assert_near("stored rows", &download(twice), &expected, 0.0);
+        assert!(download(zeros).iter().all(|v| *v == 0.0), "what somebody else holds stays as it is");
+    }
+}

@@ -1,0 +1,78 @@
+//! The rewards of `evaluation.check`: measured, never optimised.
+
+use roll_core::{BuildContext, Registry, Result, ResultExt, RewardComponent, RewardScorer};
+
+/// The rewards and their weights.
+#[derive(Default)]
+pub(super) struct Checks(Vec<(f64, Box<dyn RewardScorer>)>);
+
+impl Checks {
+    /// Sets them up.
+    pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let mut checks = Vec::new();
+        for (i, component) in components.iter().enumerate() {
+            let scorer = registry
+                .reward(&component.name, &component.options, context)
+                .while_doing(|| format!("setting up evaluation.check.{i} (`{}`)", component.name))?;
+            checks.push((component.weight, scorer));
+        }
+        Ok(Self(checks))
+    }
+
+    pub(super) fn scorers(&mut self) -> impl Iterator<Item = &mut dyn RewardScorer> {
+        self.0.iter_mut().map(|(_, scorer)| &mut **scorer as &mut dyn RewardScorer)
+    }
+
+    /// Puts the weighted sum of the checks before their scores, which come last in `scores`; a single check is its own
+    /// sum. A check of weight 0 is no part of a sum; where another has no score, there is no sum. Of a check of negative
+    /// weight less is better: its own score is negated.
+    pub(super) fn add_sum(&self, scores: &mut Vec<Option<f64>>) {
+        let Some(first) = scores.len().checked_sub(self.0.len()) else { return };
+        let weights: Vec<f64> = self.0.iter().map(|(weight, _)| *weight).collect();
+        let counting = weights.iter().zip(&scores[first..]).filter(|(weight, _)| **weight != 0.0);
+        let sum: Option<f64> = counting.map(|(weight, score)| Some(weight * (*score)?)).sum();
+        match weights[..] {
+            [] | [0.0] => {}
+            [_] => scores[first] = sum,
+            _ => {
+                for (score, weight) in scores[first..].iter_mut().zip(&weights) {
+                    *score = score.map(|score| if *weight < 0.0 { -score } else { score });
+                }
+                scores.insert(first, sum.filter(|_| weights.iter().any(|weight| *weight != 0.0)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_rewards::Brightness;
+
+    use super::*;
+
+    fn sums(weights: &[f64], scores: &[Option<f64>]) -> Vec<Option<f64>> {
+        let scorer = || Box::new(Brightness::new(Default::default()).unwrap()) as Box<dyn RewardScorer>;
+        let mut scores = scores.to_vec();
+        Checks(weights.iter().map(|weight| (*weight, scorer())).collect()).add_sum(&mut scores);
+        scores
+    }
+
+    #[test]
+    fn the_sum_of_several_checks_stands_before_each_of_them() {
+        assert_eq!(sums(&[], &[Some(0.5)]), [Some(0.5)]);
+        assert_eq!(sums(&[2.0], &[Some(0.5), Some(0.25)]), [Some(0.5), Some(0.5)]);
+        let several = sums(&[1.0, -2.0], &[Some(0.5), Some(0.25), Some(1.0)]);
+        assert_eq!(several, [Some(0.5), Some(-1.75), Some(0.25), Some(-1.0)]);
+        // Without a trained reward the checks come first.
+        assert_eq!(sums(&[1.0, 1.0], &[Some(0.25), Some(1.0)]), [Some(1.25), Some(0.25), Some(1.0)]);
+    }
+
+    #[test]
+    fn a_check_without_a_score_takes_the_sum_with_it_unless_it_has_no_weight() {
+        assert_eq!(sums(&[1.0, 1.0], &[Some(0.5), None, Some(1.0)]), [Some(0.5), None, None, Some(1.0)]);
+        assert_eq!(sums(&[0.0, 1.0], &[Some(0.5), None, Some(1.0)]), [Some(0.5), Some(1.0), None, Some(1.0)]);
+        assert_eq!(sums(&[0.0, 0.0], &[Some(0.5), Some(2.0), Some(1.0)])[1..], [None, Some(2.0), Some(1.0)]);
+        assert_eq!(sums(&[0.0], &[Some(0.5), Some(2.0)]), [Some(0.5), Some(2.0)]);
+    }
+}

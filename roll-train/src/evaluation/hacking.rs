@@ -1,0 +1,137 @@
+//! Reward hacking: the trained reward rises because the model found its weakness, and other measures fall.
+//!
+//! The rule, on the clips that are not trained on, or on training clips where there are no others: each score is
+//! compared with that of the same clip before training. The reward *rises* when the 95 % interval of its mean gain over
+//! the clips lies above 0; a check *falls* when that of its mean gain lies below 0. Hacking is suspected when the
+//! reward rises and at least one check falls. Of fewer than [`MIN_CLIPS`] clips with both scores nothing is said.
+
+use super::{Results, SetName, change, of};
+use crate::statistics::Gain;
+
+/// An interval from fewer pairs says little: of three fair coins, one time in four all fall alike.
+pub const MIN_CLIPS: usize = 4;
+
+/// The metric that counts the checks that have fallen since the evaluation before training.
+pub const FALLING: &str = "eval/checks_falling";
+
+/// The gains since the evaluation before training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Of the trained reward, where it rises.
+    pub rises: Option<Gain>,
+    /// Of the checks that fall, by their labels.
+    pub falling: Vec<(String, Gain)>,
+}
+
+impl Verdict {
+    /// Compares two evaluations whose checks have these labels.
+    pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
+        let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(before, *set).is_empty());
+        let gain = |place: usize| {
+            let set = set?;
+            let change = change(of(before, set), of(after, set), place)?;
+            (change.clips >= MIN_CLIPS).then_some(change.gain)
+        };
+        let first = if labels.len() == 1 { 1 } else { 2 };
+        let falls = |(i, label): (usize, &String)| {
+            let gain = gain(first + i)?;
+            (gain.ci95[1] < 0.0).then(|| (label.clone(), gain))
+        };
+        Self {
+            rises: gain(0).filter(|gain| gain.ci95[0] > 0.0),
+            falling: labels.iter().enumerate().filter_map(falls).collect(),
+        }
+    }
+
+    /// Whether the reward rises while a check falls.
+    pub fn is_suspect(&self) -> bool {
+        self.rises.is_some() && !self.falling.is_empty()
+    }
+
+    /// What people are told; `None` when there is nothing to suspect.
+    pub fn told(&self, step: u64) -> Option<String> {
+        let rises = self.rises.filter(|_| self.is_suspect())?;
+        let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", written(gain)));
+        Some(format!(
+            "since training began the reward has risen, {}, and of `evaluation.check` these have fallen: {} (step \
+             {step}); suspect reward hacking",
+            written(&rises),
+            falling.collect::<Vec<_>>().join(", ")
+        ))
+    }
+}
+
+fn written(Gain { mean, ci95: [low, high] }: &Gain) -> String {
+    format!("{mean:+.3} (95 % {low:+.3} to {high:+.3})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluation::Clip;
+
+    /// One set of clips with these scores each, told apart by a little.
+    fn results(set: SetName, clips: usize, scores: &[Option<f64>]) -> Results {
+        let clip = |i: usize| Clip {
+            origin: format!("row {i}"),
+            scores: scores.iter().map(|score| score.map(|score| score + i as f64)).collect(),
+            kl: Some(0.0),
+        };
+        vec![(set, (0..clips).map(clip).collect())]
+    }
+
+    fn labels(of: &[&str]) -> Vec<String> {
+        of.iter().map(|label| label.to_string()).collect()
+    }
+
+    fn verdict(clips: usize, after: &[Option<f64>], of: &[&str]) -> Verdict {
+        let before = results(SetName::Unseen, clips, &vec![Some(0.5); after.len()]);
+        Verdict::of(&before, &results(SetName::Unseen, clips, after), &labels(of))
+    }
+
+    #[test]
+    fn a_reward_that_rises_while_a_check_falls_is_suspect() {
+        let one = verdict(4, &[Some(0.75), Some(0.25)], &["motion"]);
+        assert!(one.is_suspect() && one.falling.len() == 1);
+        // The sum stands before several checks, and is none of them.
+        let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
+        let told = several.told(50).unwrap_or_default();
+        for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {
+            assert!(told.contains(part), "no {part} in: {told}");
+        }
+        assert!(!told.contains("flicker"), "{told}");
+    }
+
+    #[test]
+    fn what_stays_or_moves_together_is_not() {
+        for after in [[0.75, 0.75], [0.25, 0.25], [0.5, 0.25], [0.75, 0.5]] {
+            let verdict = verdict(4, &after.map(Some), &["motion"]);
+            assert!(!verdict.is_suspect() && verdict.told(1).is_none(), "{after:?}");
+        }
+        assert!(!verdict(4, &[Some(0.75), None], &["motion"]).is_suspect());
+        assert!(!verdict(4, &[Some(0.75)], &[]).is_suspect());
+    }
+
+    #[test]
+    fn a_fall_that_the_clips_do_not_agree_on_is_none() {
+        let mut after = results(SetName::Unseen, 6, &[Some(0.75), Some(0.4)]);
+        let before = results(SetName::Unseen, 6, &[Some(0.5), Some(0.5)]);
+        assert!(Verdict::of(&before, &after, &labels(&["motion"])).is_suspect());
+        for clip in after[0].1.iter_mut().step_by(2) {
+            clip.scores[1] = clip.scores[1].map(|score| score + 0.2);
+        }
+        assert!(Verdict::of(&before, &after, &labels(&["motion"])).falling.is_empty());
+    }
+
+    #[test]
+    fn of_few_clips_nothing_is_said_and_training_clips_stand_in_for_unseen_ones() {
+        assert!(!verdict(MIN_CLIPS - 1, &[Some(0.75), Some(0.25)], &["motion"]).is_suspect());
+        let trained = |scores: [f64; 2]| results(SetName::Train, 4, &scores.map(Some));
+        let (before, after) = (trained([0.5, 0.5]), trained([0.75, 0.25]));
+        assert!(Verdict::of(&before, &after, &labels(&["motion"])).is_suspect());
+        // What happens to training clips does not count beside unseen ones.
+        let unseen = || results(SetName::Unseen, 4, &[Some(0.5), Some(0.5)]);
+        let both = [unseen(), before].concat();
+        assert!(!Verdict::of(&both, &[unseen(), after].concat(), &labels(&["motion"])).is_suspect());
+    }
+}

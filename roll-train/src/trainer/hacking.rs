@@ -1,0 +1,58 @@
+//! The reward rises while checks fall: the run says so once, and may end.
+
+use roll_core::Result;
+
+use super::Trainer;
+use crate::checkpoint::step_name;
+use crate::evaluation::hacking::{FALLING, Verdict};
+use crate::results::record::{Evaluation, Suspicion};
+use crate::results::{self, Journal};
+
+impl Trainer {
+    /// Looks at the newest evaluation: the first one that is suspect is told, and remembered over restarts. Gives the
+    /// metric of it; none before training and without checks.
+    pub(super) fn watch_checks(&mut self) -> Option<(String, f64)> {
+        let verdict = self.verdict(self.record.evaluations.last()?)?;
+        if let (Some(text), None) = (verdict.told(self.done), &self.record.suspicion) {
+            if self.is_first() {
+                tracing::warn!("{text}");
+            }
+            self.record.suspicion = Some(Suspicion { step: self.done, text });
+        }
+        Some((FALLING.into(), verdict.falling.len() as f64))
+    }
+
+    /// Why the run is to end before its last step, by `evaluation.stop_when`. It depends on the record alone, so that
+    /// all ranks agree, and a run that was killed and resumed ends where it would have ended.
+    pub(super) fn hacked(&self) -> Option<String> {
+        let wanted = self.loaded.config.evaluation.stop_when?.checks_fall as usize;
+        // Otherwise it was decided when that evaluation was done.
+        self.record.evaluations.last().filter(|newest| newest.step == self.done)?;
+        let newest = self.record.evaluations.iter().rev().take(wanted);
+        let verdicts: Option<Vec<Verdict>> = newest.map(|evaluation| self.verdict(evaluation)).collect();
+        let verdicts = verdicts.filter(|all| all.len() == wanted && all.iter().all(Verdict::is_suspect))?;
+        verdicts.first()?.told(self.done)
+    }
+
+    /// What an evaluation says beside that before training; `None` of that one, and without checks.
+    fn verdict(&self, evaluation: &Evaluation) -> Option<Verdict> {
+        let checks = self.labels.checks();
+        let before = self.record.evaluations.first().filter(|first| first.step < evaluation.step)?;
+        (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))
+    }
+
+    /// Leaves what the last step would have left: a checkpoint, and the newest clips as those after training.
+    pub(super) fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
+        journal.open(&self.loaded, &self.record, &self.labels)?;
+        self.save(journal)?;
+        self.amend(journal)?;
+        match (&journal.dir, self.record.evaluations.last()) {
+            (Some(dir), Some(newest)) => results::copy_moment(dir, &step_name(newest.step), "after"),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_first(&self) -> bool {
+        self.strategy.communicator().rank().0 == 0
+    }
+}
