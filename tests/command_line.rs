@@ -61,6 +61,8 @@ fn no_example_and_no_demo_has_a_key_without_effect() {
         &["examples/reward_fl_clip.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
+        &["roll-cli/src/demo_flow_matching.yaml"],
+        &["roll-cli/src/demo_sft.yaml"],
         &["examples/demo_agent/sft.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());

@@ -9,7 +9,7 @@ use roll_core::{
 use crate::AlgorithmError;
 
 /// The reaction to a value that is not finite. Parameters never change by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
     /// The update is left out and reported.

@@ -21,6 +21,11 @@ const VARIABLE: &str = "ROLL_DEMO";
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 
+/// Flow matching on its clips.
+const CLIPS: &str = include_str!("demo_flow_matching.yaml");
+/// Supervised training on its conversations.
+const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
+
 /// The agent's configuration, and that of its environment.
 const AGENT: &str = include_str!("demo_agent.yaml");
 const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
@@ -36,6 +41,12 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
         if of(algorithm, "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
             return faces(own, config).map(Some);
         }
+    }
+    if of("flow_matching", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+        return clips().map(Some);
+    }
+    if of("sft", "causal_lm", &["model.model_path", "algo.data"]) {
+        return conversations().map(Some);
     }
     if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
         return agent(own).map(Some);
@@ -53,16 +64,38 @@ fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
     }
 }
 
+/// The small world's clips, trained on without a reward.
+fn clips() -> Result<ConfigLayers> {
+    let directory = directory()?;
+    tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
+    text_in("the demo", CLIPS, &directory)
+}
+
+/// Conversations of the agent's environment.
+fn conversations() -> Result<ConfigLayers> {
+    let directory = directory()?;
+    tracing::info!(
+        "no model and no data are named: this is the demo, with the small language model that is built in, on {}",
+        directory.join("conversations.jsonl").display()
+    );
+    text_in("the demo", CONVERSATIONS, &directory)
+}
+
+/// A configuration of files in the demo's directory.
+fn text_in(name: &str, config: &str, directory: &Path) -> Result<ConfigLayers> {
+    let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
+    ConfigLayers::new().text(name, &config.replace("DEMO", quoted.trim_matches('"')))
+}
+
 /// Defaults of the built-in demo. Its reward's options are used only if the user names no other reward.
 fn faces(own: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
-    let quoted = serde_json::Value::from(directory.to_string_lossy()).to_string();
-    let text = |config: &str| config.replace("DEMO", quoted.trim_matches('"'));
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    let layers = ConfigLayers::new().text("the demo", &text(CONFIG))?.text("the demo", &text(algorithm))?;
+    let layers = text_in("the demo", CONFIG, &directory)?;
+    let layers = text_in("the demo", algorithm, &directory)?.over(layers);
     match names_another_reward(own) {
         true => Ok(layers),
-        false => layers.text("the demo's reward", &text(REWARD)),
+        false => Ok(text_in("the demo's reward", REWARD, &directory)?.over(layers)),
     }
 }
 

@@ -7,8 +7,9 @@ use crate::Options;
 /// A named implementation and its options; what options there are is the implementation's to say
 /// ([`crate::Registration::defaults`]).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Component {
-    /// Name in the registry.
+    /// Name in the registry: `roll plugins` lists them.
     pub name: String,
     /// The rest of the map. A loaded configuration has the defaults filled in.
     #[serde(flatten)]
@@ -24,8 +25,9 @@ impl Component {
 
 /// A reward and its weight in the sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RewardComponent {
-    /// Name in the registry.
+    /// Name in the registry: `roll plugins` lists them.
     pub name: String,
     /// Factor of its score in the sum.
     #[serde(default = "one")]

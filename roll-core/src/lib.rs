@@ -23,6 +23,7 @@ pub mod files;
 #[cfg(feature = "fingerprint")]
 pub mod fingerprint;
 pub mod headline;
+pub mod keys;
 pub mod kind;
 pub mod language;
 pub mod model;
@@ -53,6 +54,7 @@ pub use file_check::{FileCheck, FilesFound};
 #[cfg(feature = "fingerprint")]
 pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
+pub use keys::Key;
 pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::plan::{Division, Needs, Passes, PlanInput};
 #[cfg(feature = "host")]
 use crate::plugin::{LoadedComponent, Plugin};
-use crate::{Algorithm, Environment, Error, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement};
+use crate::{
+    Algorithm, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement,
+};
 
 /// Options of an implementation, as parsed from the configuration.
 pub type Options = serde_json::Map<String, serde_json::Value>;
@@ -78,6 +80,8 @@ pub struct Registration {
     pub version: &'static str,
     /// Every option with its default; read it through [`Registration::options`].
     pub defaults: fn() -> Options,
+    /// Every option with its meaning, [`crate::keys::of`] its type; read it through [`Registration::keys`].
+    pub keys: fn() -> Vec<Key>,
     /// How to make it.
     pub factory: Factory,
     /// How to plan for it; `None` where `roll plan` cannot know.
@@ -93,6 +97,15 @@ impl Registration {
             #[cfg(feature = "host")]
             Factory::Loaded(component) => component.defaults(),
             _ => (self.defaults)(),
+        }
+    }
+
+    /// Every option, and those within options that are maps, with meaning, values and default.
+    pub fn keys(&self) -> Vec<Key> {
+        match self.factory {
+            #[cfg(feature = "host")]
+            Factory::Loaded(component) => component.keys(),
+            _ => (self.keys)(),
         }
     }
 

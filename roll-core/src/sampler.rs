@@ -15,6 +15,7 @@ const NAMES: [(&str, Sampler); 2] = [("euler", Sampler::Euler), ("unipc", Sample
 
 /// A way to integrate the flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Sampler {
     /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that a gradient passes back by the same

@@ -1,63 +1,72 @@
 //! The section `data` of a configuration.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, VideoUnit};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Training data: a table of clips with columns `video` and `prompt` (optionally `image` or `input_image`, and
 /// `end_image`), and the files it names; or a directory of videos with a caption each.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or of a
-    /// directory of videos, each with its prompt in a `.txt` of the same name. Default: `null`, which algorithms that
+    /// directory of videos, each with its prompt in a `.txt` of the same name. `null`: none, which algorithms that
     /// train on clips refuse.
     pub metadata: Option<PathBuf>,
-    /// Directory that the file names in `metadata` are relative to. Default: `null`, the directory of that file.
+    /// Directory that the file names in `metadata` are relative to. `null`: the directory of that file.
     pub base_path: Option<PathBuf>,
-    /// Upper limit on the pixels of a frame; larger frames are scaled down to about this many. At least 1. Default:
-    /// 230400 (480 * 480), as in ROLL.
+    /// Upper limit on the pixels of a frame; larger frames are scaled down to about this many.
+    #[schemars(range(min = 1))]
     pub max_pixels: usize,
     /// Height of every frame in pixels, a multiple of the model's unit (16, or 32 of TI2V-5B). Needs `width`; the two
-    /// replace `max_pixels`. Default: `null`.
+    /// replace `max_pixels`.
+    #[schemars(range(min = 1))]
     pub height: Option<usize>,
-    /// Width of every frame in pixels, likewise. Needs `height`. Default: `null`.
+    /// Width of every frame in pixels, likewise. Needs `height`.
+    #[schemars(range(min = 1))]
     pub width: Option<usize>,
     /// Upper limit on the frames taken from a clip. The number taken is always one more than a multiple of the model's
-    /// unit (4). At least 1. Default: 81.
+    /// unit (4).
+    #[schemars(range(min = 1))]
     pub num_frames: usize,
-    /// Frames per second at which clips are sampled: the frames that are shown at those times, also of clips of variable
-    /// rate. Above 0. Default: `null`, every frame of the file is taken.
+    /// Frames per second at which clips are sampled: the frames that are shown at those times, also of clips of
+    /// variable rate. `null`: every frame of the file is taken.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub fps: Option<f64>,
     /// Ratios of width to height, from 0.05 to 20, for instance 1.78 for 16:9. Each clip is cropped to the nearest one
     /// and scaled to about `max_pixels` (a smaller clip is not scaled up), and the samples of a micro-batch have one
-    /// shape. Excludes `height` and `width`. Default: an empty list, each clip keeps its own ratio.
+    /// shape. Excludes `height` and `width`. An empty list: each clip keeps its own ratio.
+    #[schemars(inner(range(min = 0.05, max = 20)))]
     pub bucket_ratios: Vec<f64>,
     /// Numbers of frames, each one more than a multiple of the model's unit (4) and at most `num_frames`. Each clip is
-    /// cut to the largest number that it has frames for, and the samples of a micro-batch have one shape. Default: an
-    /// empty list, each clip keeps its length, up to `num_frames`.
+    /// cut to the largest number that it has frames for, and the samples of a micro-batch have one shape. An empty
+    /// list: each clip keeps its length, up to `num_frames`.
+    #[schemars(inner(range(min = 1)))]
     pub bucket_frames: Vec<usize>,
-    /// Draw the rows in another order in each pass, keyed by `seed`. Default: true.
+    /// Draw the rows in another order in each pass, keyed by `seed`.
     pub shuffle: bool,
-    /// What to do with a row whose files cannot be read: `error` or `skip`. Default: `error`.
+    /// What to do with a row whose files cannot be read: `error` or `skip`.
     pub on_bad_sample: OnBadSample,
     /// Who decodes videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
-    /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read. Default: `auto`.
+    /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read.
     pub decoder: Decoder,
-    /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`. From 0 to 16.
-    /// Default: 1.
+    /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`.
+    #[schemars(range(max = MAX_PREFETCH))]
     pub prefetch: usize,
-    /// Passes over the metadata in one epoch (`dataset_repeat` in DiffSynth-Studio). At least 1. Default: 1.
+    /// Passes over the metadata in one epoch (`dataset_repeat` in DiffSynth-Studio).
+    #[schemars(range(min = 1))]
     pub repeat: u64,
-    /// Upper limit, in bytes, on the decoded clips that are kept in memory. Default: 1073741824 (1 GiB).
+    /// Upper limit, in bytes, on the decoded clips that are kept in memory.
     pub cache_bytes: usize,
-    /// Directory in which latents, text embeddings and targets of rewards are kept, for this run and later ones; several
-    /// runs and ranks may share it. `none`: each run computes them anew. Default: `auto`, the directory that the
+    /// Directory in which latents, text embeddings and targets of rewards are kept, for this run and later ones;
+    /// several runs and ranks may share it. `none`: each run computes them anew. `auto`: the directory that the
     /// environment's `ROLL_CACHE` names (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
     pub cache_dir: CacheDir,
-    /// Upper limit, in bytes, on what `cache_dir` holds: what was not used for longest leaves. Default: 21474836480 (20
-    /// GiB).
+    /// Upper limit, in bytes, on what `cache_dir` holds: what was not used for longest leaves.
     pub cache_limit: u64,
 }
 
@@ -80,6 +89,16 @@ impl Serialize for CacheDir {
             Self::Off => "none".serialize(serializer),
             Self::At(path) => path.serialize(serializer),
         }
+    }
+}
+
+impl JsonSchema for CacheDir {
+    fn schema_name() -> Cow<'static, str> {
+        "CacheDir".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"const": "auto"}, {"const": "none"}, {"type": "string"}]})
     }
 }
 
@@ -136,35 +155,19 @@ impl Default for DataConfig {
 impl DataConfig {
     /// Checks ranges and values that exclude one another; errors name the key in the section `data`.
     pub fn check(&self) -> Result<()> {
-        for (key, count) in [
-            ("data.max_pixels", self.max_pixels as u64),
-            ("data.num_frames", self.num_frames as u64),
-            ("data.repeat", self.repeat),
-        ] {
-            if count == 0 {
-                return Err(Error::config(key, "expected at least 1, found 0"));
-            }
-        }
-        if self.prefetch > MAX_PREFETCH {
-            let problem = format!("expected at most {MAX_PREFETCH} batches, found {}", self.prefetch);
-            return Err(Error::config("data.prefetch", problem));
-        }
-        self.check_size()?;
-        self.check_buckets()?;
+        check_ranges("data", self)?;
         match self.fps {
-            Some(fps) if !(fps.is_finite() && fps > 0.0) => {
-                Err(Error::config("data.fps", "expected a positive number"))
-            }
+            Some(fps) if !fps.is_finite() => Err(Error::config("data.fps", "expected a finite number")),
             _ => Ok(()),
-        }
+        }?;
+        self.check_size()?;
+        self.check_buckets()
     }
 
     fn check_size(&self) -> Result<()> {
         match (self.height, self.width) {
             (Some(_), None) => Err(Error::config("data.height", "needs data.width beside it")),
             (None, Some(_)) => Err(Error::config("data.width", "needs data.height beside it")),
-            (Some(0), _) => Err(Error::config("data.height", "expected at least 1, found 0")),
-            (_, Some(0)) => Err(Error::config("data.width", "expected at least 1, found 0")),
             _ => Ok(()),
         }
     }
@@ -188,14 +191,10 @@ impl DataConfig {
     }
 
     fn check_buckets(&self) -> Result<()> {
-        if let Some(ratio) = self.bucket_ratios.iter().find(|r| !(0.05..=20.0).contains(*r)) {
-            let problem = format!("expected ratios of width to height, as 1.78 for 16:9, found {ratio}");
-            return Err(Error::config("data.bucket_ratios", problem));
-        }
         if !self.bucket_ratios.is_empty() && self.height.is_some() {
             return Err(Error::config("data.bucket_ratios", "`data.height` and `data.width` fix the ratio already"));
         }
-        if let Some(frames) = self.bucket_frames.iter().find(|n| **n == 0 || **n > self.num_frames) {
+        if let Some(frames) = self.bucket_frames.iter().find(|n| **n > self.num_frames) {
             let problem = format!("expected numbers from 1 to `data.num_frames` ({}), found {frames}", self.num_frames);
             return Err(Error::config("data.bucket_frames", problem));
         }
@@ -207,7 +206,7 @@ impl DataConfig {
 const MAX_PREFETCH: usize = 16;
 
 /// Who decodes videos.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decoder {
     /// The reader of this crate, and ffmpeg for what it cannot read.
@@ -220,7 +219,7 @@ pub enum Decoder {
 }
 
 /// What to do with a row whose files cannot be read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadSample {
     /// End the run with an error that names the row and the file.

@@ -4,10 +4,11 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::Storage;
 use roll_core::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Storage of frozen weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
     /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16.
@@ -46,7 +47,7 @@ impl WeightsDType {
 }
 
 /// What products of matrices and attention are taken in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDType {
     /// bf16 where the weights are and the device is a GPU.

@@ -1,17 +1,20 @@
 //! A reward that needs no network: how near the video's brightness is to a wanted one. For tests, demonstrations and
 //! first trials of a training run.
 
+use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{Error, Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::picture::luma::LUMA;
 
 /// Options of the reward `brightness`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Wanted mean luma of every frame, 0 (black) to 1 (white).
+    #[schemars(range(min = 0, max = 1))]
     pub target: f64,
 }
 
@@ -30,13 +33,8 @@ pub struct Brightness {
 impl Brightness {
     /// Fails when the target is outside [0, 1].
     pub fn new(config: Config) -> Result<Self> {
-        match (0.0..=1.0).contains(&config.target) {
-            true => Ok(Self { config }),
-            false => {
-                let problem = format!("expected a luma from 0 (black) to 1 (white), found {}", config.target);
-                Err(Error::config("reward.target", problem))
-            }
-        }
+        check_ranges("reward", &config)?;
+        Ok(Self { config })
     }
 }
 
@@ -93,6 +91,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
         planner: None,
     }

@@ -78,6 +78,7 @@ inventory::submit! {
         origin: "own_reward",
         version: "1",
         defaults: default_options::<Redness>,
+        keys: roll_core::keys::of_defaults::<Redness>,
         factory: Factory::Reward(|options, _| {
             Ok(Box::new(parse_options::<Redness>(Kind::Reward.section(), options)?))
         }),

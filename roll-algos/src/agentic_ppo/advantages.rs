@@ -4,7 +4,7 @@ use super::grid::{Grid, Mask};
 use super::statistics::{clip_fraction, masked_whiten};
 
 /// How advantages come from rewards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Estimator {
     /// Generalized advantage estimation from the values of a critic (<https://arxiv.org/abs/1506.02438>).

@@ -6,7 +6,7 @@
 use super::grid::{Grid, Mask};
 
 /// How the losses of tokens become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregation {
     /// Every response token weighs the same.

@@ -301,6 +301,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<AgenticPpoConfig>,
+        keys: roll_core::keys::of::<AgenticPpoConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(AgenticPpo::new(parse_options("algo", options)?)?))),
         planner: None,
     }

@@ -1,6 +1,7 @@
 //! Options of agentic PPO, under the reference's names where it has them.
 
-use roll_core::{Error, Result, ResultExt, Sampling};
+use roll_core::keys::check_ranges;
+use roll_core::{Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
 use super::kl::KlEstimate;
@@ -11,7 +12,7 @@ use super::rollout::worlds;
 use crate::update::OnNonfinite;
 
 /// Log-probabilities of generated tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InferLogProbs {
     /// Those of the distribution that they were drawn from: after temperature, `top_k` and `top_p`. Beside those of
@@ -23,7 +24,7 @@ pub enum InferLogProbs {
 }
 
 /// Which groups of episodes are trained on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupFilter {
     /// All.
@@ -34,13 +35,15 @@ pub enum GroupFilter {
 }
 
 /// Options of the algorithm `agentic_ppo`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct AgenticPpoConfig {
     // Rollouts
     /// Groups of episodes per step; a group shares its start.
+    #[schemars(range(min = 1))]
     pub num_env_groups: usize,
     /// Episodes per group.
+    #[schemars(range(min = 1))]
     pub group_size: usize,
     /// Episodes that a group plays beyond those: they stand in for such whose environment failed.
     pub group_size_redundancy: usize,
@@ -51,10 +54,13 @@ pub struct AgenticPpoConfig {
     /// Shares of the groups that the worlds of `tags` get; empty: equal ones.
     pub num_groups_partition: Vec<usize>,
     /// Most turns of an episode.
+    #[schemars(range(min = 1))]
     pub max_actions_per_traj: usize,
     /// Most tokens of an answer.
+    #[schemars(range(min = 1))]
     pub max_tokens_per_step: usize,
     /// Most tokens of an episode, prompts included.
+    #[schemars(range(min = 1))]
     pub sequence_length: usize,
     /// Temperature of the answers.
     pub temperature: f64,
@@ -71,6 +77,7 @@ pub struct AgenticPpoConfig {
     /// the loss are to the log-probabilities that they were written with. 0: episodes are played between updates.
     pub async_generation_ratio: usize,
     /// Most prompts that are continued at once.
+    #[schemars(range(min = 1))]
     pub infer_batch_size: usize,
     /// System message.
     pub agent_system_template: String,
@@ -81,6 +88,7 @@ pub struct AgenticPpoConfig {
     /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
     pub val_batch_size: usize,
     /// Temperature of its answers.
+    #[schemars(range(min = 0))]
     pub val_temperature: f64,
     /// As `tags`, of a validation; empty: those of `tags`.
     pub val_tags: Vec<String>,
@@ -95,16 +103,22 @@ pub struct AgenticPpoConfig {
     /// Steps at the beginning in which `gae` trains the critic alone.
     pub critic_warmup: u64,
     /// Learning rate of the critic.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub critic_learning_rate: f64,
     /// Updates of the critic in a step, each by all samples.
+    #[schemars(range(min = 1))]
     pub critic_epochs: usize,
     /// The critic's loss counts a value as no further than this from what it was before the step; `null`: as it is.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub value_clip: Option<f64>,
     /// Discount.
+    #[schemars(range(min = 0, max = 1))]
     pub gamma: f64,
     /// Decay of generalized advantage estimation.
+    #[schemars(range(min = 0, max = 1))]
     pub lambd: f64,
     /// Discount of the returns of turns (`gigpo`, `step_reinforce`).
+    #[schemars(range(min = 0, max = 1))]
     pub step_reward_gamma: f64,
     /// Weight of the episode's reward in `gigpo`.
     pub episode_reward_weight: f64,
@@ -115,8 +129,10 @@ pub struct AgenticPpoConfig {
     /// How rewards are normalised.
     pub reward_normalization: RewardNormalization,
     /// Bound on the magnitude of normalised rewards.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_clip: Option<f64>,
     /// Bound on the magnitude of advantages.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub advantage_clip: Option<f64>,
     /// Whether advantages are whitened.
     pub whiten_advantages: bool,
@@ -137,10 +153,12 @@ pub struct AgenticPpoConfig {
 
     // Updates
     /// Passes over the episodes of a step.
+    #[schemars(range(min = 1))]
     pub ppo_epochs: usize,
     /// Samples per update, over all ranks; 0 is all.
     pub mini_batch_size: usize,
     /// Episodes whose gradient is computed at once; their turns, where each is a sample, are evaluated together.
+    #[schemars(range(min = 1))]
     pub micro_batch_size: usize,
     /// Compute old log-probabilities before the update even when one update needs none.
     pub enable_old_logprobs_recompute: bool,
@@ -216,21 +234,7 @@ impl Default for AgenticPpoConfig {
 impl AgenticPpoConfig {
     /// Fails on values that cannot be trained with.
     pub fn check(&self) -> Result<()> {
-        for (name, value) in [
-            ("num_env_groups", self.num_env_groups),
-            ("group_size", self.group_size),
-            ("max_actions_per_traj", self.max_actions_per_traj),
-            ("max_tokens_per_step", self.max_tokens_per_step),
-            ("sequence_length", self.sequence_length),
-            ("infer_batch_size", self.infer_batch_size),
-            ("ppo_epochs", self.ppo_epochs),
-            ("micro_batch_size", self.micro_batch_size),
-            ("critic_epochs", self.critic_epochs),
-        ] {
-            if value == 0 {
-                return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
-            }
-        }
+        check_ranges("algo", self)?;
         if self.async_generation_ratio > 1 {
             let problem = format!(
                 "expected 0 or 1, found {}: while a step trains, the episodes of one more step can be played",
@@ -238,31 +242,7 @@ impl AgenticPpoConfig {
             );
             return Err(Error::config("algo.async_generation_ratio", problem));
         }
-        for (name, value) in
-            [("gamma", self.gamma), ("lambd", self.lambd), ("step_reward_gamma", self.step_reward_gamma)]
-        {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(Error::config(format!("algo.{name}"), format!("expected 0 to 1, found {value}")));
-            }
-        }
-        for (name, value) in [
-            ("reward_clip", self.reward_clip),
-            ("advantage_clip", self.advantage_clip),
-            ("value_clip", self.value_clip),
-            ("critic_learning_rate", Some(self.critic_learning_rate)),
-        ] {
-            if let Some(value) = value.filter(|v| !v.is_finite() || *v <= 0.0) {
-                return Err(Error::config(
-                    format!("algo.{name}"),
-                    format!("expected a positive number, found {value}"),
-                ));
-            }
-        }
         self.sampling(self.temperature, Vec::new(), 0, Vec::new()).check().in_section("algo")?;
-        if !(self.val_temperature >= 0.0 && self.val_temperature.is_finite()) {
-            let problem = format!("expected a number of at least 0, found {}", self.val_temperature);
-            return Err(Error::config("algo.val_temperature", problem));
-        }
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;
         self.loss.check("algo")

@@ -11,7 +11,7 @@ use super::metrics::ActorMetrics;
 use super::statistics::{masked_mean, row_means, row_sums, segment_means};
 
 /// What is compared: one token, a segment's or a sample's mean, or a sample's sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// Each token by itself.
@@ -47,7 +47,7 @@ impl Granularity {
 }
 
 /// Importance weights `pi_old / pi_infer` on the policy loss.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct IsWeight {
     /// Whether the loss is weighted.
@@ -67,7 +67,7 @@ impl Default for IsWeight {
 }
 
 /// A rule that leaves tokens out of the loss.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Filter {
     /// Whether the rule applies.
@@ -104,7 +104,7 @@ impl Default for Filter {
 }
 
 /// Options of the correction.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CorrectionConfig {
     /// Importance weights.

@@ -8,7 +8,7 @@ use super::grid::Grid;
 const K3_BOUND: f64 = 10.0;
 
 /// An estimate of KL(p || q) from log-probabilities of tokens drawn from p (<http://joschu.net/blog/kl-approx.html>).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimate {
     /// `log p - log q`: unbiased, of either sign.

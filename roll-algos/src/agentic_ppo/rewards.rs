@@ -13,7 +13,7 @@ use super::statistics::{RunningMoments, clip_fraction, plain_mean, plain_std, ro
 const STD_FLOOR: f64 = 1e-6;
 
 /// Over what a statistic of rewards is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
     /// The whole batch.
@@ -23,7 +23,7 @@ pub enum Over {
 }
 
 /// What rewards are grouped by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Grouping {
     /// All in one.
@@ -36,7 +36,7 @@ pub enum Grouping {
 }
 
 /// The older way to say what is normalised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
     /// Nothing.
@@ -51,7 +51,7 @@ pub enum Method {
 }
 
 /// Options of reward normalisation. `norm_mean_type` and `norm_std_type` decide; where they are absent `method` does.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardNormalization {
     /// What rewards are grouped by.

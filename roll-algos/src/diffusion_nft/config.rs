@@ -15,7 +15,7 @@ use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
 /// What the advantages weigh.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Regression {
     /// DiffusionNFT: towards good samples, and away from bad ones by a mirrored policy.
@@ -30,21 +30,25 @@ pub enum Regression {
 }
 
 /// Options of the algorithm `diffusion_nft`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DiffusionNftConfig {
     /// The loss: `nft`, `awm`, `awr` or `rvm`.
     pub loss: Regression,
     /// Videos that are generated for each prompt and compared with one another.
+    #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
     /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt, and later samples of a regression, that the model computes together. More are faster on
     /// small models, and take more memory in proportion.
+    #[schemars(range(min = 1))]
     pub at_once: usize,
     /// Optimizer updates of a step, each at noise levels of its own.
+    #[schemars(range(min = 1))]
     pub updates_per_step: usize,
     /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
+    #[schemars(range(min = 1))]
     pub levels_per_video: usize,
     /// What advantages are divided by: the deviation of the scores of the `group`, of the `step`, of the
     /// `largest_group`, or `none`.
@@ -63,16 +67,20 @@ pub struct DiffusionNftConfig {
     /// What stands for the log-probability, of the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
     /// Bound on how far the target goes, of the loss `awr`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub energy_clip: f64,
     /// Weight of the squared distance of velocities to those of the model without its adapter.
+    #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// Weight of the same distance to the old policy.
+    #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
     /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
     /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
     pub old_policy: OldDecay,
     /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
     /// adapter that is saved is the policy itself.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,

@@ -353,6 +353,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<DiffusionNftConfig>,
+        keys: roll_core::keys::of::<DiffusionNftConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(DiffusionNft::new(parse_options("algo", options)?)))),
         planner: Some(Planner::Algorithm(passes)),
     }

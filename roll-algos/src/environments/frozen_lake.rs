@@ -14,12 +14,14 @@ const MAX_SIZE: usize = 64;
 const MAX_DRAWS: usize = 10_000;
 
 /// Options of the environment `frozen_lake`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FrozenLakeOptions {
     /// Rows and columns of the map.
+    #[schemars(range(min = 2, max = MAX_SIZE))]
     pub size: usize,
     /// Probability that a tile is ice and no hole.
+    #[schemars(range(min = 0, max = 1))]
     pub p: f64,
     /// Whether a move goes to either side of the intended one with probability 1/3 each.
     pub is_slippery: bool,
@@ -217,6 +219,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<FrozenLakeOptions>,
+        keys: roll_core::keys::of::<FrozenLakeOptions>,
         factory: Factory::Environment(|options, _| Ok(Box::new(FrozenLake::new(parse_options("env", options)?)?))),
         planner: None,
     }

@@ -11,7 +11,7 @@ use roll_core::{
 const NAME: &str = "mixed";
 
 /// Options of the environment `mixed`.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedOptions {
     /// The worlds, by the name that `algo.tags` and metrics have for them: `name` of the environment, and its options.
@@ -80,6 +80,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<MixedOptions>,
+        keys: roll_core::keys::of::<MixedOptions>,
         factory: Factory::Environment(|options, context| {
             Ok(Box::new(Mixed::new(parse_options("env", options)?, context)?))
         }),

@@ -15,7 +15,7 @@ use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
 /// What the policy is kept near the model without its adapter by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlOf {
     /// The squared distance of velocities, which weighs all steps alike.
@@ -26,19 +26,22 @@ pub enum KlOf {
 }
 
 /// Options of the algorithm `flow_grpo`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowGrpoConfig {
     /// Videos that are generated for each prompt and compared with one another.
+    #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
     /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt that the model computes together, in generation and training alike. More are faster on small
     /// models, and take more memory in proportion.
+    #[schemars(range(min = 1))]
     pub at_once: usize,
     /// Whether the videos of a prompt start from the same noise, so that only stochastic steps tell them apart.
     pub same_latent: bool,
     /// Optimizer updates of a step, all on the same videos.
+    #[schemars(range(min = 1))]
     pub updates_per_step: usize,
     /// How much noise stochastic steps bring in: `sde`, `wan`, `dance` or `cps`.
     pub sde: SdeKind,
@@ -70,15 +73,18 @@ pub struct FlowGrpoConfig {
     /// `largest_group`, or `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub advantage_clip: f64,
     /// What becomes of several rewards: each normalised `apart`, or their weighted `sum`.
     pub several_rewards: SeveralRewards,
     /// Weight of the distance to the model without its adapter.
+    #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// That distance: of `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
     /// adapter that is saved is the policy itself.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,

@@ -7,7 +7,7 @@ use crate::policy_gradient::Counted;
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
 /// How far the policy may move in an update.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyLoss {
     /// PPO's clip of the ratio, as in Flow-GRPO.

@@ -363,6 +363,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<FlowGrpoConfig>,
+        keys: roll_core::keys::of::<FlowGrpoConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowGrpo::new(parse_options("algo", options)?)))),
         planner: Some(Planner::Algorithm(passes)),
     }

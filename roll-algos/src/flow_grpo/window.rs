@@ -6,7 +6,7 @@ use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// How the window of stochastic steps moves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
     /// It stands at the first step of its range.

@@ -1,5 +1,6 @@
 //! Options of flow matching.
 
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts, Sigma, SigmaRange};
 
 use super::levels::{Levels, Logit, TimestepSampling};
@@ -8,7 +9,7 @@ use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `flow_matching`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowMatchingConfig {
     /// How noise levels are drawn.
@@ -18,19 +19,25 @@ pub struct FlowMatchingConfig {
     /// Mean of the logit, for `logit_normal`.
     pub logit_mean: f64,
     /// Standard deviation of the logit, for `logit_normal`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub logit_std: f64,
     /// Only noise levels (timestep / 1000) of at most this are drawn; the experts under training tell when absent.
+    #[schemars(range(min = 0, max = 1))]
     pub max_timestep_boundary: Option<f64>,
     /// Only noise levels of at least this are drawn; the experts under training tell when absent.
+    #[schemars(range(min = 0, max = 1))]
     pub min_timestep_boundary: Option<f64>,
     /// Weight of a noise level in the loss.
     pub loss_weighting: LossWeighting,
     /// Number of noise levels at which every sample is trained in a step, spread evenly over their distribution.
+    #[schemars(range(min = 1))]
     pub draws_per_sample: usize,
     /// Number of draws that the model computes together. More are much faster on small models, and take more memory in
     /// proportion.
+    #[schemars(range(min = 1))]
     pub draws_at_once: usize,
     /// Probability that the prompt is left empty, so that the model learns to work without one.
+    #[schemars(range(min = 0, max = 1))]
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
     pub num_inference_steps: usize,
@@ -73,7 +80,7 @@ impl Default for FlowMatchingConfig {
 }
 
 /// Weight of a noise level in the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LossWeighting {
     /// All alike.
@@ -86,23 +93,7 @@ impl FlowMatchingConfig {
     /// The noise levels to draw for a model with these facts. Fails on values that are out of range or contradict one
     /// another.
     pub fn levels(&self, facts: ScheduleFacts) -> Result<Levels> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        for (name, value) in [("logit_mean", self.logit_mean), ("prompt_dropout", self.prompt_dropout)] {
-            if !value.is_finite() {
-                return key(name, format!("must be finite, found {value}"));
-            }
-        }
-        if !(0.0..=1.0).contains(&self.prompt_dropout) {
-            return key("prompt_dropout", format!("is a probability, found {}", self.prompt_dropout));
-        }
-        if !(self.logit_std.is_finite() && self.logit_std > 0.0) {
-            return key("logit_std", format!("must be above 0, found {}", self.logit_std));
-        }
-        for (name, value) in [("draws_per_sample", self.draws_per_sample), ("draws_at_once", self.draws_at_once)] {
-            if value == 0 {
-                return key(name, "must be at least 1, found 0".into());
-            }
-        }
+        check_ranges("algo", self)?;
         self.sampling(facts)?;
         let logit = Logit { mean: self.logit_mean, deviation: self.logit_std };
         Ok(Levels::new(self.timestep_sampling, self.shift(facts), logit, self.range(facts)?))
@@ -136,15 +127,9 @@ impl FlowMatchingConfig {
     }
 
     fn range(&self, facts: ScheduleFacts) -> Result<SigmaRange> {
-        let bound = |name: &str, value: Option<f64>, none: f64| match value {
-            Some(value) if !(0.0..=1.0).contains(&value) => {
-                Err(Error::config(format!("algo.{name}"), format!("must lie between 0 and 1, found {value}")))
-            }
-            value => Ok(Sigma(value.unwrap_or(none))),
-        };
         let asked = SigmaRange {
-            low: bound("min_timestep_boundary", self.min_timestep_boundary, 0.0)?,
-            high: bound("max_timestep_boundary", self.max_timestep_boundary, 1.0)?,
+            low: Sigma(self.min_timestep_boundary.unwrap_or(0.0)),
+            high: Sigma(self.max_timestep_boundary.unwrap_or(1.0)),
         };
         asked.within(facts.trained).ok_or_else(|| {
             Error::config(

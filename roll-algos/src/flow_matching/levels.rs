@@ -8,7 +8,7 @@ const POINTS: usize = 1025;
 const REACH: f64 = 8.0;
 
 /// The distribution of noise levels, before it is restricted to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TimestepSampling {
     /// Every noise level alike.

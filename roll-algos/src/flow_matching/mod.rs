@@ -317,6 +317,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<FlowMatchingConfig>,
+        keys: roll_core::keys::of::<FlowMatchingConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowMatching::new(parse_options("algo", options)?)))),
         planner: None,
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How much of the old policy stays when it follows the current one: `old <- d old + (1 - d) current`, d being a
 /// function of the steps done. Those of DiffusionNFT (arXiv:2509.16117), by its numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OldDecay {
     /// d = 0: the current policy (type 0).

@@ -29,7 +29,7 @@ pub(crate) const OPTIMIZER: &str = "time/optimizer";
 pub(crate) const PHASES: [&str; 8] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, OPTIMIZER];
 
 /// How several rewards become one advantage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SeveralRewards {
     /// Each is normalised within its groups before they are added: GDPO.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Counted;
 
 /// How much noise a step brings in, and what else follows from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SdeKind {
     /// g = eta sqrt(s / (1 - s)), where 1 - s is 1 minus the second level of the table at s = 1: Flow-GRPO's

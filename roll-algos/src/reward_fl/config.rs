@@ -10,7 +10,7 @@ use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
 /// Options of the algorithm `reward_fl`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardFlConfig {
     /// Denoising steps from noise to data.
@@ -46,15 +46,18 @@ pub struct RewardFlConfig {
     /// Mean that the score is normalised with.
     pub reward_mean: f64,
     /// Standard deviation that the score is normalised with.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_std: f64,
     /// Weight of the normalised score.
     pub reward_weight: f64,
     /// Weight of the KL to the model without its adapter.
+    #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// Weight of the loss of flow matching on the sample's own clip, at one noise level that is drawn anew for every
     /// sample of every step: what the reward does not ask for is not forgotten. 0 leaves it out.
     pub data_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_clip: Option<f64>,
     /// The latents that are decoded when `final_timestep` stops before the last step.
     pub early_stop: EarlyStop,

@@ -288,6 +288,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<RewardFlConfig>,
+        keys: roll_core::keys::of::<RewardFlConfig>,
         factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
         planner: Some(Planner::Algorithm(passes)),
     }

@@ -50,7 +50,7 @@ impl Plan {
 }
 
 /// The latents that are decoded when the trajectory stops early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EarlyStop {
     /// The latents as they are, still noisy, as in the reference.
@@ -60,7 +60,7 @@ pub enum EarlyStop {
 }
 
 /// Precision of latents between steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LatentDtype {
     /// As computed.

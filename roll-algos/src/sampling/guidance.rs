@@ -7,6 +7,7 @@ use roll_core::{
     Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep,
     VelocityInput,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::scale::GuidanceScale;
@@ -14,7 +15,7 @@ use crate::AlgorithmError;
 use crate::arithmetic::{axpy, scaled};
 
 /// The velocities that the gradient of a guided one passes through.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidanceGradient {
     /// The one under the prompt; the other counts as a constant. It records one velocity a step, as without guidance.

@@ -1,9 +1,11 @@
 //! How strong guidance is: one number, or one for each expert.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use roll_core::{Error, Result, ScheduleFacts};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -77,6 +79,17 @@ impl FromStr for GuidanceScale {
 }
 
 const EXPECTED: &str = "a number, or two for the experts of high and low noise";
+
+impl JsonSchema for GuidanceScale {
+    fn schema_name() -> Cow<'static, str> {
+        "GuidanceScale".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let pair = json_schema!({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2});
+        json_schema!({"anyOf": [{"type": "number"}, pair]})
+    }
+}
 
 impl Serialize for GuidanceScale {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {

@@ -13,7 +13,7 @@ pub(crate) use measure::Measured;
 pub(crate) use prepared::{Prepared, Prospect};
 
 /// Frames a second of generated videos.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameRate {
     /// As the model says; as the clip where it does not.
@@ -23,7 +23,7 @@ pub enum FrameRate {
 }
 
 /// The video or picture that the reward compares the generated video with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
     /// All frames of the sample's clip: as the reference.

@@ -10,6 +10,7 @@ mod validation;
 
 use std::path::PathBuf;
 
+use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
@@ -28,7 +29,7 @@ const TOKENIZE: &str = "time/tokenize";
 const TRAIN: &str = "time/step_train";
 
 /// Which tokens are trained on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
     /// Those of the assistant's messages.
@@ -39,7 +40,7 @@ pub enum TrainOn {
 }
 
 /// Options of the algorithm `sft`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SftConfig {
     /// JSON lines, each `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`.
@@ -48,8 +49,10 @@ pub struct SftConfig {
     /// every `evaluation.every` steps. `null`: none.
     pub val_data: Option<PathBuf>,
     /// Conversations of one update, over all ranks.
+    #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// Conversations whose gradient is computed at once.
+    #[schemars(range(min = 1))]
     pub micro_batch_size: usize,
     /// Longer conversations are left out and counted. `null`: the model's context.
     pub sequence_length: Option<usize>,
@@ -86,11 +89,7 @@ pub struct Sft {
 impl Sft {
     /// With these options, on these conversations.
     pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
-        for (name, value) in [("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)] {
-            if value == 0 {
-                return Err(Error::config(format!("algo.{name}"), "expected at least 1, found 0"));
-            }
-        }
+        check_ranges("algo", &config)?;
         Ok(Self { config, conversations, held_out: None })
     }
 
@@ -299,6 +298,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SftConfig>,
+        keys: roll_core::keys::of::<SftConfig>,
         factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
         planner: None,
     }

@@ -11,7 +11,7 @@ use super::moments::{Moment, Moments};
 use narrow::Draws;
 
 /// How the update is written. The same to rounding; each reproduces its origin's bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AdamRule {
     /// `torch.optim.AdamW` of PyTorch 2.9: `p <- p (1 - lr wd)`, `p <- p - lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.

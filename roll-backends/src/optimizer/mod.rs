@@ -10,7 +10,7 @@ mod moments;
 
 pub use adamw::{AdamRule, AdamW};
 pub use clip::{clip_coefficient, norm, scale, sum_of_squares};
-pub use lr_schedule::{LrSchedule, LrSchedulerType};
+pub use lr_schedule::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
 pub use moments::{Moment, Moments};
 
 /// Elements that one thread takes at a time. Part of the definition of [`norm`]: another size rounds otherwise.

@@ -14,7 +14,7 @@ use crate::optimizer::{AdamRule, AdamW, Moments, clip_coefficient, norm, scale};
 const NAME: &str = "single";
 
 /// Options of the strategy `single`.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SingleOptions {
     /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
@@ -130,6 +130,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SingleOptions>,
+        keys: roll_core::keys::of::<SingleOptions>,
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
         planner: Some(Planner::Strategy(|options| {
             let options: SingleOptions = parse_options("strategy", options)?;

@@ -1,6 +1,7 @@
 //! What the command line takes.
 
 mod bench;
+mod config;
 mod data;
 mod models;
 mod plugins;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use bench::Bench;
+pub use config::{Config, ReferenceFormat};
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
@@ -163,9 +165,12 @@ pub enum Command {
         after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
     )]
     Bench(Bench),
-    /// Print the resolved configuration, and where each value came from.
-    #[command(after_help = "Example:\n  roll config --config my.yaml --set training.learning_rate=1e-5")]
-    Config(ConfigArgs),
+    /// Print the resolved configuration and where each value came from, the reference of all keys, or a configuration to
+    /// begin with.
+    #[command(
+        after_help = "Examples:\n  roll config --config my.yaml --set training.learning_rate=1e-5\n  roll config --reference training\n  roll config --reference lora_rank\n  roll config --template --algo flow_matching > my.yaml"
+    )]
+    Config(Config),
     /// Print completions for a shell.
     #[command(
         after_help = "Examples:\n  roll completions bash > ~/.local/share/bash-completion/completions/roll\n  roll completions zsh > \"${fpath[1]}/_roll\"\n  roll completions fish > ~/.config/fish/completions/roll.fish"

@@ -18,9 +18,10 @@ pub struct Plugins {
 pub enum PluginsAction {
     /// List every component, linked in or from a plugin.
     List(ConfigArgs),
-    /// Show the components of a plugin, with their options and defaults.
+    /// Show the components of a plugin, or one that is built in, with their options and defaults.
     Info {
-        /// The library.
+        /// The library, or the name of a component: `insightface`.
+        #[arg(value_name = "LIBRARY or NAME")]
         path: PathBuf,
     },
     /// Load a plugin, run its rewards on random videos, and compare their pullbacks with differences.

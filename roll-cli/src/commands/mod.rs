@@ -65,7 +65,7 @@ fn other_than_run(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::print(args),
         Command::Rewards(args) => rewards::rewards(args),
         Command::Plugins(args) => plugins::plugins(args),
-        Command::Config(args) => config::print(args),
+        Command::Config(args) => config::config(args),
         Command::Completions { shell } => documents::completions(shell),
         Command::Man { out } => documents::man(out.as_deref()),
     }

@@ -2,10 +2,14 @@
 
 use std::path::Path;
 
+use roll_core::error::nearest;
 use roll_core::plugin::check::{Finding, Verdict, check_reward};
 use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
 use roll_core::{BuildContext, Error, Kind, Options, Registry, Replaces, Result};
 
+use roll_train::config::{Section, sections};
+
+use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 use crate::configuration::Configuration;
 
@@ -30,7 +34,27 @@ fn list(args: &ConfigArgs) -> Result<()> {
     Ok(())
 }
 
+/// Of a library by its path, of a component by its name.
 fn info(path: &Path) -> Result<()> {
+    let registry = Configuration::read(&ConfigArgs::default(), &[])?.registry()?;
+    let of_name = |section: &&Section| section.component.is_some_and(|(_, name)| Path::new(name) == path);
+    let named: Vec<_> = sections(&registry).into_iter().filter(|section| of_name(&section)).collect();
+    if !named.is_empty() && !path.is_file() {
+        for section in &named {
+            print_section(section);
+            if let Some((kind, name)) = section.component {
+                let registration = registry.find(kind, name)?;
+                println!("\n  {} {}", registration.origin, registration.version);
+            }
+        }
+        return Ok(());
+    }
+    if !path.exists() && path.components().count() == 1 && path.extension().is_none() {
+        let names: Vec<_> = registry.entries().iter().map(|entry| entry.name).collect();
+        let near = path.to_str().and_then(|name| nearest(name, names.iter().copied()));
+        let hint = near.map(|near| format!("did you mean `{near}`?")).unwrap_or_else(|| "see `roll plugins`".into());
+        return Err(Error::Unsupported(format!("{} is no file and no component; {hint}", path.display())));
+    }
     let plugin = load(path)?;
     head(&plugin);
     for component in &plugin.components {

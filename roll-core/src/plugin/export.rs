@@ -95,12 +95,13 @@ unsafe fn grown<T: roll_abi::Grows>(theirs: *const T) -> Result<T> {
 
 /// Leaks the description: it lives as long as the library (P3).
 fn describe(registration: &'static Registration) -> *const RollComponent {
-    let options = OptionSpec::from_defaults(registration.options()).into_iter().map(|spec| RollOption {
-        name: leak(spec.name),
-        kind: spec.kind.number(),
-        default_json: leak(spec.default.to_string()),
-        about: leak(spec.about),
-    });
+    let options =
+        OptionSpec::from_defaults(registration.options(), &registration.keys()).into_iter().map(|spec| RollOption {
+            name: leak(spec.name),
+            kind: spec.kind.number(),
+            default_json: leak(spec.default.to_string()),
+            about: leak(spec.about),
+        });
     Box::leak(Box::new(RollComponent {
         size: size_of::<RollComponent>(),
         kind: registration.factory.kind().id() as usize,
@@ -358,6 +359,7 @@ macro_rules! component {
             origin: env!("CARGO_PKG_NAME"),
             version: env!("CARGO_PKG_VERSION"),
             defaults: $crate::registry::default_options::<$options>,
+            keys: $crate::keys::of_defaults::<$options>,
             factory: $crate::Factory::$kind(|options, context| {
                 let options: $options = $crate::registry::parse_options($crate::Kind::$kind.section(), options)?;
                 let made = $crate::plugin::interface::made(options, context, $make)?;

@@ -25,8 +25,8 @@ use super::strategy::ForeignStrategy;
 use super::{log, object_file};
 use crate::plan::PlanInput;
 use crate::{
-    Algorithm, BuildContext, Environment, Error, Factory, Kind, Model, Options, Registration, Result, RewardScorer,
-    Strategy,
+    Algorithm, BuildContext, Environment, Error, Factory, Key, Kind, Model, Options, Registration, Result,
+    RewardScorer, Strategy,
 };
 
 /// Most components of one plugin, and most options of one component: beyond it the numbers are garbage.
@@ -267,6 +267,7 @@ unsafe fn component_of(
         origin: String::leak(format!("{} ({})", origin.plugin, origin.path.display())),
         version: String::leak(version.into()),
         defaults: Options::new,
+        keys: Vec::new,
         factory: Factory::Loaded(component),
         planner: None,
     });
@@ -287,6 +288,11 @@ impl LoadedComponent {
     /// Its options.
     pub fn options(&self) -> &[OptionSpec] {
         &self.options
+    }
+
+    /// The keys of its options.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.options.iter().map(OptionSpec::key).collect()
     }
 
     /// The defaults of its options.

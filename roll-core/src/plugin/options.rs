@@ -2,9 +2,9 @@
 
 use serde_json::Value as Json;
 
-use crate::Options;
 #[cfg(feature = "host")]
 use crate::{Error, Result};
+use crate::{Key, Options};
 
 /// What an option's value may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl OptionKind {
 
     /// What a default tells of the values beside it: only numbers and flags say enough. A word may be one of several
     /// variants, some of which hold more than a word, and a list may also be given as its one item.
-    fn of(default: &Json) -> Self {
+    pub(crate) fn of(default: &Json) -> Self {
         match default {
             Json::Bool(_) => Flag,
             Json::Number(n) if n.is_f64() => Number,
@@ -86,10 +86,29 @@ pub struct OptionSpec {
 }
 
 impl OptionSpec {
-    /// One per default.
-    pub(super) fn from_defaults(defaults: Options) -> Vec<Self> {
-        let spec = |(name, default)| Self { name, kind: OptionKind::of(&default), default, about: String::new() };
+    /// One per default, with its meaning where `keys` know it.
+    pub(super) fn from_defaults(defaults: Options, keys: &[Key]) -> Vec<Self> {
+        let about = |name: &str| keys.iter().find(|key| key.name == name).map(|key| key.about.clone());
+        let spec = |(name, default): (String, Json)| Self {
+            about: about(&name).unwrap_or_default(),
+            name,
+            kind: OptionKind::of(&default),
+            default,
+        };
         defaults.into_iter().map(spec).collect()
+    }
+
+    #[cfg(feature = "host")]
+    /// As the configuration's own keys are told.
+    pub(super) fn key(&self) -> Key {
+        Key {
+            name: self.name.clone(),
+            about: self.about.clone(),
+            values: self.kind.words().into(),
+            choices: Vec::new(),
+            default: Some(self.default.clone()),
+            schema: Json::Null,
+        }
     }
 
     #[cfg(feature = "host")]

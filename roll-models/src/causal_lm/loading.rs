@@ -9,6 +9,7 @@ use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Registration, Result, ResultExt, Said,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::config::LmConfig;
@@ -24,7 +25,7 @@ use crate::trainable::Trainable;
 use crate::weights::stored_dtype;
 
 /// Options of the model `causal_lm`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CausalLmOptions {
     /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
@@ -127,6 +128,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<CausalLmOptions>,
+        keys: roll_core::keys::of::<CausalLmOptions>,
         factory: Factory::Model(make),
         planner: None,
     }

@@ -1,10 +1,12 @@
 //! What `lora_checkpoint` and `--adapter` name: files, directories, pairs of files, with strengths.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, StateDict};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -21,6 +23,16 @@ use super::{Expert, Lora, LoraFile};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct AdapterSources(Json);
+
+impl JsonSchema for AdapterSources {
+    fn schema_name() -> Cow<'static, str> {
+        "AdapterSources".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "object", "array"]})
+    }
+}
 
 impl<'de> Deserialize<'de> for AdapterSources {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -38,6 +38,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<WanOptions>,
+        keys: roll_core::keys::of::<WanOptions>,
         factory: Factory::Model(make),
         planner: Some(Planner::Model(super::plan::needs)),
     }

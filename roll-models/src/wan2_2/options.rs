@@ -1,9 +1,11 @@
 //! Options of the Wan models.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use roll_core::registry::parse_options;
 use roll_core::{Error, Kind, OptionNotes, Result, ResultExt, Said, WeightPlacement};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;
 
@@ -15,7 +17,7 @@ use crate::trainable::Trainable;
 use super::vae::Tiling;
 
 /// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
     /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
@@ -132,7 +134,7 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
 }
 
 /// Where frozen weights live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
     /// As the strategy asks; resident if it does not ask.
@@ -168,7 +170,7 @@ impl Placement {
 }
 
 /// Where the weights of the expert are that is not in use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IdleExpert {
     /// Away where it matters.
@@ -205,6 +207,16 @@ pub enum TileSize {
     Whole,
     /// Height and width.
     Of([usize; 2]),
+}
+
+impl JsonSchema for TileSize {
+    fn schema_name() -> Cow<'static, str> {
+        "TileSize".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"const": "auto"}, {"const": "none"}, <[usize; 2]>::json_schema(generator)]})
+    }
 }
 
 impl Serialize for TileSize {

@@ -14,11 +14,13 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
+use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt,
     RewardScorer, Score, Target, Tensor, Video,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
@@ -36,7 +38,7 @@ const DIRECTION: &str = "direction";
 const TEXTS: usize = 1024;
 
 /// Options of the reward `clip`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Directory with config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
@@ -52,6 +54,7 @@ pub struct Config {
     /// How the numbers of frames become one.
     pub over_frames: OverFrames,
     /// Frames that go through the tower at once.
+    #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// What it measures, for labels and pages.
     pub label: String,
@@ -76,7 +79,7 @@ impl Default for Config {
 }
 
 /// What frames are compared with.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Against {
     /// The sample's prompt.
@@ -89,7 +92,7 @@ pub enum Against {
 }
 
 /// How likeness becomes the score.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
     /// The cosine similarity: CLIP score, HPSv2.
@@ -165,9 +168,7 @@ impl ClipReward {
             return Err(Error::config("reward.path", "missing: the model's directory"));
         }
         config.frames.check("reward.frames")?;
-        if config.frames_per_batch == 0 {
-            return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));
-        }
+        check_ranges("reward", &config)?;
         if config.head.is_some() && (&config.against, config.score) != (&Against::Prompt, Scale::Cosine) {
             return Err(Error::config("reward.head", "rates frames by themselves: leave out `against` and `score`"));
         }
@@ -313,6 +314,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(ClipReward::load(parse_options("reward", options)?, context)?))
         }),

@@ -1,5 +1,6 @@
 //! From five landmarks to a face crop in the ArcFace template.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::affine::Affine;
@@ -14,7 +15,7 @@ pub const TEMPLATE: [[f64; 2]; 5] =
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]];
 
 /// How a crop is sampled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
     /// The similarity, exactly, in pixel coordinates.

@@ -1,13 +1,15 @@
 //! Options of the reward `insightface`.
 
+use roll_core::keys::check_ranges;
 use roll_core::{Error, OnMissing, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::align::Alignment;
 use crate::onnx::Executor;
 
 /// Options of the reward `insightface`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Directory with a face detector (SCRFD or YuNet) and an ArcFace embedder, as ONNX files.
@@ -17,12 +19,16 @@ pub struct Config {
     /// File name of the embedder, likewise.
     pub embedder: Option<String>,
     /// Least confidence of a face.
+    #[schemars(range(min = 0, max = 1))]
     pub det_threshold: f32,
     /// Of two faces whose boxes overlap by more than this (intersection over union) the less confident is dropped.
+    #[schemars(range(min = 0, max = 1))]
     pub nms_iou: f32,
     /// Side in pixels of the square that frames are scaled into for the detector; a multiple of 32.
+    #[schemars(range(min = 32, max = MAX_DET_SIZE))]
     pub det_size: usize,
     /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 as ROLL, 128 as InsightFace.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub det_divisor: f32,
     /// What surrounds a frame that does not fill the square: grey as ROLL, black as InsightFace.
     pub det_padding: Padding,
@@ -35,8 +41,10 @@ pub struct Config {
     /// What a frame does in which no face is found.
     pub undetected: Undetected,
     /// Frames that go through the networks at once: more is faster on an accelerator and takes more memory.
+    #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// Only every so many frames are scored, and searched for reference faces.
+    #[schemars(range(min = 1))]
     pub sample_every: usize,
     /// What runs the networks where no gradient is asked for.
     pub onnx: Executor,
@@ -65,7 +73,7 @@ impl Default for Config {
 }
 
 /// What a frame does in which no face is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Undetected {
     /// It does not count.
@@ -76,7 +84,7 @@ pub enum Undetected {
 }
 
 /// What surrounds a frame in the detector's square.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
     /// 0 in [-1, 1].
@@ -96,7 +104,7 @@ impl Padding {
 }
 
 /// Order of the colour channels that a network takes; frames are RGB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChannelOrder {
     /// Red first.
@@ -116,25 +124,13 @@ impl Config {
             let problem = "missing: the directory that holds the face detector and the face embedder (ONNX files)";
             return wrong("reward_model_path", problem.into());
         }
-        for (key, value) in [("det_threshold", self.det_threshold), ("nms_iou", self.nms_iou)] {
-            if !(0.0..=1.0).contains(&value) {
-                return wrong(key, format!("expected a number from 0 to 1, found {value}"));
-            }
-        }
-        if !(self.det_divisor > 0.0 && self.det_divisor.is_finite()) {
-            return wrong("det_divisor", format!("expected a positive number, found {}", self.det_divisor));
-        }
-        if self.det_size == 0 || self.det_size % 32 != 0 || self.det_size > MAX_DET_SIZE {
+        check_ranges("reward", self)?;
+        if !self.det_size.is_multiple_of(32) {
             let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
             return wrong("det_size", problem);
         }
         if matches!(self.on_missing, OnMissing::Value(value) if !value.is_finite()) {
             return wrong("on_missing", "expected skip, error, or a finite value".into());
-        }
-        for (key, value) in [("frames_per_batch", self.frames_per_batch), ("sample_every", self.sample_every)] {
-            if value == 0 {
-                return wrong(key, "expected at least 1, found 0".into());
-            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Grad, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::OnnxError;
@@ -15,7 +16,7 @@ use super::runtime::{LIBRARY, Session, build};
 use super::value::Value;
 
 /// Which executor runs a network's passes without gradient. Gradients are always this project's own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Executor {
     /// ONNX Runtime for passes on which no gradient can depend, where it is part of the build, its library is there and

@@ -1,12 +1,14 @@
 //! Options of the reward `onnx`.
 
+use roll_core::keys::check_ranges;
 use roll_core::{Error, OnMissing, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::picture::{Frames, Input, OverFrames};
 
 /// Options of the reward `onnx`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The ONNX file: one input, of pictures or of a video.
@@ -26,6 +28,7 @@ pub struct Config {
     /// How the numbers of frames become one.
     pub over_frames: OverFrames,
     /// Frames that go through the network at once.
+    #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// What it measures, for labels and pages.
     pub label: String,
@@ -52,7 +55,7 @@ impl Default for Config {
 }
 
 /// How the output for a frame becomes a number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Measurement {
     /// The output's only number, or that of `index`.
@@ -84,9 +87,7 @@ impl Config {
         }
         self.frames.check("reward.frames")?;
         self.input.check("reward.input")?;
-        if self.frames_per_batch == 0 {
-            return wrong("frames_per_batch", "expected at least 1, found 0");
-        }
+        check_ranges("reward", self)?;
         if self.score == Measurement::Softmax && self.index.is_none() {
             return wrong("index", "missing: which class, counted from 0, since `score` is softmax");
         }

@@ -171,6 +171,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(build(parse_options("reward", options)?, context)?))
         }),

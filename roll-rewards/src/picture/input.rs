@@ -1,6 +1,7 @@
 //! A frame as a network takes it.
 
 use roll_core::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Filter, Resize};
@@ -10,7 +11,7 @@ pub use crate::insightface::ChannelOrder;
 ///
 /// In this order: resized and cut or padded, cut off at the range of pixels (as pictures of 8 bits are), channels
 /// reordered, scaled to `range`, less `mean`, divided by `std`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Input {
     /// Side of a square, or `[height, width]`; the network's own where it is fixed, else frames keep their size.
@@ -53,7 +54,7 @@ impl Default for Input {
 }
 
 /// A size in pixels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Size {
     /// Side of a square.
@@ -73,7 +74,7 @@ impl Size {
 }
 
 /// How a frame of other proportions becomes the size of the input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Fit {
     /// Its proportions change.
@@ -88,7 +89,7 @@ pub enum Fit {
 }
 
 /// Axes of a network's input: N items, C channels, T frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// A picture, channels first.

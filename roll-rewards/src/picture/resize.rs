@@ -1,9 +1,10 @@
 //! Resizing, linear in the picture, with its transpose.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How a picture is resized. Pixel centres lie at half numbers, as in Pillow, OpenCV and PyTorch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
     /// The pixel whose area holds the centre.

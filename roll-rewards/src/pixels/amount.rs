@@ -3,14 +3,16 @@
 use std::marker::PhantomData;
 
 use roll_core::{Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
 use crate::picture::luma;
 
 /// Options of `motion`, `sharpness` and `flicker`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(bound = "", rename = "AmountConfig")]
 pub struct Config<A: Amount> {
     /// How much is wanted.
     pub wanted: Wanted,
@@ -28,7 +30,7 @@ impl<A: Amount> Default for Config<A> {
 }
 
 /// How much of an amount is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wanted {
     /// The score is the amount.
@@ -168,6 +170,7 @@ macro_rules! register_amount {
                 origin: env!("CARGO_PKG_NAME"),
                 version: env!("CARGO_PKG_VERSION"),
                 defaults: roll_core::registry::default_options::<$crate::pixels::Config<$amount>>,
+                keys: roll_core::keys::of::<$crate::pixels::Config<$amount>>,
                 factory: roll_core::Factory::Reward(|options, _| {
                     let config = roll_core::registry::parse_options("reward", options)?;
                     Ok(Box::new($crate::pixels::AmountReward::<$amount>::new(config)?))

@@ -6,6 +6,7 @@ use roll_core::{
     BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer,
     Score, Target, Tensor, Video,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{size, ssim::ssim};
@@ -18,7 +19,7 @@ const NAME: &str = "first_frame";
 const PICTURE: &str = "picture";
 
 /// Options of the reward `first_frame`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How frames are compared with the reference's first frame.
@@ -49,7 +50,7 @@ impl Default for Config {
 }
 
 /// How a frame is compared with the picture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Likeness {
     /// Minus the mean absolute difference, of values from 0 to 1.
@@ -194,6 +195,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(FirstFrame::new(parse_options("reward", options)?, context)?))
         }),

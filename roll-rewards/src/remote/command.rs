@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -15,14 +16,16 @@ use super::child::{ChildError, Running};
 use super::{Message, RemoteReward, Transport, VERSION};
 
 /// Options of the reward `command`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Seconds that a call may take.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
     /// Seconds that the program may take to start and say hello: it may load a model.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub start_timeout: f64,
     /// How often the program is started again for one call, after it died or gave no answer in time.
     pub restarts: u32,
@@ -142,6 +145,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, context| {
             let config: Config = parse_options("reward", options)?;
             let on_missing = config.on_missing;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -20,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 const QUOTED: usize = 300;
 
 /// Options of the reward `http`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
@@ -30,10 +31,12 @@ pub struct Config {
     /// token itself stands in no configuration, which runs keep.
     pub token_env: Option<String>,
     /// Seconds that a request may take.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
     /// How often a call is repeated after the connection failed or the service answered 5xx.
     pub retries: u32,
     /// Seconds that a service may be busy (429 or 503) before the call is given up.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
     /// Sent with every call.
     pub options: Options,
@@ -195,6 +198,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,
+        keys: roll_core::keys::of::<Config>,
         factory: Factory::Reward(|options, _| {
             let config: Config = parse_options("reward", options)?;
             let on_missing = config.on_missing;

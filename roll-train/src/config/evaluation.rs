@@ -2,40 +2,40 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use roll_core::{Error, Result, RewardComponent};
 
 /// Clips that the model generates before and after training, each time from the same noise. Frame size, length and
 /// frame rate are those of the section `data`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
-    /// CSV or JSONL file of clips that are not trained on, in the format of `data.metadata`. Default: `null`, no such
-    /// clips.
+    /// CSV or JSONL file of clips that are not trained on, in the format of `data.metadata`. `null`: no such clips.
     pub metadata: Option<PathBuf>,
-    /// Directory that the file names in `evaluation.metadata` are relative to. Default: `null`, the directory of that
-    /// file.
+    /// Directory that the file names in `evaluation.metadata` are relative to. `null`: the directory of that file.
     pub base_path: Option<PathBuf>,
-    /// Upper limit on the number of clips taken from `evaluation.metadata`; the first rows are taken. At least 1.
-    /// Default: `null`, all rows.
+    /// Upper limit on the number of clips taken from `evaluation.metadata`; the first rows are taken. `null`: all rows.
+    #[schemars(range(min = 1))]
     pub samples: Option<usize>,
-    /// Number of training clips that are evaluated as well; the first rows of `data.metadata` are taken. Default: 0.
+    /// Number of training clips that are evaluated as well; the first rows of `data.metadata` are taken.
     pub train_samples: usize,
     /// Evaluate also during training, every this many optimizer steps. Default: 0, only before and after training.
     pub every: u64,
     /// Rewards that are measured but never optimised, each with its options. The run warns when the trained reward
-    /// rises while one of these falls: suspect reward hacking. Default: an empty list.
+    /// rises while one of these falls: suspect reward hacking.
     pub check: Vec<RewardComponent>,
-    /// What ends the run before its last step, looked at after each evaluation. Default: `null`, nothing does.
+    /// What ends the run before its last step, looked at after each evaluation. `null`: nothing does.
     pub stop_when: Option<StopWhen>,
 }
 
 /// What ends a run before its last step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopWhen {
-    /// Number of evaluations in a row in which the trained reward rises while a check falls. At least 1.
+    /// Number of evaluations in a row in which the trained reward rises while a check falls.
+    #[schemars(range(min = 1))]
     pub checks_fall: u64,
 }
 
@@ -60,7 +60,7 @@ impl StopWhen {
 }
 
 impl EvaluationConfig {
-    /// Checks the ranges of the values; errors name the key in the section `evaluation`.
+    /// Fails on weights that are no numbers, and on what could never stop a run; errors name the key.
     pub fn check(&self) -> Result<()> {
         for (i, RewardComponent { weight, .. }) in self.check.iter().enumerate() {
             if !weight.is_finite() {
@@ -68,10 +68,7 @@ impl EvaluationConfig {
                 return Err(Error::config(format!("evaluation.check.{i}.weight"), problem));
             }
         }
-        match self.samples {
-            Some(0) => Err(Error::config("evaluation.samples", "expected at least 1, found 0")),
-            _ => self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self)),
-        }
+        self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self))
     }
 
     /// What the checks are called in metrics and figures: by their names, numbered where one stands twice.

@@ -39,6 +39,14 @@ impl Provenance {
         self.0.get(key).map(String::as_str)
     }
 
+    /// The same error, with the origin of its key.
+    pub(super) fn placed(&self, error: Error) -> Error {
+        match error {
+            Error::Config { key, problem } => Error::Config { problem: format!("{problem}{}", self.place(&key)), key },
+            other => other,
+        }
+    }
+
     /// " (origin)" for the end of a message: of the key, of what it holds, or of what holds it.
     pub(super) fn place(&self, key: &str) -> String {
         let mut key = key;
@@ -149,6 +157,7 @@ mod tests {
             roll_core::inventory::submit! {
                 Registration {
                     name: $name, summary: "", origin: "tests", version: "0", defaults: options,
+                    keys: roll_core::keys::of_defaults::<TestOptions>,
                     factory: Factory::$kind(|_, _| Err(Error::Interrupted)),
                     planner: None,
                 }

@@ -59,13 +59,7 @@ impl MergedConfig {
             let problem = e.inner().to_string();
             Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
         })?;
-        config.check().map_err(|e| match e {
-            Error::Config { key, problem } => {
-                let place = provenance.place(&key);
-                Error::Config { problem: format!("{problem}{place}"), key }
-            }
-            other => other,
-        })?;
+        config.check().map_err(|e| provenance.placed(e))?;
         Ok(Loaded { config, provenance, notes })
     }
 }

@@ -27,6 +27,12 @@ impl Loaded {
         if said.value("steps").is_none() {
             notes.clear();
         }
+        let schedule = self.config.training.lr_scheduler_type;
+        let unread = |option: &&str| !schedule.options().contains(option);
+        let options = ["num_cycles", "power", "lr_end", "timescale"].into_iter().filter(unread);
+        let options: Vec<String> = options.map(|option| format!("training.lr_scheduler_kwargs.{option}")).collect();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        notes.extend(said.idle(&options, "`training.lr_scheduler_type` is of another shape"));
         let mut asked: Vec<(Kind, &str)> = components.iter().map(|(_, kind, name)| (*kind, name.as_str())).collect();
         asked.sort();
         asked.dedup();
@@ -105,6 +111,12 @@ mod tests {
         assert!(told[0].contains("`training.num_train_epochs: 2` has no effect"), "{told:?}");
         assert_eq!(told[1], "`noise_seed: 3` has no effect: a test says so");
         assert!(notes(&["training.num_train_epochs=2"]).unwrap().is_empty());
+        let told = notes(&["training.lr_scheduler_kwargs.power=2", "training.lr_scheduler_type=cosine"]).unwrap();
+        assert!(told.len() == 1 && told[0].contains("`training.lr_scheduler_kwargs.power: 2"), "{told:?}");
+        let polynomial = "training.lr_scheduler_type=polynomial";
+        assert!(notes(&["training.lr_scheduler_kwargs.power=2", polynomial]).unwrap().is_empty());
+        let end = notes(&["training.lr_scheduler_kwargs.lr_end=1", polynomial]).unwrap_err().to_string();
+        assert!(end.contains("must be below `training.learning_rate`"), "{end}");
         assert!(notes(&["exp_name=a mistake"]).unwrap_err().to_string().contains("`exp_name`"));
     }
 }

@@ -2,62 +2,68 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use roll_backends::optimizer::LrSchedulerType;
+
 use super::{EvaluationConfig, Tracker, TrainingConfig};
+use roll_core::keys::check_ranges;
 use roll_core::{Component, Error, Noise, Result, RewardComponent};
 use roll_data::DataConfig;
 
 /// The complete configuration of a run. Where ROLL has the same setting, the name and the default are ROLL's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
     /// Key of every random choice: noise, initial adapters, order of the data. Two runs of one configuration and seed
-    /// make the same choices. Default: 42.
+    /// make the same choices.
     pub seed: u64,
     /// When set, every sample of every step starts from the noise that `torch.randn` draws with this seed; ROLL uses
-    /// 24. Default: `null`, each sample has noise of its own, drawn from `seed`.
+    /// 24. `null`: each sample has noise of its own, drawn from `seed`.
     pub noise_seed: Option<u32>,
-    /// Name of the experiment, which names the run directory. A directory name: no separators, no leading dot.
-    /// Default: `null`, the name of the algorithm.
+    /// Name of the experiment, which names the run directory. A directory name: no separators, no leading dot. `null`:
+    /// the name of the algorithm.
     pub exp_name: Option<String>,
-    /// Directory in which run directories are made. Default: `runs`.
+    /// Directory in which run directories are made.
     pub output_dir: PathBuf,
     /// Tensor backend and device: `flex` (CPU), `libtorch` (CPU), `libtorch-cuda:N`, `cuda:N` or `wgpu:N`; all but
-    /// `flex` are cargo features. Default: `flex`.
+    /// `flex` are cargo features.
     pub backend: String,
-    /// Number of optimizer steps. Default: `null`, the number that `training.num_train_epochs` epochs take.
+    /// Number of optimizer steps. `null`: the number that `training.num_train_epochs` epochs take.
     pub steps: Option<u64>,
-    /// Upper limit on the number of optimizer steps; used only when `steps` is unset. Default: `null`, no limit.
+    /// Upper limit on the number of optimizer steps; used only when `steps` is unset. `null`: no limit.
     pub max_steps: Option<u64>,
-    /// Write a checkpoint every this many optimizer steps, and one at the end. Default: 25; 0 writes only the one at
-    /// the end.
+    /// Write a checkpoint every this many optimizer steps, and one at the end. 0 writes only the one at the end.
     pub save_steps: u64,
-    /// Write the videos of a step's samples every this many optimizer steps. Default: 25; 0 writes no videos.
+    /// Write the videos of a step's samples every this many optimizer steps. 0 writes no videos.
     pub sample_steps: u64,
-    /// Write metrics every this many optimizer steps, and at the end. At least 1. Default: 1.
+    /// Write metrics every this many optimizer steps, and at the end.
+    #[schemars(range(min = 1))]
     pub logging_steps: u64,
-    /// Number of checkpoints to keep; older ones are deleted. At least 1. Default: `null`, all are kept.
+    /// Number of checkpoints to keep; older ones are deleted. `null`: all are kept.
+    #[schemars(range(min = 1))]
     pub max_ckpt_to_keep: Option<usize>,
     /// Where metrics go: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports are drawn
-    /// from). Default: both. ROLL's other values have no effect.
+    /// from). ROLL's other values have no effect.
     pub track_with: Vec<Tracker>,
-    /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how
-    /// in its environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its
-    /// standard input, and is killed after 60 seconds. Default: an empty list, none.
+    /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how in its
+    /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard
+    /// input, and is killed after 60 seconds. An empty list: none.
     pub on_finish: Vec<String>,
-    /// Libraries (dylibs) with further components; `roll plugins` lists what they offer. Default: an empty list.
+    /// Libraries (dylibs) with further components; `roll plugins` lists what they offer.
     pub plugins: Vec<PathBuf>,
-    /// Let components of `plugins` replace built-in ones of the same name. Default: false, such a name is an error.
+    /// Let components of `plugins` replace built-in ones of the same name. Without it such a name is
+    /// an error.
     pub plugins_replace: bool,
     /// The training algorithm: its `name` and its options.
     pub algo: Component,
     /// The model: its `name` and its options.
     pub model: Component,
-    /// The rewards: of each its `name`, its `weight` (default: 1) and its options. The score is the weighted sum. A
-    /// single map stands for a list of one. Default: an empty list.
+    /// The rewards: of each its `name`, its `weight` and its options. The score is the weighted sum. A
+    /// single map stands for a list of one.
     pub reward: Vec<RewardComponent>,
-    /// The environment in which an agent acts: its `name` and its options. Default: `null`, no environment.
+    /// The environment in which an agent acts: its `name` and its options. `null`: no environment.
     pub env: Option<Component>,
     /// The training strategy, which turns gradients into updates: its `name` and its options.
     pub strategy: Component,
@@ -115,25 +121,23 @@ impl RunConfig {
 
     /// Checks ranges and values that exclude one another, which types cannot; errors name the key.
     pub fn check(&self) -> Result<()> {
+        check_ranges("", self)?;
         self.check_top_level()?;
-        self.training.check()?;
         self.evaluation.check()?;
         self.data.check()
     }
 
     fn check_top_level(&self) -> Result<()> {
-        for (key, count) in
-            [("logging_steps", self.logging_steps), ("max_ckpt_to_keep", self.max_ckpt_to_keep.unwrap_or(1) as u64)]
-        {
-            if count == 0 {
-                return Err(Error::config(key, "expected at least 1, found 0"));
-            }
-        }
         if self.exp_name.as_deref().is_some_and(|n| n.is_empty() || n.contains(['/', '\\']) || n.starts_with('.')) {
             return Err(Error::config(
                 "exp_name",
                 "expected the name of a directory, without separators or a leading dot",
             ));
+        }
+        let (t, end) = (&self.training, self.training.lr_scheduler_kwargs.lr_end);
+        if t.lr_scheduler_type == LrSchedulerType::Polynomial && end >= t.learning_rate {
+            let problem = format!("must be below `training.learning_rate` ({}), found {end}", t.learning_rate);
+            return Err(Error::config("training.lr_scheduler_kwargs.lr_end", problem));
         }
         for (i, reward) in self.reward.iter().enumerate() {
             if !reward.weight.is_finite() {

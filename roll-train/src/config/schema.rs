@@ -163,6 +163,11 @@ fn check_component(
         map.shift_remove(&option);
         left_out.push(option);
     }
+    for option in registration.keys() {
+        if let Some(value) = at(map, &option.name) {
+            option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.placed(e))?;
+        }
+    }
     for (option, default) in defaults {
         fill(map.entry(option).or_insert(Json::Null), default);
     }
@@ -173,6 +178,13 @@ fn check_component(
             left_out.join(", ")
         )
     }))
+}
+
+/// The value at a dotted path.
+fn at<'a>(map: &'a Map<String, Json>, path: &str) -> Option<&'a Json> {
+    let mut parts = path.split('.');
+    let first = map.get(parts.next()?)?;
+    parts.try_fold(first, |value, part| value.get(part))
 }
 
 /// Puts `default` where nothing was said; maps merge. A `null` that was said stays only where the default is `null`

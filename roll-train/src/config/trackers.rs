@@ -1,12 +1,13 @@
 //! The key `track_with`: where metrics go.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 const KEY: &str = "track_with";
 
 /// Where metrics go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Tracker {
     /// TensorBoard's event files.

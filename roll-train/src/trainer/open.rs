@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use roll_backends::optimizer::{LrSchedule, LrSchedulerType};
 use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, communicator};
 use roll_data::{Batches, Dataset, Metadata};
 use roll_rewards::WeightedSum;
@@ -93,7 +92,7 @@ impl Trainer {
         if steps == 0 {
             return Err(Error::config("steps", "there is nothing to do: 0 steps"));
         }
-        let schedule = LrSchedule::new(schedule_type(&t.lr_scheduler_type)?, t.learning_rate, t.warmup_steps, steps);
+        let schedule = t.schedule(steps);
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
         let labels = SetLabels::new(&measure, config.evaluation.check_labels());
         let headlines = algorithm.headlines();
@@ -133,10 +132,6 @@ fn unused_end_images(loaded: &Loaded, metadata: Option<&Metadata>) -> Option<Str
              input_image,end_image` lets the model take it"
         )
     })
-}
-
-fn schedule_type(name: &str) -> Result<LrSchedulerType> {
-    serde_json::from_value(name.into()).map_err(|e| Error::config("training.lr_scheduler_type", e.to_string()))
 }
 
 /// The configured rewards as one.

@@ -1,12 +1,13 @@
 //! Options of the policy loss, under the reference's names.
 
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result};
 
 use crate::agentic_ppo::aggregate::Aggregation;
 use crate::agentic_ppo::correction::CorrectionConfig;
 
 /// Over what the ratio of new to old probability is taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RatioType {
     /// Each token.
@@ -17,7 +18,7 @@ pub enum RatioType {
 }
 
 /// The form of the policy gradient.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PgVariant {
     /// `-log p A`.
@@ -36,7 +37,7 @@ pub enum PgVariant {
 }
 
 /// Options of the policy loss.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossConfig {
     /// Over what the ratio is taken.
@@ -44,20 +45,25 @@ pub struct LossConfig {
     /// The form of the policy gradient.
     pub pg_variant: PgVariant,
     /// The ratio is clipped to [1 - pg_clip, 1 + pg_clip].
+    #[schemars(range(min = 0))]
     pub pg_clip: f64,
     /// Clip by `pg_clip_low` and `pg_clip_high` instead.
     pub use_pg_clip_range: bool,
     /// Clip below one.
+    #[schemars(range(min = 0))]
     pub pg_clip_low: f64,
     /// Clip above one.
+    #[schemars(range(min = 0))]
     pub pg_clip_high: f64,
     /// Whether the loss of bad actions is bounded too (<https://arxiv.org/abs/1912.09729>).
     pub dual_clip_loss: bool,
     /// That bound, in units of the advantage; 1 + 2 pg_clip when absent, as the reference has it.
+    #[schemars(extend("exclusiveMinimum" = 1))]
     pub dual_clip: Option<f64>,
     /// Whether the KL to the reference policy is part of the loss.
     pub use_kl_loss: bool,
     /// Its coefficient.
+    #[schemars(range(min = 0))]
     pub kl_loss_coef: f64,
     /// Coefficient of the entropy bonus.
     pub entropy_loss_coef: f64,
@@ -74,12 +80,15 @@ pub struct LossConfig {
     /// `topr`: weight of the others.
     pub topr_negative_weight: f64,
     /// `cispo`: clip below one.
+    #[schemars(range(min = 0))]
     pub cispo_epsilon_low: f64,
     /// `cispo`: clip above one.
+    #[schemars(range(min = 0))]
     pub cispo_epsilon_high: f64,
     /// `cispo`: drop the tokens that PPO would clip.
     pub cispo_use_unified_mask: bool,
     /// `kimi15`: weight of the squared log-ratio.
+    #[schemars(range(min = 0))]
     pub kimi15_tau: f64,
     /// Fractions and means of metrics count prompt and padding too, as the reference's do.
     pub reference_metrics: bool,
@@ -136,27 +145,7 @@ impl LossConfig {
     /// Fails on values that make no loss.
     pub fn check(&self, prefix: &str) -> Result<()> {
         let key = |name: &str| format!("{prefix}.{name}");
-        for (name, value) in [
-            ("pg_clip", self.pg_clip),
-            ("pg_clip_low", self.pg_clip_low),
-            ("pg_clip_high", self.pg_clip_high),
-            ("kl_loss_coef", self.kl_loss_coef),
-            ("cispo_epsilon_low", self.cispo_epsilon_low),
-            ("cispo_epsilon_high", self.cispo_epsilon_high),
-            ("kimi15_tau", self.kimi15_tau),
-        ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::config(key(name), format!("expected a number of at least 0, found {value}")));
-            }
-        }
-        if !self.entropy_loss_coef.is_finite() {
-            return Err(Error::config(key("entropy_loss_coef"), "expected a finite number"));
-        }
-        if let Some(bound) = self.dual_clip
-            && (bound.is_nan() || bound <= 1.0)
-        {
-            return Err(Error::config(key("dual_clip"), format!("expected a number above 1, found {bound}")));
-        }
+        check_ranges(prefix, self)?;
         if self.tis_lower_bound.is_nan() || self.tis_lower_bound > self.tis_upper_bound {
             let problem = format!("{} is above tis_upper_bound {}", self.tis_lower_bound, self.tis_upper_bound);
             return Err(Error::config(key("tis_lower_bound"), problem));

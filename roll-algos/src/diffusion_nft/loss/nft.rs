@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{Noised, Valued};
 
 /// Which advantages count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdvantageMode {
     /// All, as they are.

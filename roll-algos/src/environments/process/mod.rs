@@ -25,7 +25,7 @@ use child::{Child, Start, shortened};
 const NAME: &str = "process";
 
 /// Options of the environment `process`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProcessOptions {
     /// Program and arguments.
@@ -33,10 +33,12 @@ pub struct ProcessOptions {
     /// Directory it runs in. `null`: where relative paths of the configuration start.
     pub directory: Option<PathBuf>,
     /// Seconds that an answer may take; then the process is killed.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
     /// How often an episode is begun anew in another process when the process fails at its beginning.
     pub restarts: usize,
     /// Bytes that a line may have.
+    #[schemars(range(min = 1))]
     pub max_line_bytes: usize,
 }
 
@@ -178,6 +180,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<ProcessOptions>,
+        keys: roll_core::keys::of::<ProcessOptions>,
         factory: Factory::Environment(Process::open),
         planner: None,
     }

@@ -22,7 +22,7 @@ const BOX_ON_TARGET: f64 = 1.0;
 const FINISHED: f64 = 10.0;
 
 /// Options of the environment `sokoban`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SokobanOptions {
     /// Rows and columns, walls included.
@@ -189,6 +189,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SokobanOptions>,
+        keys: roll_core::keys::of::<SokobanOptions>,
         factory: Factory::Environment(|options, _| Ok(Box::new(Sokoban::new(parse_options("env", options)?)?))),
         planner: None,
     }

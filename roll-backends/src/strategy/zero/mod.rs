@@ -247,6 +247,7 @@ roll_core::inventory::submit! {
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<ZeroOptions>,
+        keys: roll_core::keys::of::<ZeroOptions>,
         factory: Factory::Strategy(|options, _| {
             Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
         }),

@@ -2,27 +2,33 @@
 
 use std::time::Duration;
 
+use roll_core::keys::check_ranges;
 use roll_core::plan::Division;
 use roll_core::{Error, Kind, OptionNotes, Result, Said, WeightPlacement};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::optimizer::AdamRule;
 
 /// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroOptions {
     /// What is divided among the ranks: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also the frozen
     /// weights of models that can (`model.weight_store`).
+    #[schemars(range(max = 3))]
     pub stage: u8,
     /// Elements that are reduced at a time. A tensor is never cut: a larger one is a bucket of its own.
     #[serde(deserialize_with = "elements")]
+    #[schemars(range(min = 1))]
     pub reduce_bucket_size: usize,
     /// Elements that are gathered at a time. Buckets are shared by both directions: the smaller size counts.
     #[serde(deserialize_with = "elements")]
+    #[schemars(range(min = 1))]
     pub allgather_bucket_size: usize,
     /// Elements that are updated at a time; bounds the buckets too.
     #[serde(deserialize_with = "elements")]
+    #[schemars(range(min = 1))]
     pub sub_group_size: usize,
     /// Overlap of communication and computation: gradients are reduced while the pull goes on, bucket by bucket as they
     /// become whole, and sharded weights are gathered a block ahead. Results have the same bits either way. Weights
@@ -36,12 +42,13 @@ pub struct ZeroOptions {
     pub offload_param: Offload,
     /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`crate::optimizer::AdamW`]).
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
     /// Checkpoints keep them as they are; a run may go on with the other kind.
     pub bf16_optimizer_states: bool,
     /// The parameters of all ranks are compared every this many updates; 0 never compares.
     pub check_every: u64,
     /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
+    #[schemars(range(min = 1))]
     pub timeout_seconds: u64,
 }
 
@@ -85,7 +92,7 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
 }
 
 /// Where something lives when it is not in use.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Offload {
     /// `none`, `cpu` or `nvme`.
@@ -95,7 +102,7 @@ pub struct Offload {
 }
 
 /// Places.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadDevice {
     /// Where it is computed with. The optimizer computes in host memory.
@@ -111,21 +118,7 @@ impl ZeroOptions {
     /// Fails on values that can only be mistakes.
     pub(super) fn check(&self) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("strategy.{name}"), problem));
-        if self.stage > 3 {
-            return key("stage", format!("must be 0, 1, 2 or 3; found {}", self.stage));
-        }
-        for (name, value) in [
-            ("reduce_bucket_size", self.reduce_bucket_size),
-            ("allgather_bucket_size", self.allgather_bucket_size),
-            ("sub_group_size", self.sub_group_size),
-        ] {
-            if value == 0 {
-                return key(name, "must be at least 1 element".into());
-            }
-        }
-        if self.timeout_seconds == 0 {
-            return key("timeout_seconds", "must be at least 1".into());
-        }
+        check_ranges("strategy", self)?;
         if self.offload_optimizer.device == OffloadDevice::Nvme {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());

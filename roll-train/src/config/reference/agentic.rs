@@ -492,7 +492,10 @@ custom_envs:
             assert_eq!(algo(key), value, "{key}");
         }
         // Two updates a step.
-        assert_eq!((c.training.warmup_steps, c.training.lr_scheduler_type.as_str()), (5, "cosine"));
+        assert_eq!(
+            (c.training.warmup_steps, c.training.lr_scheduler_type),
+            (5, roll_backends::optimizer::LrSchedulerType::Cosine)
+        );
         assert_eq!((&c.model.options["lora_rank"], &c.model.options["weights_dtype"]), (&0.into(), &"bf16".into()));
         assert_eq!(c.strategy.options["stage"], 1);
         let env = c.env.as_ref().unwrap();

@@ -1,0 +1,34 @@
+//! Arguments of `roll config`.
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+use super::ConfigArgs;
+
+/// Arguments of `roll config`.
+#[derive(Debug, ClapArgs)]
+pub struct Config {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Number of optimizer steps.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Print the meaning, the values and the default of every key; or of one key, section or component: `training`,
+    /// `lora_rank`, `insightface`.
+    #[arg(long, value_name = "KEY", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["template", "steps"])]
+    pub reference: Option<String>,
+    /// What the reference is printed as.
+    #[arg(long, value_enum, default_value = "text", requires = "reference")]
+    pub format: ReferenceFormat,
+    /// Print a configuration to begin with: every key with its meaning, those at their default commented out.
+    #[arg(long)]
+    pub template: bool,
+}
+
+/// What the reference is printed as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReferenceFormat {
+    /// For a terminal of 80 columns.
+    Text,
+    /// For a page.
+    Markdown,
+}

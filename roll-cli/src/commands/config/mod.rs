@@ -1,0 +1,49 @@
+//! `roll config`: the resolved configuration, the reference of every key, and a configuration to begin with.
+
+mod reference;
+mod template;
+
+use roll_core::{Error, Result};
+use roll_train::config::{asked, sections};
+
+pub use reference::print_section;
+
+use crate::args::{Config, ReferenceFormat};
+use crate::configuration::Configuration;
+
+/// Does what was asked.
+pub fn config(args: Config) -> Result<()> {
+    let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
+    let configuration = Configuration::read(&args.config, steps.as_slice())?;
+    let registry = configuration.registry()?;
+    if let Some(key) = &args.reference {
+        let all = sections(&registry);
+        let wanted = match key.as_str() {
+            "" => all,
+            key => asked(all, key).map_err(|near| unknown(key, near))?,
+        };
+        match args.format {
+            ReferenceFormat::Text => reference::print(&wanted),
+            ReferenceFormat::Markdown => reference::print_markdown(&wanted),
+        }
+        return Ok(());
+    }
+    let loaded = configuration.or_demo()?.load(&registry)?;
+    if args.template {
+        println!("{}", template::template(&loaded, &sections(&registry))?.trim_end());
+        return Ok(());
+    }
+    // One line per value, which together are a configuration that `--config` takes.
+    for entry in loaded.listing()? {
+        println!("{:<44} {:<32} # {}", entry.key + ":", entry.value, entry.origin);
+    }
+    Ok(())
+}
+
+fn unknown(key: &str, near: Option<String>) -> Error {
+    let hint = match near {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => "`roll config --reference` has all of them".into(),
+    };
+    Error::config(key, format!("neither a key, nor a section, nor a component; {hint}"))
+}

@@ -1,0 +1,194 @@
+//! A configuration to begin with: every key with its meaning; those that have their default are commented out.
+
+use std::collections::BTreeMap;
+
+use roll_core::serde_json::{self, Map, Value as Json};
+use roll_core::{Error, Key, Kind, Result};
+use roll_train::config::{Loaded, Section, general};
+
+use super::reference::wrapped;
+
+/// Columns of a line.
+const COLUMNS: usize = 100;
+/// Columns of a level.
+const LEVEL: usize = 2;
+
+/// The configuration as YAML, which `--config` takes.
+pub fn template(loaded: &Loaded, sections: &[Section]) -> Result<String> {
+    let tree = serde_json::to_value(&loaded.config).map_err(Error::failed("the configuration cannot be serialised"))?;
+    let said = loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
+    let mut text = String::from(
+        "# `roll run --config FILE` takes this file, `roll check --config FILE` looks at all that it names.\n\
+         # Keys that are commented out have the value by default that stands there.\n",
+    );
+    let mut writer = Writer { sections, said, text: &mut text };
+    let whole = tree.as_object().cloned().unwrap_or_default();
+    let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !holds_keys(value));
+    let top = Place { key: "", indent: 0, component: None };
+    writer.map(&top, &plain);
+    writer.map(&top, &nested);
+    Ok(text)
+}
+
+fn holds_keys(value: &Json) -> bool {
+    match value {
+        Json::Object(map) => !map.is_empty(),
+        Json::Array(items) => items.iter().any(Json::is_object),
+        _ => false,
+    }
+}
+
+struct Writer<'a> {
+    sections: &'a [Section],
+    /// Keys of values that are not left at their default.
+    said: Vec<String>,
+    text: &'a mut String,
+}
+
+/// Where a map stands.
+struct Place<'a> {
+    key: &'a str,
+    indent: usize,
+    /// The component around it, and its key.
+    component: Option<(Kind, &'a str, &'a str)>,
+}
+
+impl<'a> Writer<'a> {
+    fn map(&mut self, place: &Place<'_>, map: &Map<String, Json>) {
+        let mut entries: Vec<_> = map.iter().collect();
+        if place.component.is_some() {
+            // What was said comes first in the tree; here every key stands where its component has it.
+            entries.sort_by_key(|(name, _)| (*name != "name", self.rank(place, name)));
+        }
+        for (name, value) in entries {
+            let key = if place.key.is_empty() { name.clone() } else { format!("{}.{name}", place.key) };
+            let sections = self.sections;
+            let told = self.key(place, &key);
+            if place.indent == 0 {
+                self.text.push('\n');
+            }
+            if let Some(told) = told {
+                self.about(place.indent, told);
+            } else if let Some(section) = sections.iter().find(|s| s.name == *name && s.component.is_none()) {
+                self.comment(place.indent, &section.about);
+            }
+            // A component without its name would be none.
+            let active = self.is_said(&key) || (place.component.is_some_and(|c| c.2 == place.key) && name == "name");
+            let component = self.component(&key, value);
+            match value {
+                Json::Object(inner) if !inner.is_empty() && (active || component.is_some()) => {
+                    self.line(place.indent, &format!("{name}:"));
+                    let component =
+                        component.or(place.component.map(|(kind, name, at)| (kind, name.into(), at.into())));
+                    let component = component
+                        .as_ref()
+                        .map(|(kind, name, at): &(Kind, String, String)| (*kind, name.as_str(), at.as_str()));
+                    self.map(&Place { key: &key, indent: place.indent + LEVEL, component }, inner);
+                }
+                Json::Array(items) if items.iter().any(Json::is_object) && active => {
+                    self.line(place.indent, &format!("{name}:"));
+                    for (i, item) in items.iter().enumerate() {
+                        self.item(&format!("{key}.{i}"), place.indent + LEVEL, item);
+                    }
+                }
+                value => {
+                    let mark = if active { "" } else { "#" };
+                    self.line(place.indent, &format!("{mark}{name}: {}", inline(value)));
+                }
+            }
+        }
+    }
+
+    /// An entry of a list of components.
+    fn item(&mut self, key: &str, indent: usize, item: &Json) {
+        let Json::Object(map) = item else {
+            return self.line(indent, &format!("- {}", inline(item)));
+        };
+        let component = self.component(key, item);
+        let component = component.as_ref().map(|(kind, name, at)| (*kind, name.as_str(), at.as_str()));
+        let name = map.get("name").map(inline).unwrap_or_default();
+        self.line(indent, &format!("- name: {name}"));
+        let rest = map.iter().filter(|(name, _)| *name != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
+        self.map(&Place { key, indent: indent + LEVEL, component }, &rest);
+    }
+
+    /// The component that stands at a key.
+    fn component(&self, key: &str, value: &Json) -> Option<(Kind, String, String)> {
+        let name = value.get("name")?.as_str()?;
+        let kind = match general(key).as_str() {
+            "evaluation.check.N" => Kind::Reward,
+            key => {
+                Kind::ALL.into_iter().find(|kind| key == kind.section() || key == format!("{}.N", kind.section()))?
+            }
+        };
+        Some((kind, name.to_string(), key.to_string()))
+    }
+
+    /// The place of an option among those of its component.
+    fn rank(&self, place: &Place<'_>, name: &str) -> usize {
+        let Some((kind, component, _)) = place.component else { return 0 };
+        let section = self.sections.iter().find(|s| s.component == Some((kind, component)));
+        let of = |key: &Key| key.name.split('.').any(|part| part == name);
+        section.and_then(|s| s.keys.iter().position(of)).unwrap_or(usize::MAX)
+    }
+
+    /// What is known of a key: of a component's option by the component, of others by the sections.
+    fn key(&self, place: &Place<'_>, key: &str) -> Option<&'a Key> {
+        let sections: &'a [Section] = self.sections;
+        let of_component = place.component.and_then(|(kind, name, at)| {
+            let option = general(key.strip_prefix(at)?.trim_start_matches('.'));
+            let section = sections.iter().find(|s| s.component == Some((kind, name)))?;
+            section.keys.iter().find(|key| {
+                let own = key.name.strip_prefix(kind.section()).unwrap_or(&key.name);
+                own.trim_start_matches(".N").trim_start_matches('.') == option
+            })
+        });
+        let key = general(key);
+        let typed = sections.iter().filter(|s| s.component.is_none()).flat_map(|s| &s.keys);
+        of_component.or_else(|| typed.into_iter().find(|known| known.name == key))
+    }
+
+    fn about(&mut self, indent: usize, key: &Key) {
+        self.comment(indent, &key.about);
+        self.comment(indent, &format!("({})", key.values));
+        for (value, about) in &key.choices {
+            self.comment(indent, &format!("- {value}: {about}"));
+        }
+    }
+
+    fn comment(&mut self, indent: usize, text: &str) {
+        for line in wrapped(text, COLUMNS - indent - 2) {
+            self.line(indent, format!("# {line}").trim_end());
+        }
+    }
+
+    fn line(&mut self, indent: usize, text: &str) {
+        *self.text += &format!("{:indent$}{text}\n", "");
+    }
+
+    /// Whether a layer says this key or one below it.
+    fn is_said(&self, key: &str) -> bool {
+        let below = format!("{key}.");
+        self.said.iter().any(|said| said == key || said.starts_with(&below))
+    }
+}
+
+/// A value on one line: JSON, which is YAML too; without quotes where plain words need none.
+fn inline(value: &Json) -> String {
+    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
+    let plain = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+            && !WORDS.contains(&text.to_lowercase().as_str())
+    };
+    match value {
+        Json::String(text) if plain(text) => text.clone(),
+        Json::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        Json::Object(map) if !map.is_empty() => {
+            let entries: BTreeMap<_, _> = map.iter().collect();
+            let entries = entries.into_iter().map(|(key, value)| format!("{key}: {}", inline(value)));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,169 @@
+//! Every key of a configuration, section by section.
+
+use roll_core::keys;
+use roll_core::{Key, Kind, Registry};
+use roll_data::DataConfig;
+
+use super::{EvaluationConfig, RunConfig, TrainingConfig};
+use roll_core::error::nearest;
+
+/// The keys of a section, or the options of one component.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Section {
+    /// The section in a configuration: `training`, `reward`; empty for the top level.
+    pub name: String,
+    /// The component whose options these are.
+    pub component: Option<(Kind, &'static str)>,
+    /// Its meaning.
+    pub about: String,
+    /// Its keys, with their full names: `training.betas`, `reward.N.align`.
+    pub keys: Vec<Key>,
+}
+
+impl Section {
+    /// What a page calls it: `training`, "reward `insightface`".
+    pub fn title(&self) -> String {
+        match self.component {
+            Some((kind, name)) => format!("{kind} `{name}`"),
+            None if self.name.is_empty() => "top level".into(),
+            None => format!("section `{}`", self.name),
+        }
+    }
+}
+
+/// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and name.
+pub fn sections(registry: &Registry) -> Vec<Section> {
+    let typed = [
+        ("training", keys::about::<TrainingConfig>()),
+        ("data", keys::about::<DataConfig>()),
+        ("evaluation", keys::about::<EvaluationConfig>()),
+    ];
+    let all = keys::of::<RunConfig>();
+    let of = |section: &str| -> Vec<Key> {
+        all.iter().filter(|key| key.name.split('.').next() == Some(section)).cloned().collect()
+    };
+    let top = all.iter().filter(|key| typed.iter().all(|(name, _)| key.name.split('.').next() != Some(*name)));
+    let mut sections = vec![Section {
+        name: String::new(),
+        component: None,
+        about: keys::about::<RunConfig>(),
+        keys: top.cloned().collect(),
+    }];
+    let named = |(name, about): (&str, String)| Section { name: name.into(), component: None, about, keys: of(name) };
+    sections.extend(typed.into_iter().map(named));
+    for registration in registry.entries() {
+        let kind = registration.factory.kind();
+        let prefix = prefix(kind);
+        let key = |key: Key| Key { name: format!("{prefix}{}", key.name), ..key };
+        sections.push(Section {
+            name: kind.section().into(),
+            component: Some((kind, registration.name)),
+            about: format!("{}.", registration.summary),
+            keys: registration.keys().into_iter().map(key).collect(),
+        });
+    }
+    sections
+}
+
+/// What the options of a component begin with. Of rewards there is a list.
+fn prefix(kind: Kind) -> String {
+    match kind {
+        Kind::Reward => format!("{}.N.", kind.section()),
+        _ => format!("{}.", kind.section()),
+    }
+}
+
+/// What of `sections` is asked for: a section (`training`, `reward`), a component (`insightface`), a key and those below
+/// it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest known name.
+pub fn asked(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
+    let name = general(name);
+    let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);
+    let groups: [&dyn Fn(&Section) -> bool; 2] = [&component, &|s: &Section| !name.is_empty() && s.name == name];
+    for group in groups {
+        if sections.iter().any(group) {
+            return Ok(sections.into_iter().filter(group).collect());
+        }
+    }
+    let below = format!("{name}.");
+    let last = format!(".{name}");
+    let full = |key: &Key| key.name == name || key.name.starts_with(&below);
+    // A single reward needs no index.
+    let unnumbered = |key: &Key| key.name.replacen("reward.N.", "reward.", 1) == name;
+    let ending = |key: &Key| key.name.ends_with(&last);
+    let ways: [&dyn Fn(&Key) -> bool; 3] = [&full, &unnumbered, &ending];
+    for way in ways {
+        let found = sections
+            .iter()
+            .filter(|s| s.keys.iter().any(way))
+            .map(|s| Section { keys: s.keys.iter().filter(|key| way(key)).cloned().collect(), ..s.clone() });
+        let found: Vec<Section> = found.collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    let components = sections.iter().filter_map(|s| s.component.map(|(_, name)| name));
+    let names = sections.iter().map(|s| s.name.as_str()).filter(|name| !name.is_empty());
+    let keys = sections.iter().flat_map(|s| &s.keys).map(|key| key.name.as_str());
+    let lasts = keys.clone().filter_map(|key| key.rsplit('.').next());
+    Err(nearest(&name, components.chain(names).chain(keys).chain(lasts)).map(String::from))
+}
+
+/// `reward.0.align` and `reward[0].align` are `reward.N.align`.
+pub fn general(key: &str) -> String {
+    let dotted = key.replace('[', ".").replace(']', "");
+    let part = |part: &str| if part.parse::<usize>().is_ok() { "N".to_string() } else { part.to_string() };
+    dotted.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str) -> Vec<String> {
+        let sections = sections(&Registry::linked().unwrap());
+        asked(sections, name).unwrap().into_iter().flat_map(|s| s.keys).map(|key| key.name).collect()
+    }
+
+    #[test]
+    fn sections_components_keys_and_their_last_parts_are_found() {
+        assert!(found("training").contains(&"training.lr_scheduler_kwargs.power".to_string()));
+        assert_eq!(found("training.betas"), ["training.betas"]);
+        assert_eq!(found("betas"), ["training.betas"]);
+        assert!(found("insightface").contains(&"reward.N.align".to_string()));
+        for key in ["reward.0.align", "reward[1].align", "reward.align"] {
+            assert_eq!(found(key), ["reward.N.align"]);
+        }
+        assert!(found("lora_rank").len() == 1 && found("model.lora_rank").len() == 1);
+        assert!(found("env").iter().any(|key| key == "env.name" || key == "env"));
+    }
+
+    #[test]
+    fn of_an_unknown_name_the_nearest_is_told() {
+        let near = |name| asked(sections(&Registry::linked().unwrap()), name).unwrap_err();
+        assert_eq!(near("training.learnin_rate").as_deref(), Some("training.learning_rate"));
+        assert_eq!(near("insigthface").as_deref(), Some("insightface"));
+        assert_eq!(near("qqqqqqqqqqqqqqq"), None);
+    }
+
+    #[test]
+    fn the_keys_of_the_typed_sections_are_those_that_the_parser_accepts() {
+        let sections = sections(&Registry::linked().unwrap());
+        let keys: Vec<&str> = sections.iter().flat_map(|s| &s.keys).map(|key| key.name.as_str()).collect();
+        let defaults = serde_json::to_value(RunConfig::default()).unwrap();
+        let mut leaves = Vec::new();
+        below("", &defaults, &mut leaves);
+        for leaf in leaves {
+            assert!(keys.contains(&leaf.as_str()), "{leaf} is in no section: {keys:?}");
+        }
+    }
+
+    fn below(prefix: &str, value: &serde_json::Value, leaves: &mut Vec<String>) {
+        for (name, value) in value.as_object().into_iter().flatten() {
+            match value.as_object() {
+                Some(map) if !map.is_empty() => below(&format!("{prefix}{name}."), value, leaves),
+                _ => leaves.push(format!("{prefix}{name}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The configuration explains itself: every key has a text, and a file to begin with runs.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use roll_core::serde_json::{Map, Value};
+use roll_core::{Kind, Registry};
+use roll_train::config::sections;
+
+use world::{SHORT, World, fails};
+
+/// Names of the values of a map, those of the maps within it in full.
+fn leaves(prefix: &str, map: &Map<String, Value>, found: &mut Vec<String>) {
+    for (name, value) in map {
+        match value {
+            Value::Object(map) if !map.is_empty() => leaves(&format!("{prefix}{name}."), map, found),
+            _ => found.push(format!("{prefix}{name}")),
+        }
+    }
+}
+
+#[test]
+fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
+    let registry = Registry::linked().unwrap();
+    let sections = sections(&registry);
+    for section in &sections {
+        assert!(!section.about.is_empty(), "{} says nothing of itself", section.title());
+        for key in &section.keys {
+            let name = &key.name;
+            assert!(!key.about.is_empty(), "`{name}` of {} has no text", section.title());
+            assert!(!key.values.is_empty(), "`{name}` of {} has no type", section.title());
+            assert!(key.default.is_some() || name.ends_with(".name"), "`{name}` of {} has no default", section.title());
+            for text in key.choices.iter().map(|(_, about)| about).chain([&key.about]) {
+                assert!(!text.contains("::") && !text.contains("]("), "`{name}` speaks to programmers: {text}");
+            }
+        }
+    }
+    for registration in registry.entries() {
+        let of = Some((registration.factory.kind(), registration.name));
+        let section = sections.iter().find(|section| section.component == of).unwrap();
+        let mut options = Vec::new();
+        leaves("", &registration.options(), &mut options);
+        for option in options {
+            let told = section.keys.iter().any(|key| key.name.ends_with(&format!(".{option}")));
+            assert!(told, "`{option}` of {} is not told", section.title());
+        }
+    }
+}
+
+#[test]
+fn the_reference_is_asked_by_section_component_key_or_a_part_of_it() {
+    let world = World::new(0);
+    let all = world.done(&["config", "--reference"]);
+    for part in ["training.learning_rate", "reward `insightface`", "algo.mid_timestep", "strategy.stage", "env.size"] {
+        assert!(all.contains(part), "no {part}");
+    }
+    assert!(all.lines().all(|line| line.chars().count() <= 80 || !line.trim().contains(' ')), "lines are too wide");
+    let betas = world.done(&["config", "--reference", "training.betas"]);
+    assert!(betas.contains("2 entries, each a number of at least 0 and below 1; default `[0.9,0.999]`"), "{betas}");
+    assert!(!betas.contains("learning_rate"));
+    assert!(world.done(&["config", "--reference", "lora_rank"]).contains("model `causal_lm`"));
+    assert_eq!(
+        world.done(&["config", "--reference", "--format", "markdown"]),
+        world.done(&["config", "--reference", "--format", "markdown"])
+    );
+    fails(
+        &world.roll(&["config", "--reference", "training.learnin_rate"]),
+        2,
+        &["did you mean `training.learning_rate`"],
+    );
+    let face = world.done(&["plugins", "info", "insightface"]);
+    assert!(face.contains("reward.N.det_threshold") && face.contains("a number from 0 to 1"), "{face}");
+    fails(&world.roll(&["plugins", "info", "insightfac"]), 2, &["did you mean `insightface`"]);
+}
+
+#[test]
+fn the_template_of_every_algorithm_runs_and_says_what_the_demo_says() {
+    let registry = Registry::linked().unwrap();
+    let algorithms = registry.entries().iter().filter(|entry| entry.factory.kind() == Kind::Algorithm);
+    for algorithm in algorithms.map(|entry| entry.name) {
+        let world = World::new(0);
+        let model = if ["agentic_ppo", "sft"].contains(&algorithm) { "causal_lm" } else { "wan2_2" };
+        let named = ["--algo", algorithm, "--model", model];
+        let template = world.done(&[&["config", "--template"], &named[..]].concat());
+        std::fs::write(world.path("template.yaml"), &template).unwrap();
+        world.done(&["run", "--config", "template.yaml", "--dry-run"]);
+        let values = |arguments: &[&str]| -> Vec<String> {
+            let listing = world.done(&[&["config"], arguments].concat());
+            listing.lines().map(|line| line.rsplit_once(" # ").unwrap().0.trim_end().to_string()).collect()
+        };
+        let (of_template, of_demo) = (values(&["--config", "template.yaml"]), values(&named));
+        assert_eq!(of_template.len(), of_demo.len(), "{algorithm}");
+        assert!(of_demo.iter().all(|line| of_template.contains(line)), "{algorithm}: {of_template:#?}");
+        // Whatever is commented out may be taken in as it stands.
+        let whole: String = template.lines().map(|line| uncommented(line) + "\n").collect();
+        std::fs::write(world.path("whole.yaml"), whole).unwrap();
+        assert_eq!(values(&["--config", "whole.yaml"]).len(), of_demo.len(), "{algorithm}");
+    }
+}
+
+/// A line of a value that is commented out, without the mark: `#steps: 3`, but no `# text`.
+fn uncommented(line: &str) -> String {
+    let text = line.trim_start();
+    match text.strip_prefix('#') {
+        Some(value) if !value.starts_with(' ') => format!("{}{value}", &line[..line.len() - text.len()]),
+        _ => line.to_string(),
+    }
+}
+
+#[test]
+fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_place() {
+    let world = World::new(0);
+    std::fs::write(world.path("a.yaml"), "algo:\n  name: agentic_ppo\n  ratio_type: foo\nmodel: {name: causal_lm}\n")
+        .unwrap();
+    let told = world.roll(&["config", "--config", "a.yaml"]);
+    fails(&told, 2, &["`algo.ratio_type`", "`token` or `segment`, found `foo`", "a.yaml:3"]);
+    let set = |assignment: &str| {
+        world.roll(&["config", "--algo", "agentic_ppo", "--model", "causal_lm", "--set", assignment])
+    };
+    fails(&set("algo.group_size=0"), 2, &["`algo.group_size`", "at least 1, found 0"]);
+    fails(&set("training.betas=[0.9, 1]"), 2, &["`training.betas`", "below 1"]);
+    fails(&set("training.lr_scheduler_type=cosin"), 2, &["`training.lr_scheduler_type`", "cosine_with_restarts"]);
+}
+
+#[test]
+fn a_run_follows_a_schedule_with_options() {
+    let world = World::new(2);
+    let schedule = [
+        "training.lr_scheduler_type=polynomial",
+        "training.learning_rate=1e-3",
+        "training.lr_scheduler_kwargs={power: 2, lr_end: 2e-4}",
+    ];
+    let settings = [&["reward.name=brightness"][..], &SHORT, &schedule].concat();
+    world.train("run", 4, &settings);
+    let rates: Vec<f64> = world.metrics("run").iter().map(|row| row["lr"].as_f64().unwrap()).collect();
+    // 8e-4 (1 - i / 4)^2 + 2e-4.
+    for (rate, expected) in rates.iter().zip([1e-3, 6.5e-4, 4e-4, 2.5e-4]) {
+        assert!((rate - expected).abs() < 1e-12, "{rates:?}");
+    }
+    // A run that goes on is at the same place of the same schedule.
+    world.train("cut", 4, &[&settings[..], &["save_steps=2"]].concat());
+    let newest = world.path("cut/checkpoints/step-000004");
+    std::fs::remove_dir_all(newest).unwrap();
+    world.done(&["run", "--resume", "cut"]);
+    let again: Vec<f64> = world.metrics("cut").iter().map(|row| row["lr"].as_f64().unwrap()).collect();
+    assert_eq!(again, rates);
+}
