@@ -8,6 +8,7 @@ mod world;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use roll_core::{Tensor, Video};
 use serde_json::Value;
 use world::{SETTINGS, SHORT, World, fails, said};
 
@@ -318,4 +319,43 @@ fn a_terminal_without_colours_or_bars_gets_none() {
     assert!(!plain.contains("\x1b[32m") && plain.contains("INFO step 2/2"), "{plain:?}");
     let dumb = in_terminal("dumb", &[("TERM", "dumb")]);
     assert!(!dumb.contains('\x1b') && dumb.contains("INFO step 2/2"), "{dumb:?}");
+}
+
+#[test]
+fn sample_prompts_are_generated_from_the_same_noise_at_each_evaluation_and_the_report_shows_them() {
+    let world = World::new(2);
+    let picture = Video::new(Tensor::full([1, 3, 64, 64], 0.3), 8.0).unwrap();
+    let picture = roll_data::write_pngs(world.path("pictures"), &picture).unwrap().remove(0);
+    let prompts = format!(
+        "evaluation.prompts=[{{prompt: a <tall> cat, image: {0}, seed: 3}}, {{prompt: a dog, image: {0}}}]",
+        picture.display()
+    );
+    let settings = [&REWARD_FL[..], &[prompts.as_str(), "evaluation.every=1"]].concat();
+    let trained = run(&world, "run", 2, &[&settings[..], &["training.learning_rate=1e-2"]].concat());
+    assert!(trained.status.success(), "{}", said(&trained));
+    let video = |run: &str, moment: &str, i: usize| {
+        std::fs::read(world.path(run).join(format!("samples/{moment}/prompt-{i:03}.mp4"))).unwrap()
+    };
+    assert_ne!(video("run", "before", 0), video("run", "before", 1));
+    assert_ne!(video("run", "before", 0), video("run", "step-000001", 0));
+    assert_eq!(video("run", "step-000002", 0), video("run", "after", 0));
+    let still = ["training.learning_rate=0", "training.max_skipped_steps=0"];
+    assert!(run(&world, "still", 2, &[&settings[..], &still].concat()).status.success());
+    for moment in ["before", "step-000001", "after"] {
+        assert_eq!(video("still", moment, 0), video("run", "before", 0), "{moment}");
+    }
+    let report = std::fs::read_to_string(world.path("run/report.html")).unwrap();
+    assert!(report.contains("a &lt;tall&gt; cat") && report.contains("a dog"));
+    let generate = ["generate", "--config", "run/config.yaml", "--adapter", "run", "--prompt", "a <tall> cat"];
+    let more = ["--image", picture.to_str().unwrap(), "--seed", "3", "--output", "again.mp4"];
+    world.done(&[&generate[..], &more].concat());
+    assert_eq!(std::fs::read(world.path("again.mp4")).unwrap(), video("run", "after", 0));
+}
+
+#[test]
+fn sample_prompts_of_a_model_without_videos_are_refused() {
+    let world = World::new(0);
+    let arguments = ["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--steps", "1", "--out", "run"];
+    let refused = world.roll(&[&arguments[..], &["--set", "evaluation.prompts=[a cat]"]].concat());
+    fails(&refused, 2, &["`evaluation.prompts`", "`causal_lm` makes no videos"]);
 }

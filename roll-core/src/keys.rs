@@ -57,7 +57,7 @@ mod schema {
 
     /// The keys of `T`, those of maps within it too, in the order of its fields.
     pub fn of<T: JsonSchema + Serialize + Default>() -> Vec<Key> {
-        let defaults = serde_json::to_value(T::default()).unwrap_or_default();
+        let defaults = Json::Object(crate::registry::default_options::<T>());
         let mut keys = Vec::new();
         below("", &of_type::<T>(), Some(&defaults), &mut keys);
         keys
@@ -251,7 +251,7 @@ mod schema {
         }
     }
 
-    /// The words that a value may be; `None` where it may be another text.
+    /// The words that a text may be, which are none where a number or a list is wanted; `None` where it may be any.
     fn words(schema: &Json) -> Option<Vec<&str>> {
         let mut words = Vec::new();
         for alternative in alternatives(schema) {
@@ -259,10 +259,11 @@ mod schema {
                 (Some(word), ..) => words.extend(word.as_str()),
                 (_, Some(Json::Array(several)), _) => words.extend(several.iter().filter_map(Json::as_str)),
                 (_, _, Some(Json::String(name))) if name != "string" => {}
+                (_, _, Some(Json::Array(names))) if names.iter().all(|name| name != "string") => {}
                 _ => return None,
             }
         }
-        (!words.is_empty()).then_some(words)
+        Some(words)
     }
 
     fn check(key: &str, schema: &Json, value: &Json) -> Result<()> {
@@ -347,6 +348,8 @@ mod tests {
         /// A bound.
         #[schemars(extend("exclusiveMinimum" = 0))]
         bound: Option<f64>,
+        /// Of few digits.
+        short: f32,
         /// What is missing.
         missing: Missing,
         inner: Inner,
@@ -362,6 +365,7 @@ mod tests {
                 share: 0.5,
                 rates: [0.0, 1.0],
                 bound: None,
+                short: 0.4,
                 missing: Missing::Skip,
                 inner: Inner { depth: 2 },
                 filters: Vec::new(),
@@ -386,6 +390,7 @@ mod tests {
         assert_eq!(key("share").values, "a number of at least 0 and below 1");
         assert_eq!(key("rates").values, "2 entries, each a number of at least 0");
         assert_eq!(key("bound").values, "a number above 0 or `null`");
+        assert_eq!(key("short").default, Some(0.4.into()));
         let missing = key("missing");
         assert_eq!(missing.values, "`skip` or `{value: ...}` with a number");
         assert_eq!(missing.choices[0], ("`skip`".into(), "Leave it out.".into()));
@@ -429,6 +434,7 @@ mod tests {
         assert_eq!(told("missing", "skip".into()) + &told("missing", serde_json::json!({"value": 1})), "");
         let word = told("missing", "leave".into());
         assert!(word.contains("expected `skip` or `{value: ...}` with a number, found `leave`"), "{word}");
+        assert!(told("count", "many".into()).contains("a whole number of at least 1, found `many`"));
         assert!(told("inner.depth", 5.into()).contains("`inner.depth`"));
         assert_eq!(told("bound", Json::Null), "");
     }

@@ -313,7 +313,27 @@ where
 /// The defaults of typed options, as [`Registration::defaults`] wants them.
 pub fn default_options<T: serde::Serialize + Default>() -> Options {
     match serde_json::to_value(T::default()) {
-        Ok(serde_json::Value::Object(map)) => map,
-        _ => Options::new(),
+        Ok(mut value) => {
+            shorten(&mut value);
+            value.as_object().cloned().unwrap_or_default()
+        }
+        Err(_) => Options::new(),
+    }
+}
+
+/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are the
+/// same.
+fn shorten(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse().ok().filter(|_| f64::from(exact as f32) == exact);
+            if let Some(short) = short.and_then(serde_json::Number::from_f64) {
+                *number = short;
+            }
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(shorten),
+        serde_json::Value::Object(map) => map.values_mut().for_each(shorten),
+        _ => {}
     }
 }

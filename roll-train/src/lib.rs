@@ -41,6 +41,7 @@ pub mod on_finish;
 pub mod progress;
 pub mod results;
 pub mod run_dir;
+mod sample_prompts;
 pub mod statistics;
 pub mod trainer;
 

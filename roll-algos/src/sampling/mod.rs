@@ -5,13 +5,28 @@ mod options;
 mod scale;
 
 use roll_core::{
-    Adapter, ConditionInput, DiffusionModel, FlowSchedule, Grad, Progress, Result, ResultExt, Sampler, Tensor,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, FlowSchedule, Grad, Progress, Result, ResultExt, Sampler,
+    Tensor,
 };
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
 pub use options::SamplingOptions;
 pub(crate) use options::agreeing_steps;
 pub use scale::GuidanceScale;
+
+/// What a video is generated from.
+pub struct Request<'a> {
+    /// The encoded prompt and pictures.
+    pub conditioning: &'a Conditioning,
+    /// What was encoded.
+    pub input: ConditionInput,
+    /// What guidance leads away from.
+    pub negative_prompt: &'a str,
+    /// f32 `[C, T, H, W]`, of the conditioning's latent shape.
+    pub noise: &'a Tensor,
+    /// With the adapter, or the base model.
+    pub adapter: Adapter,
+}
 
 /// How a video is generated.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +40,23 @@ pub struct Sampling {
 }
 
 impl Sampling {
+    /// The frames of a video, f32 `[T, 3, H, W]` in [-1, 1].
+    pub fn frames(
+        &self,
+        model: &mut dyn DiffusionModel,
+        request: Request<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Tensor> {
+        let Request { conditioning, input, negative_prompt, noise, adapter } = request;
+        let negative = match self.guidance.is_on() {
+            true => Some(negative_context(model, input, negative_prompt)?),
+            false => None,
+        };
+        let latents = self.generate(model, &Conditions::new(conditioning, negative), noise, adapter, progress)?;
+        progress.phase("decoding");
+        Ok(model.decode(&latents, Grad::Skip)?.0)
+    }
+
     /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the
     /// first frame before every step and at the end.
     pub fn generate(

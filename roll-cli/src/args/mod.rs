@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Transport of collectives between processes; `nccl` needs a build with that feature, and a GPU for each process.
-    #[arg(long, global = true, value_enum, default_value = "mpi")]
+    #[arg(long, global = true, value_enum, default_value = "mpi", hide_short_help = true)]
     pub collectives: Collectives,
     /// What to do.
     #[command(subcommand)]

@@ -97,10 +97,10 @@ pub struct Ask {
     #[arg(long, value_name = "ADAPTER")]
     pub adapter: Vec<String>,
     /// 0 takes the likeliest token each time.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Probability mass of nucleus sampling.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f64,
     /// Draw from this many of the likeliest tokens; 0 is all.
     #[arg(long, default_value_t = 0)]

@@ -157,10 +157,11 @@ pub struct Inspect {
     pub json: bool,
 }
 
-/// `5GB` as a number.
+/// `5GB` as a number; `1.5MiB` too.
 fn bytes(text: &str) -> Result<u64, String> {
+    const EXPECTED: &str = "expected a size such as 5GB or 1.5MiB";
     let text = text.trim();
-    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let unit: u64 = match text[at..].trim().to_ascii_uppercase().as_str() {
         "" | "B" => 1,
         "KB" => 1_000,
@@ -169,10 +170,13 @@ fn bytes(text: &str) -> Result<u64, String> {
         "KIB" => 1 << 10,
         "MIB" => 1 << 20,
         "GIB" => 1 << 30,
-        other => return Err(format!("expected a size such as 5GB or 500MiB, found the unit `{other}`")),
+        other => return Err(format!("{EXPECTED}, found the unit `{other}`")),
     };
-    let number: u64 = text[..at].parse().map_err(|_| "expected a size such as 5GB or 500MiB".to_string())?;
-    number.checked_mul(unit).filter(|n| *n > 0).ok_or_else(|| "expected a size above 0 and below 2^64".to_string())
+    let number: f64 = text[..at].parse().map_err(|_| EXPECTED.to_string())?;
+    match number * unit as f64 {
+        bytes if (1.0..1e18).contains(&bytes) => Ok(bytes as u64),
+        _ => Err(format!("{EXPECTED}, found `{text}`")),
+    }
 }
 
 /// Programs whose LoRA files are written.

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_algos::sampling::{Conditions, SamplingOptions, negative_context};
-use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Options, Progress, Result, Video};
+use roll_algos::sampling::{Request, SamplingOptions};
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Progress, Result, Video, VideoUnit,
+};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
 
@@ -38,6 +40,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
+    takes(diffusion.video_unit(), frames, size)?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
     let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
@@ -46,15 +49,14 @@ pub fn generate(args: Generate) -> Result<()> {
         let progress = Spinner::new("encoding");
         let input = ConditionInput { prompt, image: image.clone(), end_image: end_image.clone(), frames, size };
         let conditioning = encode(diffusion, &input)?;
-        let negative = match sampling.guidance.is_on() {
-            true => Some(negative_context(diffusion, input, &options.negative_prompt)?),
-            false => None,
+        let request = Request {
+            conditioning: &conditioning,
+            input,
+            negative_prompt: &options.negative_prompt,
+            noise: &loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?,
+            adapter,
         };
-        let conditions = Conditions::new(&conditioning, negative);
-        let noise = loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?;
-        let latents = sampling.generate(diffusion, &conditions, &noise, adapter, &progress)?;
-        progress.phase("decoding");
-        let (frames, _) = diffusion.decode(&latents, Grad::Skip)?;
+        let frames = sampling.frames(diffusion, request, &progress)?;
         drop(progress);
         write(output, &Video::new(frames, fps)?)?;
         println!("{}", output.display());
@@ -112,6 +114,24 @@ fn size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
     let height = args.height.or(data.height).unwrap_or(SIZE[0]);
     let width = args.width.or(data.width).unwrap_or(SIZE[1]);
     (args.frames.unwrap_or(data.num_frames), [height, width])
+}
+
+/// Fails on a length or a size that the model does not take, with the nearest that it does.
+fn takes(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+    let refused = |argument: &str, problem: String| Err(Error::Unsupported(format!("{argument}: {problem}")));
+    let near = unit.frames_within(frames).max(1);
+    if near != frames {
+        let problem =
+            format!("the model takes one more than a multiple of {}, such as {near}; found {frames}", unit.frames);
+        return refused("--frames", problem);
+    }
+    for (argument, side, unit) in [("--height", height, unit.height), ("--width", width, unit.width)] {
+        if side == 0 || side % unit != 0 {
+            let near = (side / unit * unit).max(unit);
+            return refused(argument, format!("the model takes multiples of {unit}, such as {near}; found {side}"));
+        }
+    }
+    Ok(())
 }
 
 /// Lets a model that has the option take the last frame.

@@ -12,6 +12,10 @@ use crate::args::Plot;
 
 /// One line per run, of one metric against another.
 pub fn plot(args: Plot) -> Result<()> {
+    if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("png")) {
+        let problem = format!("--output: plots are written as PNG; {} does not end in .png", args.output.display());
+        return Err(Error::Unsupported(problem));
+    }
     let y = match args.y {
         Some(y) => y,
         None => first_headline(&args.runs)?,

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value as Json;
 
 use roll_core::{Error, Result, RewardComponent};
 
@@ -28,6 +30,11 @@ pub struct EvaluationConfig {
     pub check: Vec<RewardComponent>,
     /// What ends the run before its last step, looked at after each evaluation. `null`: nothing does.
     pub stop_when: Option<StopWhen>,
+    /// Prompts whose videos are generated before and after training and at every evaluation, each time from the same
+    /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
+    /// `data`; without a size there the picture's, or 16:9, of at most `data.max_pixels`.
+    #[serde(deserialize_with = "prompts")]
+    pub prompts: Vec<SamplePrompt>,
 }
 
 /// What ends a run before its last step.
@@ -82,9 +89,35 @@ impl EvaluationConfig {
     }
 }
 
+/// A prompt whose videos show how a training goes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplePrompt {
+    /// What the video shows.
+    pub prompt: String,
+    /// Picture that the video begins with, for models that take one.
+    pub image: Option<PathBuf>,
+    /// Picture that it ends with, likewise (`model.extra_inputs`).
+    pub end_image: Option<PathBuf>,
+    /// Key of its noise: `roll generate --seed` with the run's configuration and adapter makes the same video.
+    pub seed: u64,
+}
+
+/// Texts stand for prompts without pictures.
+fn prompts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SamplePrompt>, D::Error> {
+    let prompt = |entry: Json| match entry {
+        Json::String(prompt) => Ok(SamplePrompt { prompt, ..SamplePrompt::default() }),
+        Json::Object(map) if !map.contains_key("prompt") => Err(D::Error::missing_field("prompt")),
+        Json::Object(map) => serde_json::from_value(map.into()).map_err(D::Error::custom),
+        other => Err(D::Error::custom(format!("expected a prompt, or a map with one, found {other}"))),
+    };
+    Vec::<Json>::deserialize(deserializer)?.into_iter().map(prompt).collect()
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::ConfigLayers;
     use super::*;
 
     fn read(json: serde_json::Value) -> std::result::Result<EvaluationConfig, String> {
@@ -128,5 +161,19 @@ mod tests {
         let check = serde_json::json!([{"name": "motion"}, {"name": "flicker"}, {"name": "motion"}]);
         let config = read(serde_json::json!({ "check": check })).unwrap();
         assert_eq!(config.check_labels(), ["motion", "flicker", "motion_2"]);
+    }
+
+    #[test]
+    fn a_prompt_is_a_text_or_a_map() {
+        let load = |text: &str| {
+            let loaded = ConfigLayers::new().set_text("evaluation.prompts", text, "--set").and_then(|l| l.load(None));
+            loaded.map(|loaded| loaded.config.evaluation.prompts).map_err(|e| e.to_string())
+        };
+        let found = load("[a cat, {prompt: a dog, seed: 3, image: dog.png}]").unwrap();
+        assert_eq!(found[0], SamplePrompt { prompt: "a cat".into(), ..SamplePrompt::default() });
+        assert_eq!((found[1].seed, found[1].image.as_deref()), (3, Some("dog.png".as_ref())));
+        assert!(load("[{seed: 3}]").unwrap_err().contains("prompt"));
+        assert!(load("[{prompt: a, sed: 3}]").unwrap_err().contains("sed"));
+        assert!(load("[3]").unwrap_err().contains("found 3"));
     }
 }

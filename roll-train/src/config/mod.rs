@@ -21,7 +21,7 @@ mod trackers;
 mod training;
 mod yaml;
 
-pub use evaluation::{EvaluationConfig, StopWhen};
+pub use evaluation::{EvaluationConfig, SamplePrompt, StopWhen};
 pub use layers::{ConfigLayers, RESERVED_VARIABLES};
 pub use loaded::{Entry, Loaded, Provenance};
 pub use merged::MergedConfig;

@@ -9,6 +9,9 @@ use super::labels::SetLabels;
 use crate::evaluation::{Evaluator, SetName};
 use crate::run_dir::RunDir;
 
+/// Names of the videos of sample prompts begin so.
+pub const PROMPT: &str = "prompt-";
+
 /// Writes the clips of the data set to `samples/reference`.
 pub fn save_references(dir: &RunDir, evaluator: &Evaluator, labels: &SetLabels) -> Result<()> {
     for name in [SetName::Train, SetName::Unseen] {
@@ -40,6 +43,11 @@ pub fn copy_moment(dir: &RunDir, from: &str, to: &str) -> Result<()> {
 /// The file of a clip; creates its folder.
 pub fn clip_path(dir: &RunDir, moment: &str, name: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
     Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(name))))
+}
+
+/// The file of a sample prompt's video; creates its folder.
+pub fn prompt_path(dir: &RunDir, moment: &str, i: usize) -> Result<PathBuf> {
+    Ok(folder(dir, moment)?.join(format!("{PROMPT}{i:03}.mp4")))
 }
 
 /// Reads the videos of one set that were saved at a moment; a process before this one may have generated them. A clip

@@ -37,7 +37,7 @@ use self::record::Record;
 use crate::evaluation::{Evaluator, SetName};
 use crate::run_dir::RunDir;
 
-pub(crate) use clips::{clip_path, copy_moment, save_references};
+pub(crate) use clips::{PROMPT, clip_path, copy_moment, prompt_path, save_references};
 pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{Result, Validation, communicator};
+use roll_core::{Error, Progress, Result, Validation, communicator};
+use roll_data::write_mp4;
 
 use super::Trainer;
 use crate::checkpoint::step_name;
@@ -26,11 +27,7 @@ impl Trainer {
             step => tracing::info!("evaluating {clips} after step {step}"),
         }
         let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
-        let moments = match (self.done, self.done == self.steps) {
-            (0, _) => vec!["before".to_string()],
-            (step, true) => vec!["after".into(), step_name(step)],
-            (step, false) => vec![step_name(step)],
-        };
+        let moments = moments(self.done, self.steps);
         let kept = dir.map(|dir| Kept::new(dir, self.done, moments, &self.labels, key));
         let mut means = Means {
             algorithm: self.algorithm.as_mut(),
@@ -55,6 +52,27 @@ impl Trainer {
         }
         self.record.evaluations.push(Evaluation { step: self.done, results: results.clone() });
         Ok(Some(results))
+    }
+
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be divided; rank 0 writes.
+    pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &Session) -> Result<()> {
+        let may_stop = self.may_stop_within_steps();
+        let Some(prompts) = &self.prompts else { return Ok(()) };
+        let ranks = self.strategy.communicator();
+        let bar = Watch::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
+        tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
+        let moments = moments(self.done, self.steps);
+        let sampled = (0..prompts.count()).try_for_each(|i| {
+            bar.set(i as u64);
+            if bar.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let video = prompts.video(i, self.model.as_mut(), &self.noise, &bar)?;
+            let Some(dir) = dir else { return Ok(()) };
+            moments.iter().try_for_each(|moment| write_mp4(results::prompt_path(dir, moment, i)?, &video))
+        });
+        bar.finish();
+        sampled
     }
 
     /// Lets the model do what it is trained for, if the algorithm has such a notion; returns the metrics.
@@ -91,5 +109,14 @@ impl Trainer {
             kept.keep_validation(validation)?;
         }
         Ok(found)
+    }
+}
+
+/// The folders of `samples` for what is generated after `step` of `steps`.
+fn moments(step: u64, steps: u64) -> Vec<String> {
+    match (step, step == steps) {
+        (0, _) => vec!["before".into()],
+        (step, true) => vec!["after".into(), step_name(step)],
+        (step, false) => vec![step_name(step)],
     }
 }

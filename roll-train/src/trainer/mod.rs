@@ -29,6 +29,7 @@ use crate::progress::{Session, Watch};
 use crate::results::record::{self, Record};
 use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
+use crate::sample_prompts::SamplePrompts;
 
 pub use open::reward;
 pub use overview::epochs;
@@ -47,6 +48,8 @@ pub struct Trainer {
     /// `None`: the algorithm brings its own.
     data: Option<Batches>,
     evaluator: Option<Evaluator>,
+    /// Of `evaluation.prompts`.
+    prompts: Option<SamplePrompts>,
     /// The algorithm has something to validate on.
     validates: bool,
     /// Of `data.cache_dir`.
@@ -118,6 +121,9 @@ impl Trainer {
         }
         if self.done == 0 && self.record.validations.is_empty() {
             self.validate(journal, bar)?;
+        }
+        if self.done == 0 {
+            self.sample_prompts(journal.dir.as_ref(), session)?;
         }
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
@@ -197,6 +203,11 @@ impl Trainer {
                 metrics.extend(results::metrics(&results, &self.labels));
                 metrics.extend(self.watch_checks());
             }
+            let sampled = self.sample_prompts(journal.dir.as_ref(), session);
+            if sampled.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+                self.rescue(journal);
+            }
+            sampled?;
             let validated = self.validate(journal, bar);
             if validated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
                 self.rescue(journal);
@@ -217,7 +228,7 @@ impl Trainer {
 
     /// Whether an evaluation takes time.
     fn measures(&self) -> bool {
-        self.evaluator.is_some() || self.validates
+        self.evaluator.is_some() || self.prompts.is_some() || self.validates
     }
 
     /// Sample videos are written with the first step, every `sample_steps`, and with the last.

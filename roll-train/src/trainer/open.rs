@@ -12,6 +12,7 @@ use crate::config::Loaded;
 use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
 use crate::results::record::Record;
+use crate::sample_prompts::SamplePrompts;
 
 impl Trainer {
     /// Opens data and networks.
@@ -63,6 +64,7 @@ impl Trainer {
             Some(dataset) => Evaluator::open(&loaded, dataset, unit, registry, context, communicator)?,
             None => None,
         };
+        let prompts = SamplePrompts::open(&loaded, model.as_mut(), unit, context)?;
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || source != DataSource::Clips;
         let evaluator = evaluator.filter(|_| !validates);
@@ -104,6 +106,7 @@ impl Trainer {
             strategy,
             data: data.map(|data| data.up_to(steps)),
             evaluator,
+            prompts,
             validates,
             store,
             schedule,

@@ -44,6 +44,9 @@ impl Trainer {
             };
             lines.push(format!("{} evaluated {when}", counted(evaluator.clips() as u64, "clip")));
         }
+        if let Some(prompts) = &self.prompts {
+            lines.push(format!("{} each time", counted(prompts.count() as u64, "sample prompt")));
+        }
         let saves = match config.save_steps {
             0 => "a checkpoint at the end".to_string(),
             every => format!("a checkpoint every {}", counted(every, "step")),

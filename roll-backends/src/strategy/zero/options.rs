@@ -87,8 +87,16 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
             false => "frozen weights are never in pinned memory: those that are not on the device stay in their files",
         },
     );
+    let below = said.value("strategy.stage").and_then(|stage| stage.as_u64()).is_some_and(|stage| stage < 3);
+    let device = below.then(|| {
+        said.idle(
+            &["strategy.offload_param.device"],
+            "as in DeepSpeed frozen weights stay on the device below stage 3, which streams them from their files, as \
+             does `model.weight_store: streamed` at any stage",
+        )
+    });
     let contiguous = said.idle(&["strategy.contiguous_gradients"], "buckets are always contiguous");
-    Ok([optimizer, frozen, contiguous].into_iter().flatten().collect())
+    Ok([optimizer, frozen, device.flatten(), contiguous].into_iter().flatten().collect())
 }
 
 /// Where something lives when it is not in use.
@@ -122,13 +130,6 @@ impl ZeroOptions {
         if self.offload_optimizer.device == OffloadDevice::Nvme {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());
-        }
-        if self.offload_param.device != OffloadDevice::None && self.stage < 3 {
-            tracing::info!(
-                "strategy.offload_param has no effect at stage {}, as in DeepSpeed: the frozen weights stay on the device; \
-                 stage 3 streams them from their files, as does `model.weight_store: streamed` at any stage",
-                self.stage
-            );
         }
         Ok(())
     }

@@ -75,7 +75,7 @@ impl VaeFacts {
         match frames > 0 && (frames - 1).is_multiple_of(stride) {
             true => Ok(1 + (frames - 1) / stride),
             false => Err(Error::Unsupported(format!(
-                "the VAE takes a multiple of {stride} frames plus one (1, {}, {}, ...), found {frames}: cut the video",
+                "the VAE takes a multiple of {stride} frames plus one (1, {}, {}, ...), found {frames}",
                 1 + stride,
                 1 + 2 * stride
             ))),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::source::Source;
 use crate::checkpoint::parse_step_name;
+use crate::results::PROMPT;
 
 /// The table shows at most this many clips.
 const CLIPS: usize = 8;
@@ -80,14 +81,24 @@ pub fn clips(runs: &[Source], budget: &mut Budget) -> Result<Clips> {
         runs => ends(runs)?,
     };
     let names: BTreeSet<&String> = columns.iter().flat_map(|(_, videos)| videos.keys()).collect();
+    let (prompts, clips): (Vec<&String>, Vec<&String>) =
+        names.iter().copied().partition(|name| name.starts_with(PROMPT));
     let mut rows = Vec::new();
     // `unseen` says most; it is last in the alphabet.
-    for name in names.iter().rev().take(CLIPS) {
+    for name in clips.iter().rev().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
         let shown = |(_, videos): &Column| videos.get(*name).map(|path| video(path, budget)).transpose();
-        rows.push(ClipRow { name: name.to_string(), videos: columns.iter().map(shown).collect::<Result<_>>()? });
+        let videos = columns.iter().map(shown).collect::<Result<_>>()?;
+        rows.push(ClipRow { name: prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
     }
     let more = names.len() - rows.len();
     Ok(Clips { headings: columns.into_iter().map(|(heading, _)| heading).collect(), rows, more })
+}
+
+/// The text of a sample prompt, by the name of its videos.
+fn prompt(runs: &[Source], name: &str) -> Option<String> {
+    let i: usize = name.strip_prefix(PROMPT)?.parse().ok()?;
+    let key = format!("evaluation.prompts.{i}.prompt");
+    runs.iter().find_map(|run| serde_json::from_str(run.settings.get(&key)?).ok())
 }
 
 /// Sample videos that a run saved during training: two of each step, of some of the steps.
