@@ -1,5 +1,7 @@
 //! Videos of prompts that people watch a training by: the same prompts, pictures and noise at each evaluation.
 
+use std::path::PathBuf;
+
 use roll_algos::sampling::{Request, SamplingOptions};
 use roll_core::{
     Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Model, Noise, Progress, Result, ResultExt, Video,
@@ -66,7 +68,7 @@ impl SamplePrompts {
             noise: &noise.latents(0, seed, &conditioning.latent_shape)?,
             adapter: Adapter::On,
         };
-        let sampling = self.options.sampling(model.schedule())?;
+        let sampling = self.options.sampling(model.schedule()).in_section("algo")?;
         let frames = sampling.frames(model, request, progress).while_doing(|| format!("generating `{KEY}.{i}`"))?;
         Video::new(frames, model.frame_rate().unwrap_or(FPS))
     }
@@ -93,8 +95,9 @@ fn input(loaded: &Loaded, prompt: &SamplePrompt, unit: VideoUnit, context: &Buil
         (None, None) => target_size(SIZE, data.max_pixels, unit_size)
             .map_err(|problem| Error::config("data.max_pixels", problem))?,
     };
-    let picture =
-        |path: &Option<_>| path.as_ref().map(|path| read_image(context.resolve(path), Sizing::Exact(size))).transpose();
+    let picture = |path: &Option<PathBuf>| {
+        path.as_ref().map(|path| read_image(context.resolve(path), Sizing::Exact(size))).transpose()
+    };
     Ok(ConditionInput {
         prompt: prompt.prompt.clone(),
         image: picture(&prompt.image)?,

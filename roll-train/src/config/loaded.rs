@@ -164,8 +164,7 @@ mod tests {
             }
         };
     }
-    register!(Algorithm, "reward_fl");
-    // Models and strategies of the default configuration are linked in.
+    // Those that the default configuration names are linked in.
     register!(Model, "wan2_1");
     register!(Reward, "face_identity");
 
@@ -189,7 +188,7 @@ mod tests {
         config.model.options.clear();
         config.strategy.options.clear();
         assert_eq!(config, RunConfig::default());
-        assert_eq!(loaded.config.algo.options["mid_timestep"], 0);
+        assert_eq!(loaded.config.algo.options["mid_timestep"], 4);
         assert!(loaded.listing().unwrap().iter().all(|e| e.origin == "default"));
     }
 
@@ -287,7 +286,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layers = ConfigLayers::new().set("reward={name: face_identity, weight: 2}").unwrap();
         let layers = layers.set("exp_name=2026").unwrap().set("training.learning_rate=2.5e-6").unwrap();
-        let layers = layers.set("algo.trainable_models=yes").unwrap();
+        let layers = layers.set("algo.negative_prompt=yes").unwrap();
         let loaded = load(layers.set("data.metadata=a b/c: d.csv")).unwrap();
         let again = load(from_file(dir.path(), &loaded.resolved_yaml().unwrap())).unwrap();
         assert_eq!(again.config, loaded.config);
@@ -300,7 +299,7 @@ mod tests {
     fn a_listing_is_a_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let text = "exp_name: '2026'\nsteps: 5\nreward:\n  - {name: face_identity, weight: 2}\n  - name: face_identity\n\
-                    training: {learning_rate: 2.5e-6}\nalgo: {name: reward_fl, trainable_models: 'a: b # c'}\n";
+                    training: {learning_rate: 2.5e-6}\nalgo: {name: reward_fl, negative_prompt: 'a: b # c'}\n";
         let loaded = load(from_file(dir.path(), text)).unwrap();
         let lines = loaded.listing().unwrap().into_iter().map(|e| format!("{}: {} # {}\n", e.key, e.value, e.origin));
         let again = load(from_file(dir.path(), &lines.collect::<String>())).unwrap();

@@ -54,7 +54,10 @@ pub fn sections(registry: &Registry) -> Vec<Section> {
     for registration in registry.entries() {
         let kind = registration.factory.kind();
         let prefix = prefix(kind);
-        let key = |key: Key| Key { name: format!("{prefix}{}", key.name), ..key };
+        let key = |mut key: Key| {
+            key.name.insert_str(0, &prefix);
+            key
+        };
         sections.push(Section {
             name: kind.section().into(),
             component: Some((kind, registration.name)),
@@ -134,7 +137,10 @@ mod tests {
         for key in ["reward.0.align", "reward[1].align", "reward.align"] {
             assert_eq!(found(key), ["reward.N.align"]);
         }
-        assert!(found("lora_rank").len() == 1 && found("model.lora_rank").len() == 1);
+        for key in ["lora_rank", "model.lora_rank"] {
+            let found = found(key);
+            assert!(!found.is_empty() && found.iter().all(|key| key == "model.lora_rank"), "{found:?}");
+        }
         assert!(found("env").iter().any(|key| key == "env.name" || key == "env"));
     }
 

@@ -105,6 +105,9 @@ impl<'a> Writer<'a> {
             return self.line(indent, &format!("- {}", inline(item)));
         };
         let component = self.component(key, item);
+        if component.is_none() {
+            return self.line(indent, &format!("- {}", inline(item)));
+        }
         let component = component.as_ref().map(|(kind, name, at)| (*kind, name.as_str(), at.as_str()));
         let name = map.get("name").map(inline).unwrap_or_default();
         self.line(indent, &format!("- name: {name}"));
