@@ -52,8 +52,8 @@ pub struct Machine {
     #[arg(long, value_name = "NxGB")]
     pub on: Option<String>,
     /// Number of devices, instead of that of `--on`.
-    #[arg(long, value_name = "N")]
-    pub devices: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub devices: Option<u32>,
     /// Memory of a device in GB, instead of that of `--on`.
     #[arg(long, value_name = "GB")]
     pub memory: Option<f64>,

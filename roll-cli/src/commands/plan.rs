@@ -81,7 +81,10 @@ pub struct Machine {
 /// The cluster that the arguments name, and the number of devices.
 fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
     let cluster = args.on.as_deref().map(Cluster::parse).transpose()?;
-    Ok((cluster, args.devices.or(cluster.map(|cluster| cluster.devices)).unwrap_or(1).max(1)))
+    Ok((
+        cluster,
+        args.devices.map(|devices| devices as usize).or(cluster.map(|cluster| cluster.devices)).unwrap_or(1).max(1),
+    ))
 }
 
 /// The machine that the arguments name, or this one.
