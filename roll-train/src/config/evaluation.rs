@@ -23,7 +23,7 @@ pub struct EvaluationConfig {
     pub samples: Option<usize>,
     /// Number of training clips that are evaluated as well; the first rows of `data.metadata` are taken.
     pub train_samples: usize,
-    /// Evaluate also during training, every this many optimizer steps. Default: 0, only before and after training.
+    /// Evaluate also during training, every this many optimizer steps. 0: only before and after training.
     pub every: u64,
     /// Rewards that are measured but never optimised, each with its options. The run warns when the trained reward
     /// rises while one of these falls: suspect reward hacking.
