@@ -10,7 +10,7 @@ use std::process::Stdio;
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
-use world::{World, fails, said};
+use world::{SETTINGS, World, fails, said};
 
 #[test]
 fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
@@ -82,4 +82,19 @@ fn a_reward_is_tried_on_a_video_frame_by_frame_with_a_picture_of_its_gradient() 
     fails(&world.roll(&["rewards", "try", "no_such_reward", "0.mp4"]), 2, &["no_such_reward"]);
     let still = world.done(&["rewards", "try", "motion", "0.mp4", "--every", "100"]);
     assert!(still.contains("nothing to score"), "{still}");
+}
+
+#[test]
+fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
+    let world = World::new(0);
+    fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);
+    fails(&world.roll(&["ask", "--temperature", "-1", "hi"]), 2, &["temperature", "-1"]);
+    fails(&world.roll(&["plot", "nowhere", "--output", "curves.svg"]), 2, &["--output", "PNG"]);
+    let settings = SETTINGS.iter().flat_map(|setting| ["--set", setting]);
+    let generate = ["generate", "--prompt", "x", "--output", "x.mp4", "--frames", "10"];
+    let generate: Vec<&str> = generate.into_iter().chain(settings).collect();
+    fails(&world.roll(&generate), 2, &["--frames", "multiple of 4, such as 9"]);
+    let vae = "tiny/Wan2.1_VAE.safetensors";
+    fails(&world.roll(&["split-shards", vae, "shards", "--max-size", "1.5XB"]), 2, &["1.5MiB", "`XB`"]);
+    world.done(&["split-shards", vae, "shards", "--max-size", "1.5MiB"]);
 }
