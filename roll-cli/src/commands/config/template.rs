@@ -75,9 +75,13 @@ impl<'a> Writer<'a> {
             // A component without its name would be none.
             let active = self.is_said(&key) || (place.component.is_some_and(|c| c.2 == place.key) && name == "name");
             let component = self.component(&key, value);
+            let mark = if active { "" } else { "#" };
             match value {
-                Json::Object(inner) if !inner.is_empty() && (active || component.is_some()) => {
-                    self.line(place.indent, &format!("{name}:"));
+                // A map whose keys are told one by one.
+                Json::Object(inner) if !inner.is_empty() && (told.is_none() || component.is_some()) => {
+                    // A section with nothing under it says nothing.
+                    let mark = if place.indent == 0 { "" } else { mark };
+                    self.line(place.indent, &format!("{mark}{name}:"));
                     let component =
                         component.or(place.component.map(|(kind, name, at)| (kind, name.into(), at.into())));
                     let component = component
@@ -91,10 +95,7 @@ impl<'a> Writer<'a> {
                         self.item(&format!("{key}.{i}"), place.indent + LEVEL, item);
                     }
                 }
-                value => {
-                    let mark = if active { "" } else { "#" };
-                    self.line(place.indent, &format!("{mark}{name}: {}", inline(value)));
-                }
+                value => self.line(place.indent, &format!("{mark}{name}: {}", inline(value))),
             }
         }
     }
