@@ -75,16 +75,6 @@ fn the_reference_is_asked_by_section_component_key_or_a_part_of_it() {
 }
 
 #[test]
-fn the_page_of_the_documentation_is_what_the_program_prints() {
-    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference.md");
-    let printed = World::new(0).done(&["config", "--reference", "--format", "markdown"]);
-    assert!(
-        std::fs::read_to_string(page).unwrap() == printed,
-        "`roll config --reference --format markdown > docs/src/reference.md` makes it anew"
-    );
-}
-
-#[test]
 fn the_template_of_every_algorithm_runs_and_says_what_the_demo_says() {
     let registry = Registry::linked().unwrap();
     let algorithms = registry.entries().iter().filter(|entry| entry.factory.kind() == Kind::Algorithm);
