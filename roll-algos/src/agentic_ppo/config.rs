@@ -75,6 +75,7 @@ pub struct AgenticPpoConfig {
     pub stop: Vec<String>,
     /// 1: while a step trains, the episodes of the next one are played by the policy before the update, and the ratios of
     /// the loss are to the log-probabilities that they were written with. 0: episodes are played between updates.
+    #[schemars(range(max = 1))]
     pub async_generation_ratio: usize,
     /// Most prompts that are continued at once.
     #[schemars(range(min = 1))]
@@ -235,13 +236,6 @@ impl AgenticPpoConfig {
     /// Fails on values that cannot be trained with.
     pub fn check(&self) -> Result<()> {
         check_ranges("algo", self)?;
-        if self.async_generation_ratio > 1 {
-            let problem = format!(
-                "expected 0 or 1, found {}: while a step trains, the episodes of one more step can be played",
-                self.async_generation_ratio
-            );
-            return Err(Error::config("algo.async_generation_ratio", problem));
-        }
         self.sampling(self.temperature, Vec::new(), 0, Vec::new()).check().in_section("algo")?;
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;

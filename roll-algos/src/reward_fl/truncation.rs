@@ -12,19 +12,19 @@ use super::plan::{EarlyStop, Plan};
 use crate::flow_matching::mixed;
 
 /// The steps of a rollout that are trained: `window`, or one of the others with its number, as `{last: 1}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
     /// All, and steps of a frozen expert between them pass the gradient on.
     #[default]
     Window,
-    /// The last so many.
+    /// The last K.
     Last(usize),
-    /// So many, drawn anew for every sample of every step.
+    /// K steps, drawn anew for every sample of every step.
     Random(usize),
-    /// So many at even distances, the last among them.
+    /// K steps at even distances, the last among them.
     Uniform(usize),
-    /// One, drawn anew for every sample of every step, from so many noisings: the rollout runs to its end without
+    /// One, drawn anew for every sample of every step, from N noisings: the rollout runs to its end without
     /// gradient, its latents are noised to the level of that step, and one step leads from there to data that is
     /// decoded and scored. The loss is the mean over the noisings.
     Renoised(usize),
