@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::slice::from_ref;
 use std::time::Duration;
 
 use roll_backends::strategy::{Single, Zero, ZeroOptions};
@@ -223,7 +224,7 @@ fn the_window_is_one_for_a_prompt_whichever_of_its_videos() {
     let x = Tensor::zeros([2, 2, 1, 2]);
     let mut window = |row: u64, keys: &[u64]| -> Vec<usize> {
         windowed.begin(row, keys);
-        (0..6).filter(|i| windowed.step(*i, &[x.clone()], &[x.clone()]).unwrap().is_some()).collect()
+        (0..6).filter(|i| windowed.step(*i, from_ref(&x), from_ref(&x)).unwrap().is_some()).collect()
     };
     let own = window(7, &[1]);
     assert!(own.len() == 1 && (0..20).all(|key| window(7, &[key]) == own));
