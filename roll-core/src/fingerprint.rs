@@ -1,7 +1,6 @@
 //! What something was computed from, in a few characters: the keys of caches.
 
 use std::fmt::Display;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -46,7 +45,7 @@ impl Fingerprint {
     /// gigabytes for a key would take longer than what the key saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
-        let mut file = File::open(path).map_err(failed())?;
+        let mut file = crate::files::open(path).map_err(failed())?;
         let size = file.metadata().map_err(failed())?.len();
         self = self.text("bytes", size);
         if size <= WHOLE {
@@ -65,7 +64,7 @@ impl Fingerprint {
 
     /// As [`Fingerprint::file`], but every byte counts whatever the size: for programs, of which little changes.
     pub fn whole_file(self, path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+        let bytes = crate::files::read(path, u64::MAX).map_err(Error::file("read", path))?;
         Ok(self.part("contents", &bytes))
     }
 

@@ -5,7 +5,8 @@
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
 //!
-//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches.
+//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
+//! starts programs.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`]. [`RewardScorer`] has
 //! an example of a reward, and `roll-testing` one of an [`Algorithm`].
@@ -13,6 +14,7 @@
 pub mod algorithm;
 pub mod communicator;
 pub mod component;
+pub mod contain;
 mod delegate;
 pub mod diffusion;
 pub mod environment;
@@ -31,6 +33,8 @@ pub mod noise;
 pub mod notes;
 pub mod plan;
 pub mod plugin;
+#[cfg(feature = "process")]
+pub mod process;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
@@ -39,6 +43,7 @@ pub mod schedule;
 pub mod step;
 pub mod strategy;
 pub mod tensor;
+pub mod tokenizer_json;
 pub mod video;
 
 pub use algorithm::{Algorithm, DataSource};

@@ -1,0 +1,154 @@
+//! Child processes with all that they start, and limits of processes that do work for others.
+
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often a child that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A child in a process group of its own (Unix). When it ends, whoever is left of its group is killed; when this is
+/// dropped, all of them are.
+///
+/// A process that leaves the group (`setsid`) is not found again. Elsewhere than on Unix only the child is killed.
+#[derive(Debug)]
+pub struct ChildGroup {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl ChildGroup {
+    /// Starts `command`.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        Ok(Self { child: command.spawn()?, status: None })
+    }
+
+    /// The child, for its pipes. Not to be waited for: its group would be forgotten.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it ended, if it has; those that it left behind are killed then.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() && has_ended(&mut self.child)? {
+            kill_group(&mut self.child);
+            self.status = Some(self.child.wait()?);
+        }
+        Ok(self.status)
+    }
+
+    /// As [`ChildGroup::try_wait`], after at most `limit`.
+    pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        let begun = Instant::now();
+        loop {
+            match self.try_wait()? {
+                None if begun.elapsed() < limit => thread::sleep(LOOK),
+                ended => return Ok(ended),
+            }
+        }
+    }
+
+    /// Kills it and its group, and waits for it. Nothing happens when it has ended.
+    pub fn kill(&mut self) {
+        if self.status.is_none() {
+            kill_group(&mut self.child);
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for ChildGroup {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether it has ended. It is not taken off the system's table yet, so that its number stays that of its group.
+#[cfg(unix)]
+fn has_ended(child: &mut Child) -> io::Result<bool> {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
+}
+
+#[cfg(not(unix))]
+fn has_ended(child: &mut Child) -> io::Result<bool> {
+    Ok(child.try_wait()?.is_some())
+}
+
+/// Errors say that it has ended just now.
+fn kill_group(child: &mut Child) {
+    #[cfg(unix)]
+    let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(child), rustix::process::Signal::KILL);
+    let _ = child.kill();
+}
+
+/// Limits the memory of this process to what it has reserved by now and `more` bytes, and lets it end without a dump of
+/// its memory. An allocation beyond that ends it. Linux only; elsewhere nothing happens.
+pub fn limit_memory(more: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        let pages = std::fs::read_to_string("/proc/self/statm")?;
+        let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
+        let most = pages.saturating_mul(rustix::param::page_size() as u64).saturating_add(more);
+        let limit = |most| Rlimit { current: Some(most), maximum: Some(most) };
+        setrlimit(Resource::Core, limit(0))?;
+        setrlimit(Resource::As, limit(most))?;
+    }
+    let _ = more;
+    Ok(())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::PathBuf;
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// A shell that starts a child of its own, and the directory of that one under `/proc`.
+    fn family(rest: &str) -> (ChildGroup, PathBuf) {
+        let script = format!("sleep 600 & echo $!; {rest}");
+        let mut group = ChildGroup::spawn(Command::new("sh").args(["-c", &script]).stdout(Stdio::piped())).unwrap();
+        let mut line = String::new();
+        BufReader::new(group.child().stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let grandchild = PathBuf::from(format!("/proc/{}", line.trim()));
+        assert!(grandchild.exists());
+        (group, grandchild)
+    }
+
+    fn leaves(grandchild: PathBuf) {
+        let begun = Instant::now();
+        // Whoever adopted it takes it off the system's table; until then it is dead (`Z`).
+        let is_gone = || std::fs::read_to_string(grandchild.join("stat")).map_or(true, |stat| stat.contains(") Z "));
+        while !is_gone() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{} is left behind", grandchild.display());
+            thread::sleep(LOOK);
+        }
+    }
+
+    #[test]
+    fn children_of_children_end_when_the_child_ends_is_killed_or_is_forgotten() {
+        let (mut group, grandchild) = family("exit 3");
+        let status = group.wait_for(Duration::from_secs(10)).unwrap().unwrap();
+        assert_eq!(status.code(), Some(3));
+        leaves(grandchild);
+        assert_eq!(group.try_wait().unwrap(), Some(status));
+
+        let (mut group, grandchild) = family("wait");
+        assert_eq!(group.wait_for(Duration::from_millis(20)).unwrap(), None);
+        group.kill();
+        leaves(grandchild);
+        assert!(group.try_wait().unwrap().is_some());
+
+        let (group, grandchild) = family("wait");
+        drop(group);
+        leaves(grandchild);
+    }
+}
