@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use roll_core::Fault;
+use roll_models::causal_lm::chat;
 
 // A crate that is only named in Cargo.toml registers nothing: these are here for what they submit to the registry.
 use roll_algos as _;
@@ -28,6 +29,13 @@ use roll_rewards as _;
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.
 fn main() -> ExitCode {
+    // A process that renders the chat template of somebody's model is this program too.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == chat::WORKER) {
+        return chat::serve();
+    }
+    if let Ok(program) = std::env::current_exe() {
+        chat::render_elsewhere(program);
+    }
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, files};
 use serde::Deserialize;
 
 /// Architectures that share this implementation. They differ in biases and norms, which the weights themselves tell.
@@ -165,10 +165,10 @@ impl From<Ids> for Vec<u32> {
 impl LmConfig {
     /// Reads `config.json`, and the ids that end a turn from `generation_config.json` beside it where there is one.
     pub fn read(file: &Path) -> Result<Self> {
-        let bytes = std::fs::read(file).map_err(Error::file("read", file))?;
+        let bytes = files::read(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
         let generation = file.with_file_name("generation_config.json");
-        if let Ok(bytes) = std::fs::read(&generation) {
+        if let Ok(bytes) = files::read(&generation, files::MAX_TEXT) {
             let parsed: GenerationFile =
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&generation, e.to_string()))?;
             if let Some(ids) = parsed.eos_token_id {

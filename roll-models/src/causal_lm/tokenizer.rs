@@ -1,41 +1,54 @@
 //! Text to token ids and back, with a `tokenizer.json`.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use roll_core::{Error, Result};
+use roll_core::contain::contain;
+use roll_core::tokenizer_json::{Growth, LIMIT};
+use roll_core::{Error, Result, files};
 use tokenizers::Tokenizer as Inner;
 
 /// Turns text into token ids.
 pub struct Tokenizer {
-    inner: Inner,
+    inner: Arc<Inner>,
+    growth: Growth,
 }
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`.
     pub fn load(file: &Path) -> Result<Self> {
-        let bytes = std::fs::read(file).map_err(Error::file("read", file))?;
+        let bytes = files::read(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))
     }
 
     /// Parses the text of a `tokenizer.json`.
     pub fn parse(json: &[u8]) -> std::result::Result<Self, String> {
-        let mut inner =
-            Inner::from_bytes(json).map_err(|e| format!("expected a tokenizer.json, found one that fails: {e}"))?;
+        let bad = |problem: String| format!("expected a tokenizer.json, found one that fails: {problem}");
+        let growth = Growth::of(json).map_err(bad)?;
+        let bytes = json.to_vec();
+        let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(bad)?;
+        let mut inner = inner.map_err(|e| bad(e.to_string()))?;
         // A prompt is never padded or cut behind the caller's back.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| format!("cannot switch truncation off: {e}"))?;
-        Ok(Self { inner })
+        Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Ids of `text`. Special tokens are recognised where they are written out; none are added.
+    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is too
+    /// long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode(text, false);
-        Ok(encoding.map_err(|e| Error::Misuse(format!("cannot tokenize a text: {e}")))?.get_ids().to_vec())
+        let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
+        self.growth.check(text).map_err(failed)?;
+        let (inner, text) = (Arc::clone(&self.inner), text.to_string());
+        let encoding = contain(LIMIT, move || inner.encode(text, false)).map_err(failed)?;
+        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
     }
 
-    /// Text of `ids`, special tokens written out.
+    /// Text of `ids`, special tokens written out. Fails as [`Tokenizer::encode`] does.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, false).map_err(|e| Error::Misuse(format!("cannot turn tokens into text: {e}")))
+        let failed = |problem: String| Error::Unsupported(format!("cannot turn tokens into text: {problem}"));
+        let (inner, ids) = (Arc::clone(&self.inner), ids.to_vec());
+        contain(LIMIT, move || inner.decode(&ids, false)).map_err(failed)?.map_err(|e| failed(e.to_string()))
     }
 
     /// Number of ids, added tokens included.

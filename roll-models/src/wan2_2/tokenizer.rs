@@ -1,8 +1,11 @@
 //! Prompts to token ids, with the `tokenizer.json` or `spiece.model` of the text encoder.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use roll_core::{Error, Result};
+use roll_core::contain::contain;
+use roll_core::tokenizer_json::{Growth, LIMIT};
+use roll_core::{Error, Result, files};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
@@ -20,7 +23,8 @@ pub const PROMPT_TOKENS: usize = 512;
 
 /// Turns prompts into token ids.
 pub struct Tokenizer {
-    inner: Inner,
+    inner: Arc<Inner>,
+    growth: Growth,
     end: u32,
     path: PathBuf,
 }
@@ -36,21 +40,16 @@ impl Tokenizer {
     /// As [`Tokenizer::load`], with the caches given.
     pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
         let file = find(place, hub)?;
-        let bytes = std::fs::read(&file).map_err(Error::file("read", &file))?;
+        let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
-        let mut inner = match file.extension().is_some_and(|extension| extension == "model") {
-            true => sentencepiece::tokenizer(&bytes)
-                .map_err(|e| bad(format!("expected sentencepiece's model of a T5 tokenizer: {e}")))?,
-            false => Inner::from_bytes(&bytes)
-                .map_err(|e| bad(format!("expected a tokenizer.json, found one that fails: {e}")))?,
-        };
+        let (mut inner, growth) = made(bytes, file.extension().is_some_and(|e| e == "model")).map_err(bad)?;
         // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
         let end = inner.token_to_id(END).ok_or_else(|| {
             bad(format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer"))
         })?;
-        Ok(Self { inner, end, path: file })
+        Ok(Self { inner: Arc::new(inner), growth, end, path: file })
     }
 
     /// Its file.
@@ -59,15 +58,17 @@ impl Tokenizer {
     }
 
     /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.
-    /// Not padded. Fails when `length` is zero.
+    /// Not padded. Fails when `length` is zero, on a prompt that is too long, and when the tokenizer fails, panics or takes
+    /// longer than [`LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
         }
-        let encoded = self
-            .inner
-            .encode_fast(clean(prompt), false)
-            .map_err(|e| Error::Misuse(format!("tokenizing a prompt: {e}")))?;
+        let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a prompt: {problem}"));
+        self.growth.check(prompt).map_err(failed)?;
+        let (inner, text) = (Arc::clone(&self.inner), clean(prompt));
+        let encoded = contain(LIMIT, move || inner.encode_fast(text, false)).map_err(failed)?;
+        let encoded = encoded.map_err(|e| failed(e.to_string()))?;
         let mut ids = encoded.get_ids().to_vec();
         ids.truncate(length - 1);
         ids.push(self.end);
@@ -80,6 +81,20 @@ impl Tokenizer {
         let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
         highest as usize + 1
     }
+}
+
+/// The tokenizer of a file's `bytes`, sentencepiece's or a `tokenizer.json`.
+fn made(bytes: Vec<u8>, is_sentencepiece: bool) -> std::result::Result<(Inner, Growth), String> {
+    let expected = if is_sentencepiece { "sentencepiece's model of a T5 tokenizer" } else { "a tokenizer.json" };
+    let bad = |problem: String| format!("expected {expected}, found one that fails: {problem}");
+    if is_sentencepiece {
+        let inner = contain(LIMIT, move || sentencepiece::tokenizer(&bytes)).map_err(bad)?.map_err(bad)?;
+        let json = inner.to_string(false).map_err(|e| bad(e.to_string()))?;
+        return Ok((inner, Growth::of(json.as_bytes()).map_err(bad)?));
+    }
+    let growth = Growth::of(&bytes).map_err(bad)?;
+    let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(bad)?;
+    Ok((inner.map_err(|e| bad(e.to_string()))?, growth))
 }
 
 /// The `tokenizer.json` that `place` means.

@@ -1,10 +1,13 @@
 //! The text tower, without gradient.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor as Burn, TensorData};
 use roll_backends::{Tape, Weights, to_host};
-use roll_core::{Error, Result};
+use roll_core::contain::contain;
+use roll_core::tokenizer_json::{Growth, LIMIT};
+use roll_core::{Error, Result, files};
 use tokenizers::{Tokenizer, TruncationParams};
 
 use super::config::{ModelConfig, TextConfig};
@@ -13,7 +16,8 @@ use super::tower::{Layer, Shape, norm, pair, scope};
 
 /// Turns texts into embeddings.
 pub struct TextTower {
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
+    growth: Growth,
     weights: Weights,
     layers: Vec<Layer>,
     config: TextConfig,
@@ -43,8 +47,10 @@ impl TextTower {
             causal: true,
         };
         let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), shape, 1, device);
+        let (tokenizer, growth) = tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?;
         Ok(Self {
-            tokenizer: tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?,
+            tokenizer: Arc::new(tokenizer),
+            growth,
             weights: tensors.weights(&wanted, device)?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             config,
@@ -54,8 +60,11 @@ impl TextTower {
 
     /// The ids of a text, begun and ended as the model was trained; cut to its positions.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode(text, true);
-        Ok(encoding.map_err(|e| Error::Misuse(format!("cannot tokenize a text: {e}")))?.get_ids().to_vec())
+        let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
+        self.growth.check(text).map_err(failed)?;
+        let (tokenizer, text) = (Arc::clone(&self.tokenizer), text.to_string());
+        let encoding = contain(LIMIT, move || tokenizer.encode(text, true)).map_err(failed)?;
+        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
     }
 
     /// The embedding of a text, as long as the projection is wide, of any length.
@@ -97,12 +106,14 @@ impl TextTower {
     }
 }
 
-fn tokenizer(path: &Path, positions: usize) -> Result<Tokenizer> {
-    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
-    let wrong = |problem: String| Error::bad_file(path, problem);
-    let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| wrong(format!("no tokenizer.json: {e}")))?;
+fn tokenizer(path: &Path, positions: usize) -> Result<(Tokenizer, Growth)> {
+    let bytes = files::read(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
+    let wrong = |problem: String| Error::bad_file(path, format!("no tokenizer.json: {problem}"));
+    let growth = Growth::of(&bytes).map_err(wrong)?;
+    let tokenizer = contain(LIMIT, move || Tokenizer::from_bytes(bytes)).map_err(wrong)?;
+    let mut tokenizer = tokenizer.map_err(|e| wrong(e.to_string()))?;
     let cut = TruncationParams { max_length: positions, ..Default::default() };
     tokenizer.with_padding(None);
     tokenizer.with_truncation(Some(cut)).map_err(|e| wrong(format!("cannot cut texts to {positions} tokens: {e}")))?;
-    Ok(tokenizer)
+    Ok((tokenizer, growth))
 }

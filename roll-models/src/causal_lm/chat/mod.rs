@@ -1,23 +1,47 @@
 //! Conversations as the model was trained to read them: its chat template.
+//!
+//! A template is a program, and the directory of a model is often somebody else's. A program that reads such directories
+//! has templates rendered by a process beside it ([`render_elsewhere`]), whose memory and time are limited: whatever a
+//! template does, it ends as an error. Where nobody asked for that they are rendered on a thread, with a limit on steps.
 
-use std::path::Path;
+mod template;
+mod worker;
 
-use minijinja::{Environment, ErrorKind, Value, context};
-use roll_core::{Error, Message, Result};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use roll_core::{Error, Message, Result, files};
 use serde::Deserialize;
 
-/// Template name, for error messages.
-const NAME: &str = "chat template";
-/// Steps after which a template is taken to hang.
-const FUEL: u64 = 2_000_000;
+use self::template::{Conversation, Source, Template};
+use self::worker::Worker;
+pub use self::worker::{WORKER, serve};
+
+/// Longer templates are refused: the longest that are published have some 20 KB.
+const MAX_SOURCE: usize = 1 << 20;
+
+/// The program that renders templates.
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has the templates that are opened from now on rendered by `program`, which is called with the one argument [`WORKER`]
+/// and then calls [`serve`]. Only the first call counts.
+pub fn render_elsewhere(program: PathBuf) {
+    let _ = PROGRAM.set(program);
+}
 
 /// A chat template in Jinja, and the special tokens it may write.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    renderer: Mutex<Renderer>,
+    /// Variables that it reads.
+    reads: Vec<String>,
     /// Further variables that it is given.
     arguments: serde_json::Map<String, serde_json::Value>,
-    bos: String,
-    eos: String,
+}
+
+enum Renderer {
+    Here(Template),
+    Elsewhere(Worker),
 }
 
 /// The parts of `tokenizer_config.json` that matter here.
@@ -64,14 +88,14 @@ impl ChatTemplate {
         let file = directory.join("tokenizer_config.json");
         let config: TokenizerConfig = match file.exists() {
             true => {
-                let bytes = std::fs::read(&file).map_err(Error::file("read", &file))?;
+                let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?
             }
             false => TokenizerConfig::default(),
         };
         let own = directory.join("chat_template.jinja");
         let (source, place) = match (own.exists(), config.chat_template) {
-            (true, _) => (std::fs::read_to_string(&own).map_err(Error::file("read", &own))?, own),
+            (true, _) => (files::read_text(&own, MAX_SOURCE as u64).map_err(Error::file("read", &own))?, own),
             (false, Some(Templates::One(template))) => (template, file),
             (false, Some(Templates::Named(mut named))) => {
                 let at = named.iter().position(|n| n.name == "default").unwrap_or(0);
@@ -89,25 +113,27 @@ impl ChatTemplate {
 
     /// A template from its source; the error says what is wrong with it.
     pub fn new(source: String, bos: String, eos: String) -> std::result::Result<Self, String> {
-        let mut environment = Environment::new();
-        // As Hugging Face renders: a block takes its line break and the blanks before it along.
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> std::result::Result<(), minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        let added = environment.add_template_owned(NAME, source);
-        added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
-        Ok(Self { environment, arguments: serde_json::Map::new(), bos, eos })
+        if source.len() > MAX_SOURCE {
+            return Err(format!("the chat template has {} bytes, more than {MAX_SOURCE}", source.len()));
+        }
+        let source = Source { source, bos, eos };
+        let (renderer, reads) = match PROGRAM.get() {
+            Some(program) => {
+                let (worker, reads) = Worker::start(program, source)?;
+                (Renderer::Elsewhere(worker), reads)
+            }
+            None => {
+                let template = Template::new(source)?;
+                let reads = template.reads();
+                (Renderer::Here(template), reads)
+            }
+        };
+        Ok(Self { renderer: Mutex::new(renderer), reads, arguments: serde_json::Map::new() })
     }
 
     /// Gives it further variables: `enable_thinking`. Fails on one that it does not read.
     pub fn with_arguments(mut self, arguments: serde_json::Map<String, serde_json::Value>) -> Result<Self> {
-        let read = self.environment.get_template(NAME).map(|template| template.undeclared_variables(false));
-        let read = read.map_err(|e| Error::Unsupported(format!("the chat template failed: {}", chain(&e))))?;
-        if let Some(name) = arguments.keys().find(|name| !read.contains(*name)) {
+        if let Some(name) = arguments.keys().find(|name| !self.reads.contains(*name)) {
             let problem = format!("the model's chat template does not read `{name}`");
             return Err(Error::config("model.chat_template_args", problem));
         }
@@ -117,29 +143,18 @@ impl ChatTemplate {
 
     /// The text of a conversation. `continue_as_assistant` ends it where the assistant speaks next.
     pub fn render(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
-        let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|template| {
-            template.render(context! {
-                messages => messages,
-                add_generation_prompt => continue_as_assistant,
-                bos_token => self.bos,
-                eos_token => self.eos,
-                ..Value::from_serialize(&self.arguments)
-            })
-        });
-        rendered.map_err(|e| Error::Unsupported(format!("the chat template failed: {}", chain(&e))))
+        let conversation = Conversation {
+            messages: messages.into(),
+            add_generation_prompt: continue_as_assistant,
+            arguments: Cow::Borrowed(&self.arguments),
+        };
+        let mut renderer = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
+        let rendered = match &mut *renderer {
+            Renderer::Here(template) => template.render(&conversation),
+            Renderer::Elsewhere(worker) => worker.render(&conversation),
+        };
+        rendered.map_err(|problem| Error::Unsupported(format!("the chat template failed: {problem}")))
     }
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &minijinja::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -187,8 +202,9 @@ mod tests {
     fn a_template_that_fails_says_why() {
         let refuses = template("{{ raise_exception('roles must alternate') }}");
         assert!(refuses.render(&[], false).unwrap_err().to_string().contains("roles must alternate"));
-        let error = ChatTemplate::new("{% for %}".into(), String::new(), String::new()).err().unwrap();
-        assert!(error.contains("cannot be parsed"), "{error}");
+        let refused = |source: String| ChatTemplate::new(source, String::new(), String::new()).err().unwrap();
+        assert!(refused("{% for %}".into()).contains("cannot be parsed"));
+        assert!(refused("x".repeat(MAX_SOURCE + 1)).contains("more than 1048576"));
     }
 
     #[test]

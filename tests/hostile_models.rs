@@ -1,0 +1,224 @@
+//! Models of other people that do harm: each ends with a message within limits of memory and time, and nothing of it is
+//! left behind.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(target_os = "linux")]
+
+mod program;
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Bytes of address space that `roll` and all it starts may have, each: what it takes by itself is a few hundred MB.
+const MEMORY: u64 = 4 << 30;
+/// How long it may take. The limit of a template is 20 s.
+const TIME: Duration = Duration::from_secs(45);
+
+/// The small language model that is built in, as files.
+struct Model {
+    dir: tempfile::TempDir,
+}
+
+impl Model {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        roll_models::causal_lm::write_built_in(&dir.path().join("lm")).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("lm").join(name)
+    }
+
+    /// Asks it something, under limits. Fails when it crashed or hung.
+    fn ask(&self, prompt: &str) -> Output {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--as={MEMORY}")).arg("--core=0").arg(env!("CARGO_BIN_EXE_roll"));
+        command.args(["ask", "--model-path", "lm", prompt]).current_dir(self.dir.path());
+        command.env("ROLL_CACHE", "none").env("RAYON_NUM_THREADS", "1");
+        let begun = Instant::now();
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output);
+        assert!(matches!(output.status.code(), Some(0..=2)), "{}: {said}", output.status);
+        assert!(!said.contains("overflowed its stack") && !said.contains("memory allocation"), "{said}");
+        assert!(begun.elapsed() < TIME, "{:?}: {said}", begun.elapsed());
+        output
+    }
+
+    /// Asks it with another chat template.
+    fn with_template(&self, template: &str) -> Output {
+        std::fs::write(self.path("chat_template.jinja"), template).unwrap();
+        self.ask("hello")
+    }
+
+    /// Asks it with parts of its `tokenizer.json` changed.
+    fn with_tokenizer(&self, change: impl FnOnce(&mut Value), prompt: &str) -> Output {
+        let built_in = tempfile::tempdir().unwrap();
+        roll_models::causal_lm::write_built_in(built_in.path()).unwrap();
+        let file = std::fs::read(built_in.path().join("tokenizer.json")).unwrap();
+        let mut json: Value = serde_json::from_slice(&file).unwrap();
+        change(&mut json);
+        std::fs::write(self.path("tokenizer.json"), json.to_string()).unwrap();
+        self.ask(prompt)
+    }
+}
+
+fn text(output: &Output) -> String {
+    let all = [output.stdout.as_slice(), &output.stderr].concat();
+    String::from_utf8_lossy(&all[..all.len().min(4000)]).into_owned()
+}
+
+fn refused(output: &Output, part: &str) {
+    assert_eq!(output.status.code(), Some(2), "{}", text(output));
+    assert!(text(output).contains(part), "`{part}` in: {}", text(output));
+}
+
+#[test]
+fn a_template_renders_the_same_beside_the_program_as_in_it() {
+    let model = Model::new();
+    let output = model.ask("hello");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content|trim }}{% endfor %}{{ bos_token }}";
+    assert_eq!(model.with_template(template).status.code(), Some(0));
+    refused(&model.with_template("{{ raise_exception('roles must alternate') }}"), "roles must alternate");
+    refused(&model.with_template("{% for %}"), "cannot be parsed");
+    let output = Command::new(env!("CARGO_BIN_EXE_roll"))
+        .args(["ask", "--model-path", "lm", "--set", "model.chat_template_args.thinking=true", "hello"])
+        .current_dir(model.dir.path())
+        .output()
+        .unwrap();
+    refused(&output, "does not read `thinking`");
+}
+
+#[test]
+fn templates_that_nest_without_end_are_errors() {
+    let model = Model::new();
+    let n = 100_000;
+    let expressions = [
+        format!("{}1", "not ".repeat(n)),
+        format!("{}1", "-".repeat(n)),
+        format!("a{}", ".b".repeat(n)),
+        format!("'a'{}", "~'b'".repeat(n)),
+        format!("2{}", "**2".repeat(n)),
+        format!("1{}", "|abs".repeat(n)),
+        format!("1{}", " if 1 else 2".repeat(n / 2)),
+        format!("1{}", "+1".repeat(n)),
+    ];
+    for expression in expressions {
+        refused(&model.with_template(&format!("{{{{ {expression} }}}}")), "chat template");
+    }
+    let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(n / 2));
+    refused(&model.with_template(&elif), "chat template");
+    for shown in ["{{ ns }}", "{{ ns|tojson }}", "{{ ns == m }}", "{{ [ns, m]|sort }}"] {
+        let itself = "{% set ns = namespace() %}{% set m = namespace() %}{% set ns.a = ns %}{% set m.a = m %}";
+        refused(&model.with_template(&format!("{itself}{shown}")), "chat template failed");
+    }
+}
+
+#[test]
+fn templates_that_take_memory_without_bound_are_errors() {
+    let model = Model::new();
+    let grown =
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+    let text = format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "x".repeat(10_000));
+    let templates = [
+        "{{ 'a\nb'|indent(10**12) }}",
+        "{{ range(99999)|join('a' * 100000) }}",
+        "{{ ('a' * 100000)|replace('a', 'b' * 100000) }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ [1]|batch(10**10, 'x') }}",
+        "{{ [1]|slice(10**10, 'x') }}",
+        grown,
+        &text,
+    ];
+    for template in templates {
+        refused(&model.with_template(template), "chat template");
+    }
+    refused(&model.with_template(&"x".repeat(50_000_000)), "chat_template.jinja");
+}
+
+#[test]
+fn a_template_that_takes_too_long_is_ended() {
+    let model = Model::new();
+    let pairs = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+                 {% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";
+    refused(&model.with_template(pairs), "longer than 20 s");
+}
+
+#[test]
+fn tokenizers_that_panic_or_grow_are_errors() {
+    let model = Model::new();
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let normalizers = [
+        (replace(json!({"String": ""}), "x"), "empty pattern"),
+        (replace(json!({"String": "e"}), &"e".repeat(30 << 20)), "too long for this tokenizer"),
+        (json!({"type": "Prepend", "prepend": "x".repeat(40 << 20)}), "too long for this tokenizer"),
+        (
+            json!({"type": "Sequence", "normalizers": vec![replace(json!({"String": "e"}), &"e".repeat(99)); 9]}),
+            "too long",
+        ),
+        (json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "precompiled_charsmap"),
+    ];
+    for (normalizer, part) in normalizers {
+        refused(&model.with_tokenizer(|json| json["normalizer"] = normalizer, "hello"), part);
+    }
+    // Damaged tables, some of which are read and panic at the first text.
+    for table in ["BAAAAA==", "BAAAAP////8=", "BAAAAAAAAAAA", "CAAAAP//////////QUIA", "BAAAAAABAABB"] {
+        model.with_tokenizer(
+            |json| json["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": table}),
+            "hello",
+        );
+    }
+    let slow = json!({"type": "Split", "pattern": {"Regex": "(a+)+(?=b)$"}, "behavior": "Isolated", "invert": false});
+    model.with_tokenizer(|json| json["pre_tokenizer"] = slow, &"a".repeat(60));
+}
+
+#[test]
+fn pipes_devices_and_files_without_end_are_not_read() {
+    for name in ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"] {
+        let model = Model::new();
+        let path = model.path(name);
+        std::fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        refused(&model.ask("hello"), "named pipe");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        refused(&model.ask("hello"), "device");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        refused(&model.ask("hello"), name);
+    }
+}
+
+#[test]
+fn nothing_of_a_template_outlives_the_program() {
+    let model = Model::new();
+    let slow = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+                {% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";
+    std::fs::write(model.path("chat_template.jinja"), slow).unwrap();
+    let mut command = program::roll();
+    command.args(["ask", "--model-path", "lm", "hello"]).current_dir(model.dir.path());
+    let mut roll = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    let children = || {
+        let id = roll.id();
+        std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default()
+    };
+    while children().trim().is_empty() {
+        assert!(begun.elapsed() < TIME, "no process renders the template");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let worker = PathBuf::from("/proc").join(children().trim());
+    std::thread::sleep(Duration::from_millis(300));
+    roll.kill().unwrap();
+    roll.wait().unwrap();
+    let begun = Instant::now();
+    while std::fs::read_to_string(worker.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(begun.elapsed() < Duration::from_secs(5), "the process that renders is left behind");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
