@@ -1,16 +1,15 @@
-//! Downloads into the Hugging Face cache, through the crate `hf-hub`.
+//! Downloads into the Hugging Face cache: what there is and where it goes by the crate `hf-hub`, the files by [`Fetcher`].
 
-use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use roll_core::Fault;
+use roll_core::contain::contain;
 
+use super::fetch::{Fetcher, SILENCE};
 use super::{HubError, Remote, snapshot, stays_inside};
 
 /// Attempts at a file, each of which goes on where the last one ended.
@@ -18,7 +17,7 @@ const ATTEMPTS: usize = 5;
 /// File names that an error lists.
 const LISTED: usize = 20;
 /// Files smaller than this are downloaded without a word on how far they are.
-const TOLD_FROM: usize = 50_000_000;
+const TOLD_FROM: u64 = 50_000_000;
 
 /// The files of a model that are to be in a cache.
 pub(super) struct Download<'a> {
@@ -62,7 +61,10 @@ impl Download<'_> {
         let present = snapshot(&self.repository());
         let revision =
             present.as_deref().and_then(Path::file_name).map_or("main".into(), |hash| hash.to_string_lossy());
-        let info = api.repo(self.at(&revision)).info().map_err(|e| self.failed(self.model, e))?;
+        let listed = api.repo(self.at(&revision));
+        let silent = |problem| ApiError::IoError(std::io::Error::new(std::io::ErrorKind::TimedOut, problem));
+        let info = contain(SILENCE, move || listed.info()).unwrap_or_else(|problem| Err(silent(problem)));
+        let info = info.map_err(|e| self.failed(self.model, e))?;
         if !stays_inside(&info.sha) {
             return Err(self.failed(self.model, ApiError::InvalidHeader("sha")));
         }
@@ -86,8 +88,10 @@ impl Download<'_> {
         let repo = api.repo(self.at(&info.sha));
         let cached = Cache::new(self.cache.into()).repo(self.at(&info.sha)).pointer_path(&info.sha);
         let wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
+        let fetcher = Fetcher::new(self.repository(), self.remote.token.as_deref());
         for name in names.iter().filter(|name| wanted(name) && !cached.join(name).exists()) {
-            self.fetch(&api, &repo, name).map_err(|e| self.failed(&format!("{}/{name}", self.model), e))?;
+            self.fetch(&fetcher, &repo, &info.sha, name)
+                .map_err(|e| self.failed(&format!("{}/{name}", self.model), e))?;
         }
         Cache::new(self.cache.into()).model(self.model.into()).create_ref(&info.sha).map_err(local)?;
         let ended = |line: &String| self.needed.iter().any(|pattern| line == pattern);
@@ -95,33 +99,15 @@ impl Download<'_> {
     }
 
     /// Downloads one file, on from where an earlier attempt left it.
-    fn fetch(&self, api: &Api, repo: &ApiRepo, name: &str) -> Result<(), ApiError> {
-        // The crate's own retries append to a partial file from the wrong place, so that it is asked for one attempt
-        // at a time.
+    fn fetch(&self, fetcher: &Fetcher, repo: &ApiRepo, commit: &str, name: &str) -> Result<(), ApiError> {
         let mut attempt = 1;
         loop {
-            let size = Rc::new(Cell::new(0));
-            let error = match repo.download_with_progress(name, Told::new(self.model, name, size.clone())) {
-                Ok(path) => match fs::metadata(&path)?.len() == size.get() as u64 {
-                    true => return Ok(()),
-                    // The server gave something else than the rest that it was asked for.
-                    false => {
-                        fs::remove_file(path.canonicalize()?)?;
-                        fs::remove_file(path)?;
-                        ApiError::InvalidResume
-                    }
-                },
-                Err(e) => e,
-            };
+            let mut told = Told::new(self.model, name);
+            let fetched = fetcher.fetch(&repo.url(name), commit, name, |size, there| told.tell(size, there));
+            let Err(error) = fetched else { return Ok(()) };
             let refused = status(&error).filter(|code| (400..500).contains(code) && ![408, 416, 429].contains(code));
             if attempt == ATTEMPTS || refused.is_some() {
                 return Err(error);
-            }
-            // What is there is whole already, or too long: it begins anew.
-            if matches!(error, ApiError::InvalidResume) || status(&error) == Some(416) {
-                let etag = api.metadata(&repo.url(name))?.etag().to_string();
-                let part = Cache::new(self.cache.into()).model(self.model.into()).blob_path(&etag);
-                let _ = fs::remove_file(part.with_extension("part"));
             }
             tracing::warn!(model = self.model, file = name, "the download stopped, and is tried again: {error}");
             std::thread::sleep(Duration::from_millis(200 << attempt));
@@ -208,38 +194,25 @@ fn status(error: &ApiError) -> Option<u16> {
 struct Told<'a> {
     model: &'a str,
     file: &'a str,
-    /// Bytes of the whole file, for the caller.
-    size: Rc<Cell<usize>>,
-    done: usize,
-    tenths: usize,
+    begun: bool,
+    tenths: u64,
 }
 
 impl<'a> Told<'a> {
-    fn new(model: &'a str, file: &'a str, size: Rc<Cell<usize>>) -> Self {
-        Self { model, file, size, done: 0, tenths: 0 }
+    fn new(model: &'a str, file: &'a str) -> Self {
+        Self { model, file, begun: false, tenths: 0 }
     }
-}
 
-impl Progress for Told<'_> {
-    fn init(&mut self, size: usize, _file: &str) {
-        // It is called twice for one file.
-        if self.size.replace(size) != size {
+    fn tell(&mut self, size: u64, there: u64) {
+        if !std::mem::replace(&mut self.begun, true) {
             tracing::info!(model = self.model, file = self.file, megabytes = size / 1_000_000, "downloading");
         }
-        self.done = 0;
-    }
-
-    fn update(&mut self, bytes: usize) {
-        self.done += bytes;
-        let size = self.size.get();
-        let tenths = if size < TOLD_FROM { 0 } else { (self.done as f64 / size as f64 * 10.0) as usize };
+        let tenths = if size < TOLD_FROM { 0 } else { there.min(size) / (size / 10) };
         if tenths > self.tenths {
             self.tenths = tenths;
-            tracing::info!(model = self.model, file = self.file, "{}0 % of {} MB", tenths, size / 1_000_000);
+            tracing::info!(model = self.model, file = self.file, "{tenths}0 % of {} MB", size / 1_000_000);
         }
     }
-
-    fn finish(&mut self) {}
 }
 
 #[cfg(test)]

@@ -20,6 +20,12 @@ struct Manner {
     ignores_ranges: bool,
     /// Number of bytes of a file after which it closes the connection, the first time.
     breaks_after: Option<usize>,
+    /// What it calls every file, instead of a name of its own.
+    etag: Option<&'static str>,
+    /// Sends on to this address, with the path of the file.
+    sends_to: Option<String>,
+    /// Adds so many bytes to what is asked for.
+    adds: usize,
 }
 
 /// A request: its path, and the range that it asks for.
@@ -28,6 +34,8 @@ type Asked = (String, Option<String>);
 struct Server {
     endpoint: String,
     asked: Arc<Mutex<Vec<Asked>>>,
+    /// The tokens that it saw.
+    tokens: Arc<Mutex<Vec<String>>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -42,14 +50,16 @@ impl Server {
         let files: Vec<(String, Vec<u8>)> =
             files.iter().map(|(name, bytes)| (name.to_string(), bytes.clone())).collect();
         let log = asked.clone();
+        let tokens = Arc::new(Mutex::new(Vec::new()));
+        let seen = tokens.clone();
         // It ends with the process of the tests.
         std::thread::spawn(move || {
             let mut manner = manner;
             for stream in listener.incoming().flatten() {
-                let _ = answer(stream, &files, &mut manner, &log);
+                let _ = answer(stream, &files, &mut manner, (&log, &seen));
             }
         });
-        Self { endpoint, asked }
+        Self { endpoint, asked, tokens }
     }
 
     fn hub(&self, cache: &Path) -> Hub {
@@ -69,7 +79,7 @@ fn answer(
     mut stream: TcpStream,
     files: &[(String, Vec<u8>)],
     manner: &mut Manner,
-    log: &Mutex<Vec<Asked>>,
+    (log, tokens): (&Mutex<Vec<Asked>>, &Mutex<Vec<String>>),
 ) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
@@ -85,6 +95,7 @@ fn answer(
         }
     }
     locked(log).push((path.clone(), range.clone()));
+    locked(tokens).extend(token.clone());
     let mut reply = |status: &str, headers: &str, body: &[u8], length: usize| {
         let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
         stream.write_all(head.as_bytes())?;
@@ -102,7 +113,11 @@ fn answer(
     let Some((number, (_, bytes))) = files.iter().enumerate().find(|(_, (name, _))| Some(&**name) == file) else {
         return reply("404 Not Found", "", b"", 0);
     };
-    let about = format!("ETag: \"etag{number}\"\r\nX-Repo-Commit: {SHA}\r\n");
+    let etag = manner.etag.map_or(format!("etag{number}"), Into::into);
+    let about = format!("ETag: \"{etag}\"\r\nX-Repo-Commit: ../../../out\r\n");
+    if let Some(to) = &manner.sends_to {
+        return reply("302 Found", &format!("{about}Location: {to}{path}\r\n"), b"", 0);
+    }
     let (from, to) = match range.as_deref().and_then(|r| r.strip_prefix("bytes=")).and_then(|r| r.split_once('-')) {
         Some((from, to)) => (from.parse().unwrap_or(0), to.parse().map_or(bytes.len(), |to: usize| to + 1)),
         None => (0, bytes.len()),
@@ -114,7 +129,8 @@ fn answer(
     if manner.ignores_ranges && to != 1 {
         return reply("200 OK", &about, bytes, bytes.len());
     }
-    let body = &bytes[from..to];
+    let more = [&bytes[from..to], &vec![0; if to == bytes.len() { manner.adds } else { 0 }]].concat();
+    let body = more.as_slice();
     match manner.breaks_after.take_if(|_| body.len() > 1) {
         Some(after) => reply("206 Partial Content", &about, &body[..after], body.len()),
         None => reply("206 Partial Content", &about, body, body.len()),
@@ -284,4 +300,43 @@ fn no_file_name_of_a_server_leads_out_of_the_cache() {
     let found: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(found, ["in.safetensors"]);
     assert!(server.downloads().iter().all(|path| path.ends_with("/in.safetensors")));
+}
+
+#[test]
+fn what_a_server_calls_its_files_and_commits_leads_nowhere() {
+    for etag in ["../../../../out", "/tmp/roll-out", "..", "a/b", "x.part", ""] {
+        let cache = tempfile::tempdir().unwrap();
+        let inside = cache.path().join("deep/in/cache");
+        let server = Server::start(&files(), Manner { etag: Some(etag), ..Manner::default() });
+        let found = server.hub(&inside).files(MODEL, "low/a-1.safetensors").unwrap();
+        assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+        // The file is one of the blobs, whatever it is called, and nothing else was made.
+        let real = found[0].canonicalize().unwrap();
+        assert_eq!(real.parent().unwrap(), inside.join("models--org--name/blobs").canonicalize().unwrap());
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "{etag}");
+        assert_eq!(fs::read_dir(cache.path().join("deep/in")).unwrap().count(), 1, "{etag}");
+        assert!(!Path::new("/tmp/roll-out").exists());
+    }
+}
+
+#[test]
+fn a_token_does_not_go_where_a_server_sends_on_to() {
+    let (cache, store) = (tempfile::tempdir().unwrap(), Server::start(&files(), Manner::default()));
+    let manner = Manner { token: Some("secret".into()), sends_to: Some(store.endpoint.clone()), ..Manner::default() };
+    let server = Server::start(&files(), manner);
+    let remote = Some(Remote { endpoint: server.endpoint.clone(), token: Some("secret".into()) });
+    let hub = Hub { remote, ..server.hub(cache.path()) };
+    let found = hub.files(MODEL, "low/a-1.safetensors").unwrap();
+    assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
+    assert!(!locked(&server.tokens).is_empty() && !store.downloads().is_empty());
+    assert!(locked(&store.tokens).is_empty());
+}
+
+#[test]
+fn a_server_that_sends_more_than_it_says_is_an_error_and_keeps_nothing() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&files(), Manner { adds: 1000, ..Manner::default() });
+    let error = server.hub(cache.path()).files(MODEL, "config.json").unwrap_err();
+    assert!(matches!(&error, HubError::Download { fault: Fault::Failure, .. }), "{error:?}");
+    assert!(!blob(cache.path(), "etag3").exists() && !blob(cache.path(), "etag3.part").exists());
 }

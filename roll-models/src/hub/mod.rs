@@ -5,12 +5,14 @@
 
 #[cfg(feature = "hub")]
 mod download;
+#[cfg(feature = "hub")]
+mod fetch;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Component, Path, PathBuf};
 
-use roll_core::Fault;
+use roll_core::{Fault, files};
 
 use crate::weights::expand_glob;
 
@@ -126,7 +128,7 @@ impl Hub {
         let folder = var("DIFFSYNTH_MODEL_BASE_PATH").unwrap_or_else(|| "models".into());
         let offline = text("HF_HUB_OFFLINE").is_some_and(|v| ["1", "true", "yes", "on"].contains(&&*v.to_lowercase()));
         let remote = (cfg!(feature = "hub") && !offline).then(|| {
-            let login = || std::fs::read_to_string(home.as_ref()?.join("token")).ok();
+            let login = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
             Remote {
                 endpoint: text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').into(),
                 token: text("HF_TOKEN").or_else(login).map(|t| t.trim().to_string()).filter(|t| !t.is_empty()),
@@ -214,7 +216,7 @@ impl Hub {
 /// The snapshot that `refs/main` names, or the only one there is.
 fn snapshot(repository: &Path) -> Option<PathBuf> {
     let snapshots = repository.join("snapshots");
-    if let Ok(hash) = std::fs::read_to_string(repository.join("refs/main")) {
+    if let Ok(hash) = files::read_text(&repository.join("refs/main"), files::MAX_TEXT) {
         let hash = hash.trim();
         return stays_inside(hash).then(|| snapshots.join(hash));
     }
