@@ -1,14 +1,15 @@
 //! A child process that answers frames, one at a time.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, BufWriter};
+use std::io::{BufRead, BufReader, BufWriter, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use roll_core::Tensor;
+use roll_core::process::ChildGroup;
 use serde_json::{Value as Json, json};
 
 use super::Message;
@@ -17,6 +18,8 @@ use super::region::Region;
 
 /// Lines of standard error that an error message repeats.
 const LAST_LINES: usize = 8;
+/// Bytes of such a line; a longer one comes in pieces.
+const LINE: u64 = 4096;
 /// How long a child may take to end once its standard input is closed.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a child that ended may take to arrive.
@@ -54,9 +57,9 @@ struct Request {
 }
 
 /// A running child. Reading and writing happen on a thread, so that a child that neither reads nor writes can be given
-/// up; there is never more than one frame under way.
+/// up; there is never more than one frame under way. What it started ends with it.
 pub struct Running {
-    child: Child,
+    group: ChildGroup,
     requests: Option<SyncSender<Request>>,
     answers: Receiver<Result<Message, FrameError>>,
     said: Arc<Mutex<VecDeque<String>>>,
@@ -68,21 +71,20 @@ impl Running {
         let (program, arguments) = command.split_first().ok_or_else(|| {
             ChildError::Start(std::io::Error::new(std::io::ErrorKind::InvalidInput, "the command is empty"))
         })?;
-        let mut child = Command::new(program)
-            .args(arguments)
-            .current_dir(directory)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(ChildError::Start)?;
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(directory);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut group = ChildGroup::spawn(&mut command).map_err(ChildError::Start)?;
+        let child = group.child();
         let said = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stderr) = child.stderr.take() {
             let (said, program) = (Arc::clone(&said), program.clone());
             std::thread::spawn(move || {
-                // Bytes, not text: a child may write what it likes.
-                for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                    let line = String::from_utf8_lossy(&line).trim_end().to_string();
+                let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
+                // Bytes, not text, and lines without an end: a child may write what it likes.
+                while let Ok(1..) = stderr.by_ref().take(LINE).read_until(b'\n', &mut bytes) {
+                    let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
+                    bytes.clear();
                     tracing::info!(target: "plugin", "{program}: {line}");
                     let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
                     said.push_back(line);
@@ -101,18 +103,19 @@ impl Running {
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
             let mut region = None;
             for Request { message: (mut header, tensors), shared } in work {
+                let most = frame::answer_bytes(&tensors);
                 let places = match shared && !tensors.is_empty() {
                     true => placed(&mut region, &mut header, &tensors),
                     false => vec![],
                 };
                 let answer = frame::write_placed(&mut stdin, &header, &tensors, &places)
-                    .and_then(|()| frame::read_with::<Json>(&mut stdout, region.as_ref()));
+                    .and_then(|()| frame::read_with::<Json>(&mut stdout, most, region.as_ref()));
                 if results.send(answer).is_err() {
                     return;
                 }
             }
         });
-        Ok(Self { child, requests: Some(requests), answers, said })
+        Ok(Self { group, requests: Some(requests), answers, said })
     }
 
     /// Sends a frame, its tensors in a `shared` file if the child can, and waits for the answer. After an error the child is
@@ -126,27 +129,15 @@ impl Running {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(FrameError::NoFrame(how))) => Err(ChildError::Broken { how, said: self.said() }),
             Ok(Err(FrameError::Io(_))) | Err(RecvTimeoutError::Disconnected) => {
-                let how = match self.wait(FAREWELL) {
-                    Some(status) => format!("it ended ({status})"),
-                    None => "it closed its standard output".into(),
+                let how = match self.group.wait_for(FAREWELL) {
+                    Ok(Some(status)) => format!("it ended ({status})"),
+                    _ => "it closed its standard output".into(),
                 };
                 Err(ChildError::Broken { how, said: self.said() })
             }
             Err(RecvTimeoutError::Timeout) => {
-                let _ = self.child.kill();
+                self.group.kill();
                 Err(ChildError::Timeout { seconds: limit.as_secs_f64(), said: self.said() })
-            }
-        }
-    }
-
-    /// Waits for the child to end.
-    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
-        let begun = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return Some(status),
-                Ok(None) if begun.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
-                _ => return None,
             }
         }
     }
@@ -190,11 +181,8 @@ fn held(region: &mut Option<Region>, tensors: &[(String, Tensor)]) -> std::io::R
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Closes its standard input, which asks it to end.
+        // Closes its standard input, which asks it to end. If it does not, it is killed with its group.
         self.requests = None;
-        if self.wait(FAREWELL).is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        let _ = self.group.wait_for(FAREWELL);
     }
 }

@@ -107,6 +107,36 @@ fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
 }
 
 #[test]
+fn an_endless_line_of_errors_is_kept_in_pieces() {
+    let body = format!("{HELLO}\nread()\nfor i in range(40): sys.stderr.write('x' * (1 << 20))\nsys.exit(3)");
+    let Some(told) = told(&body, |c| c.restarts = 0) else { return };
+    assert!(told.contains("exit status: 3") && told.contains("xxx") && told.len() < 100_000, "{}", told.len());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_program_started_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("child").display().to_string();
+    for end in ["sys.exit(3)", "time.sleep(600)", "answer({'score': 0.5})\nread()"] {
+        let start = format!("{HELLO}\nread()\nimport subprocess\nchild = subprocess.Popen(['sleep', '600'])");
+        let body = format!("{start}\nopen('{mark}', 'w').write(str(child.pid))\n{end}");
+        let limits = |c: &mut Config| (c.timeout, c.restarts) = (5.0, 0);
+        let Some(reward) = reward(&body, limits) else { return };
+        let mut reward = reward.unwrap();
+        let _ = reward.score(&video(), "", &Target::default(), Grad::Skip);
+        drop(reward);
+        let stat = format!("/proc/{}/stat", std::fs::read_to_string(&mark).unwrap());
+        let begun = Instant::now();
+        // Dead and not yet taken off the system's table is gone.
+        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(begun.elapsed().as_secs() < 10, "{end}: its child is left behind");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
 fn nonsense_is_an_error_that_says_what_was_wrong() {
     let cases = [
         ("read(); print('hello', flush=True)", "print to standard error"),

@@ -18,8 +18,8 @@ const MAGIC: [u8; 4] = *b"ROLL";
 const MAX_HEADER: usize = 1 << 20;
 /// Bytes of what is no frame that an error repeats, at most.
 const QUOTED: usize = 60;
-/// Bytes of the tensors of a frame that comes in, at most.
-const MAX_BYTES: usize = 1 << 32;
+/// Bytes of the tensors of an answer beyond those of its question, at most: what a reward remembers of a reference.
+const ROOM: usize = 64 << 20;
 
 /// A tensor of a frame.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,14 +95,24 @@ fn no_header(header: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-/// Reads a frame. Fails, without taking more memory than it must, on whatever is none.
-pub fn read<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    read_with(input, None)
+/// The most bytes that the tensors of an answer to `question` may have: a gradient has as many as the frames.
+pub fn answer_bytes(question: &[(String, Tensor)]) -> usize {
+    question.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(ROOM)
+}
+
+/// Reads a frame whose tensors have at most `most` bytes. Fails, without taking more memory than it must, on whatever is
+/// none.
+pub fn read<T: for<'a> Deserialize<'a>>(
+    input: &mut impl BufRead,
+    most: usize,
+) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
+    read_with(input, most, None)
 }
 
 /// As [`read`]; tensors may lie in `region`.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
+    most: usize,
     region: Option<&Region>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
     // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
@@ -125,11 +135,13 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     input.read_exact(&mut header)?;
     let header: Header<T> = serde_json::from_slice(&header).map_err(|e| FrameError::NoFrame(no_header(&header, &e)))?;
     let mut tensors = Vec::new();
-    let mut left = MAX_BYTES;
+    let mut left = most;
     for Listed { name, dtype, shape, at } in header.tensors {
         let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|n| *n <= left);
         let Some(bytes) = bytes else {
-            return Err(FrameError::NoFrame(format!("the tensor `{name}` of shape {shape:?} is too large")));
+            let problem =
+                format!("the tensor `{name}` of shape {shape:?} is too large: the answer may have {most} bytes");
+            return Err(FrameError::NoFrame(problem));
         };
         left -= bytes;
         let data = match (at, region) {
@@ -185,7 +197,7 @@ mod tests {
     #[test]
     fn a_frame_comes_back_as_it_went() {
         let bytes = frame();
-        let (body, tensors) = read::<Body>(&mut bytes.as_slice()).unwrap();
+        let (body, tensors) = read::<Body>(&mut bytes.as_slice(), ROOM).unwrap();
         assert_eq!(body.call, "score");
         assert_eq!(tensors[0].1.f32s().unwrap(), [1.5, -2.0]);
         assert_eq!((tensors[1].0.as_str(), tensors[1].1.shape()), ("b", &[3usize][..]));
@@ -197,7 +209,7 @@ mod tests {
             let mut bytes = MAGIC.to_vec();
             bytes.extend((header.len() as u32).to_le_bytes());
             bytes.extend(header.as_bytes());
-            read::<serde_json::Value>(&mut bytes.as_slice()).unwrap_err().to_string()
+            read::<serde_json::Value>(&mut bytes.as_slice(), ROOM).unwrap_err().to_string()
         };
         assert!(told(r#"{"tensors": [], "score": NaN}"#).contains("a header with NaN, which JSON does not have"));
         assert!(told(r#"{"tensors": [], "details": {"a": -Infinity}}"#).contains("finite number"));
@@ -208,25 +220,29 @@ mod tests {
     fn every_cut_and_every_odd_byte_is_an_error_or_a_frame_and_never_a_panic() {
         let whole = frame();
         for length in 0..whole.len() {
-            assert!(read::<Body>(&mut &whole[..length]).is_err(), "{length}");
+            assert!(read::<Body>(&mut &whole[..length], ROOM).is_err(), "{length}");
         }
         for at in 0..whole.len() {
             for value in [0, 34, 127, 255] {
                 let mut odd = whole.clone();
                 odd[at] = value;
-                let _ = read::<Body>(&mut odd.as_slice());
+                let _ = read::<Body>(&mut odd.as_slice(), ROOM);
             }
         }
     }
 
     #[test]
     fn prints_and_promises_of_too_much_are_told_apart() {
-        let told = read::<Body>(&mut &b"Loading the model...\n"[..]).unwrap_err().to_string();
+        let told = read::<Body>(&mut &b"Loading the model...\n"[..], ROOM).unwrap_err().to_string();
         assert!(told.contains("print to standard error") && told.contains("Loading"), "{told}");
         let mut bytes = b"ROLL".to_vec();
         let header = br#"{"call":"x","tensors":[{"name":"t","dtype":"f32","shape":[4294967296,4294967296]}]}"#;
         bytes.extend((header.len() as u32).to_le_bytes());
         bytes.extend(header);
-        assert!(read::<Body>(&mut bytes.as_slice()).unwrap_err().to_string().contains("too large"));
+        assert!(read::<Body>(&mut bytes.as_slice(), ROOM).unwrap_err().to_string().contains("too large"));
+        // Two tensors of 8 and 3 bytes.
+        assert!(read::<Body>(&mut frame().as_slice(), 11).is_ok());
+        let told = read::<Body>(&mut frame().as_slice(), 10).unwrap_err().to_string();
+        assert!(told.contains("`b`") && told.contains("may have 10 bytes"), "{told}");
     }
 }

@@ -3,6 +3,9 @@
 //! Body of request and answer is one frame ([`super::frame`]), of type `application/octet-stream`. Every header carries
 //! the options, so that a service need not remember whom it serves. A service that is busy says so with 429 or 503 and,
 //! if it likes, `Retry-After` in seconds: the run waits for it. `examples/reward_http/brightness.py` is a whole one.
+//!
+//! What keeps a service from doing harm: an answer has at most as many bytes of tensors as the question and 64 MiB, a
+//! request with its answer ends within `timeout`, and no redirect is followed: frames and token go to `url` alone.
 
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
@@ -17,6 +20,8 @@ use super::{Message, RemoteReward, Transport, VERSION, frame};
 
 /// How long to wait before asking again, when the service does not say.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long at least, whatever it says.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// Characters of an answer that is none which an error repeats.
 const QUOTED: usize = 300;
 
@@ -99,6 +104,11 @@ impl Service {
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
             return Err(expected());
         }
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            let problem = "an address with a password would stand in the run's config.yaml; put the service's token into an \
+                           environment variable and name it in `reward.token_env`";
+            return Err(Error::config("reward.url", problem));
+        }
         super::check_seconds("reward.timeout", config.timeout)?;
         super::check_seconds("reward.busy_timeout", config.busy_timeout)?;
         let authorization = match &config.token_env {
@@ -115,12 +125,14 @@ impl Service {
             .timeout_global(Some(Duration::from_secs_f64(config.timeout)))
             // Answers of any status are looked at here.
             .http_status_as_error(false)
+            .max_redirects(0)
             .build()
             .into();
         Ok(Self { config, agent, authorization })
     }
 
-    fn once(&self, body: &[u8]) -> Outcome {
+    /// Sends `body`; the tensors of the answer may have `most` bytes.
+    fn once(&self, body: &[u8], most: usize) -> Outcome {
         let mut request = self.agent.post(&self.config.url).header("Content-Type", "application/octet-stream");
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
@@ -131,16 +143,21 @@ impl Service {
         };
         let status = response.status().as_u16();
         let wait = response.headers().get("Retry-After").and_then(|v| v.to_str().ok()?.trim().parse::<f64>().ok());
+        let location = response.headers().get("Location").map(|to| String::from_utf8_lossy(to.as_bytes()).into_owned());
         let mut reader = response.body_mut().as_reader();
         match status {
-            200 => match frame::read::<Json>(&mut BufReader::new(&mut reader)) {
+            200 => match frame::read::<Json>(&mut BufReader::new(&mut reader), most) {
                 Ok(answer) => Outcome::Answer(answer),
                 Err(frame::FrameError::NoFrame(problem)) => Outcome::Refused(problem),
                 Err(frame::FrameError::Io(error)) => Outcome::Failed(format!("the answer was cut off: {error}")),
             },
             429 | 503 => {
                 let wait = wait.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
-                Outcome::Busy(wait.unwrap_or(PAUSE))
+                Outcome::Busy(wait.unwrap_or(PAUSE).max(LEAST_PAUSE))
+            }
+            300..400 => {
+                let to = location.unwrap_or("elsewhere".into()).chars().take(QUOTED).collect::<String>();
+                Outcome::Refused(format!("status {status}: it sends on to {to}; name that address in `reward.url`"))
             }
             _ => {
                 let mut said = Vec::new();
@@ -168,10 +185,11 @@ impl Transport for Service {
         let mut body = Vec::new();
         frame::write(&mut body, &header, tensors)
             .map_err(|e| Error::Misuse(format!("a frame for {} could not be made: {e}", self.peer())))?;
+        let most = frame::answer_bytes(tensors);
         let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
         let problem = loop {
             times += 1;
-            match self.once(&body) {
+            match self.once(&body, most) {
                 Outcome::Answer(answer) => return Ok(answer),
                 Outcome::Busy(wait) => {
                     if (begun.elapsed() + wait).as_secs_f64() > self.config.busy_timeout {

@@ -34,7 +34,7 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
             while reader.read_line(&mut line).unwrap() > 2 {
                 line.clear();
             }
-            let (asked, _) = frame::read::<Json>(&mut reader).unwrap();
+            let (asked, _) = frame::read::<Json>(&mut reader, usize::MAX).unwrap();
             let mut stream = stream;
             let length = body.len();
             write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n{header}\r\n")
@@ -89,6 +89,78 @@ fn what_a_service_does_wrong_is_said() {
         assert!(told.contains(part) && told.contains(&url), "{part}: {told}");
         served.join().unwrap();
     }
+}
+
+/// Starts to answer a request and goes on with `more` until the other side has enough; gives the bytes that it took.
+fn serve_on_and_on(head: &'static str, more: Vec<u8>, pause: Duration) -> (String, JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut sent = 0;
+        let _ = stream.write_all(head.as_bytes());
+        while stream.write_all(&more).is_ok() {
+            sent += more.len();
+            std::thread::sleep(pause);
+        }
+        sent
+    });
+    (url, thread)
+}
+
+#[test]
+fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
+    // A chunked answer of frames that promises more than a call can need, and one that is no frame.
+    let promise = br#"{"name":"x","tensors":[{"name":"t","dtype":"u8","shape":[2000000000]}]}"#;
+    let mut frame = b"ROLL".to_vec();
+    frame.extend((promise.len() as u32).to_le_bytes());
+    frame.extend(promise);
+    frame.extend(vec![0; (1 << 20) - frame.len()]);
+    let mut chunk = b"100000\r\n".to_vec();
+    chunk.extend(frame);
+    chunk.extend(b"\r\n");
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (more, part) in [(chunk, "too large"), (b"10\r\nLa la la la la la\r\n".repeat(1000), "should begin")] {
+        let (url, served) = serve_on_and_on(head, more, Duration::ZERO);
+        let told = roll_core::plugin::Chain::line(&reward(&url, |_| ()).map(drop).unwrap_err());
+        assert!(told.contains(part) && told.contains("asked 1 times"), "{told}");
+        let taken = served.join().unwrap();
+        assert!(taken < 64 << 20, "{taken} bytes");
+    }
+}
+
+#[test]
+fn an_answer_that_drips_is_given_up_in_time() {
+    let begun = Instant::now();
+    for head in ["", "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nROLL\x09\x00\x00\x00"] {
+        let (url, served) = serve_on_and_on(head, b"X".to_vec(), Duration::from_millis(50));
+        let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.4)).map(drop).unwrap_err();
+        assert!(roll_core::plugin::Chain::line(&told).contains("timeout"), "{told}");
+        served.join().unwrap();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_service_cannot_send_frames_or_token_elsewhere() {
+    let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    elsewhere.set_nonblocking(true).unwrap();
+    let place = elsewhere.local_addr().unwrap();
+    for (status, to) in
+        [(302, format!("http://{place}/")), (307, format!("http://{place}/")), (308, "file:///etc/passwd".into())]
+    {
+        let header: &'static str = Box::leak(format!("Location: {to}\r\n").into_boxed_str());
+        let (url, served) = serve(vec![(status, header, vec![])]);
+        let told = reward(&url, |c| c.token_env = Some("PATH".into())).map(drop).unwrap_err();
+        let told = roll_core::plugin::Chain::line(&told);
+        assert!(told.contains(&format!("status {status}")) && told.contains(&to), "{told}");
+        assert!(!told.contains(&std::env::var("PATH").unwrap()), "{told}");
+        served.join().unwrap();
+        assert_eq!(elsewhere.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+    let told = reward("http://user:secret@127.0.0.1:1/", |_| ()).map(drop).unwrap_err().to_string();
+    assert!(told.contains("reward.token_env") && !told.contains("secret"), "{told}");
 }
 
 #[test]
