@@ -3,7 +3,15 @@
 use super::error::{OnnxError, Problem, no_panic};
 use super::graph::{Graph, Node};
 use super::ops::Run;
-use super::value::{Value, elements};
+use super::value::{Allowed, Value, elements};
+
+/// A value may have so many elements for each of the inputs', as many as the file has numbers, and [`FREE`]. Networks that
+/// people use stay far below: a first layer makes 64 channels of 3.
+const FOR_EACH_INPUT: usize = 256;
+/// Elements that a value may have whatever the inputs are: 64 MiB.
+const FREE: usize = 1 << 24;
+/// All values of a run together may have so many times what one may have.
+const TOGETHER: usize = 16;
 
 /// Values of the outputs `wanted` (indices into the graph's outputs) for `inputs`, one for each of the graph's.
 ///
@@ -14,6 +22,9 @@ pub(super) fn execute(
     wanted: std::ops::Range<usize>,
     items: Option<usize>,
 ) -> Result<Vec<Value>, OnnxError> {
+    let allowed = allowed(graph, inputs);
+    let mut left = allowed.saturating_mul(TOGETHER);
+    let _allowed = Allowed::new(allowed);
     let wanted = &graph.outputs[wanted];
     let plan = Plan::new(graph, wanted);
     let mut values: Vec<Option<Value>> = vec![None; graph.slots];
@@ -32,6 +43,11 @@ pub(super) fn execute(
                 .collect();
             run_node(node, &inputs, Run { items }).map_err(|problem| graph.node_error(node, problem))?
         };
+        let made: usize = outputs.iter().map(count).sum();
+        left = left.checked_sub(made).ok_or_else(|| {
+            let problem = format!("the values up to here have more than {TOGETHER} times {allowed} elements");
+            graph.node_error(node, problem.into())
+        })?;
         for (slot, value) in node.outputs.iter().zip(outputs) {
             if let Some(slot) = slot {
                 values[*slot] = Some(value);
@@ -53,6 +69,17 @@ pub(super) fn execute(
             })
         })
         .collect()
+}
+
+/// Elements that one value may have.
+fn allowed(graph: &Graph, inputs: &[Value]) -> usize {
+    let given: usize = inputs.iter().map(count).sum();
+    let weights: usize = graph.constants.iter().flatten().map(|constant| count(&constant.value)).sum();
+    given.saturating_mul(FOR_EACH_INPUT).saturating_add(weights).saturating_add(FREE)
+}
+
+fn count(value: &Value) -> usize {
+    value.shape().iter().product()
 }
 
 /// Runs one node and checks what it gives.

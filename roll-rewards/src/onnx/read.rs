@@ -12,7 +12,7 @@ use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
 use super::graph::{Graph, Node, Port};
 use super::ops::{self, Operator, Run};
-use super::value::Constant;
+use super::value::{Allowed, Constant};
 use super::{nesting, tensor_proto};
 
 /// Operator sets whose meaning the operators here know.
@@ -197,7 +197,10 @@ impl<'a> Reader<'a> {
             .map(|slot| slot.map_or(Some(None), |s| self.constants[s].as_ref().map(|c| Some(&c.value))))
             .collect();
         let Some(fixed) = fixed else { return Ok(Some(node)) };
-        let values = run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?;
+        let values = {
+            let _allowed = Allowed::new(self.left);
+            run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?
+        };
         for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
             let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));

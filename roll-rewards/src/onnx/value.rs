@@ -1,5 +1,7 @@
 //! What flows between nodes: float tensors on the device, integer tensors on the host.
 
+use std::cell::Cell;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
@@ -10,6 +12,30 @@ use super::error::Problem;
 pub(super) const MAX_ELEMENTS: usize = 1 << 30;
 /// Most elements of a host integer tensor: these are shapes, axes, indices, tokens and masks (2048 x 2048).
 pub(super) const MAX_INTS: usize = 1 << 22;
+
+thread_local! {
+    /// Most elements that a tensor may have in what this thread does now.
+    static ALLOWED: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
+}
+
+/// While it lives, a tensor of this thread may have at most so many elements: operators ask [`elements`] before they
+/// make one.
+pub(super) struct Allowed {
+    before: usize,
+}
+
+impl Allowed {
+    /// At most `most`, and at most [`MAX_ELEMENTS`].
+    pub fn new(most: usize) -> Self {
+        Self { before: ALLOWED.replace(most.min(MAX_ELEMENTS)) }
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        ALLOWED.set(self.before);
+    }
+}
 
 /// A tensor in the graph.
 #[derive(Clone, Debug)]
@@ -138,11 +164,12 @@ impl Constant {
 
 /// The number of elements of `shape`; refused when no tensor may be that large.
 pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
+    let most = ALLOWED.get();
     shape
         .iter()
         .try_fold(1usize, |n, &d| n.checked_mul(d))
-        .filter(|n| *n <= MAX_ELEMENTS)
-        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {MAX_ELEMENTS} elements").into())
+        .filter(|n| *n <= most)
+        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {most} elements").into())
 }
 
 /// Axis `axis` of a tensor of rank `rank`, counted from the end when negative.
