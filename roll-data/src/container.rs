@@ -1,10 +1,9 @@
 //! What a file is, by its first bytes: names lie.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, files};
 
 /// Kinds of files, by who reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +41,7 @@ impl Head {
     pub fn read(path: &Path) -> Result<Self> {
         let failed = Error::file("read", path);
         let mut head = Vec::new();
-        match File::open(path).and_then(|file| file.take(189).read_to_end(&mut head)) {
+        match files::open(path).and_then(|file| file.take(189).read_to_end(&mut head)) {
             Ok(_) => Ok(Self(head)),
             Err(error) => Err(failed(error)),
         }

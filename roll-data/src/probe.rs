@@ -1,10 +1,9 @@
 //! Size and length of whatever holds frames, without decoding a video.
 
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, files};
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -39,7 +38,7 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         return still(&files[0], files.len()); // there is at least one
     }
     let head = Head::read(path)?;
-    let open = || File::open(path).map_err(Error::file("read", path));
+    let open = || files::open(path).map_err(Error::file("read", path));
     match (head.container(), decoder) {
         (Container::Mp4, Decoder::Auto | Decoder::Own) => match Mp4Reader::open(open()?) {
             Ok(reader) => Ok(Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() }),

@@ -1,10 +1,9 @@
 //! Reading whatever holds frames.
 
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, Tensor, Video};
+use roll_core::{Error, Result, Tensor, Video, files};
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -128,14 +127,14 @@ fn with_remedy(problem: String, path: &Path, remedy: &str) -> String {
 }
 
 fn read_mp4(path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
-    let mut reader = Mp4Reader::open(File::open(path).map_err(|e| e.to_string())?)?;
+    let mut reader = Mp4Reader::open(files::open(path).map_err(|e| e.to_string())?)?;
     frames.source_fps = reader.fps();
     reader.decode(|picture, time| frames.push_at(picture, time))
 }
 
 fn read_gif(path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
     let (mut now, mut count) = (0.0, 0);
-    decode_gif(File::open(path).map_err(|e| e.to_string())?, |picture, seconds| {
+    decode_gif(files::open(path).map_err(|e| e.to_string())?, |picture, seconds| {
         let from = now;
         now += seconds;
         count += 1;

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
 use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
+use roll_core::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -17,6 +18,8 @@ use crate::picture::{MAX_SIDE, Picture, check_size};
 
 /// Of a picture as it is decoded.
 const MAX_BYTES: u64 = 512 << 20;
+/// Of all frames of a GIF that are decoded: two thousand of full HD, about ten seconds.
+const MAX_GIF_PIXELS: u64 = 1 << 32;
 
 fn limits() -> Limits {
     let mut limits = Limits::default();
@@ -47,8 +50,8 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
 }
 
 fn decode_picture(path: &Path) -> Result<Picture, String> {
-    let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(|e| e.to_string())?;
-    let mut reader = reader;
+    let file = files::open(path).map_err(|e| e.to_string())?;
+    let mut reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(|e| e.to_string())?;
     reader.limits(limits());
     let decode = || {
         let mut decoder = reader.into_decoder()?;
@@ -81,8 +84,17 @@ fn plain(error: ImageError) -> String {
     }
 }
 
-/// Decodes the frames of a GIF one by one, each with the seconds for which it is shown.
+/// Decodes the frames of a GIF one by one, each with the seconds for which it is shown, until `each` breaks off. Fails
+/// when they have more than [`MAX_GIF_PIXELS`] together.
 pub(crate) fn decode_gif(
+    file: File,
+    each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
+) -> Result<(), String> {
+    decode_gif_of(MAX_GIF_PIXELS, file, each)
+}
+
+fn decode_gif_of(
+    most: u64,
     file: File,
     mut each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
@@ -90,7 +102,10 @@ pub(crate) fn decode_gif(
     decoder.set_limits(limits()).map_err(plain)?;
     let (width, height) = decoder.dimensions();
     check_size(width as usize, height as usize)?;
-    for frame in decoder.into_frames() {
+    for (i, frame) in (1..).zip(decoder.into_frames()) {
+        if u64::from(width) * u64::from(height) * i > most {
+            return Err(format!("its frames have more than {most} pixels together; convert it to a video"));
+        }
         let frame = frame.map_err(plain)?;
         let (numerator, denominator) = frame.delay().numer_denom_ms();
         let seconds = match numerator {
@@ -120,4 +135,39 @@ pub(crate) fn png(picture: &Picture) -> Result<Vec<u8>, String> {
     )
     .map_err(|e| e.to_string())?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Frames of 64 x 32 pixels of one colour, 40 bytes each.
+    fn gif(frames: usize) -> (tempfile::TempDir, File) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.gif");
+        let mut encoder = image::codecs::gif::GifEncoder::new(File::create(&path).unwrap());
+        let frame = || image::Frame::new(image::RgbaImage::from_pixel(64, 32, image::Rgba([7, 7, 7, 255])));
+        encoder.encode_frames((0..frames).map(|_| frame())).unwrap();
+        drop(encoder);
+        (dir, File::open(path).unwrap())
+    }
+
+    #[test]
+    fn a_gif_of_too_many_pixels_is_refused_and_its_first_frames_are_read() {
+        let (mut read, most) = (0, 64 * 32 * 10);
+        let decode = |frames, enough, read: &mut usize| {
+            decode_gif_of(most, gif(frames).1, |_, _| {
+                *read += 1;
+                Ok(if *read == enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })
+        };
+        decode(10, usize::MAX, &mut read).unwrap();
+        assert_eq!(read, 10);
+        read = 0;
+        assert!(decode(11, usize::MAX, &mut read).unwrap_err().contains("more than 20480 pixels together"));
+        read = 0;
+        decode(11, 3, &mut read).unwrap();
+        assert_eq!(read, 3);
+    }
 }

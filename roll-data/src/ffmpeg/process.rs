@@ -11,8 +11,8 @@ use super::Failure;
 
 /// A program that runs for longer is ended: decoding a clip takes seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
-/// Of what ffprobe lists: the index of hours of video.
-pub(super) const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Of what ffprobe lists: the index of hours of video. As values it takes ten times the room.
+pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Of what a program says on its standard error.
 const MAX_TOLD_BYTES: u64 = 4096;
 

@@ -7,7 +7,7 @@ use roll_core::{Error, Result};
 use super::{Row, text_of};
 
 /// A caption is a few hundred bytes.
-const MAX_CAPTION_BYTES: u64 = 1 << 20;
+const MAX_CAPTION_BYTES: u64 = super::MAX_PROMPT_BYTES as u64;
 /// Missing captions that an error names.
 const NAMED: usize = 5;
 /// Files that are taken for clips.

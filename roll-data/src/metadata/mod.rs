@@ -6,12 +6,14 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt};
+use roll_core::{Error, Result, ResultExt, files};
 
 use crate::config::{DataConfig, OnBadSample};
 
-/// Larger files are refused: at a few hundred bytes a row this is a million rows.
-const MAX_BYTES: u64 = 512 << 20;
+/// Larger files are refused: at a few hundred bytes a row this is half a million rows.
+const MAX_BYTES: u64 = 256 << 20;
+/// Longer prompts are refused: a prompt is a few hundred bytes, and a text encoder reads about a thousand of them.
+const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// One row; paths are resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +79,11 @@ impl Metadata {
             Some(b'[') => json::list(path, text, &base)?,
             _ => table::rows(path, text, &base)?,
         };
+        if let Some(row) = rows.iter().find(|row| row.prompt.len() > MAX_PROMPT_BYTES) {
+            let length = row.prompt.len();
+            let problem = format!("line {}: a prompt of {length} bytes, more than {MAX_PROMPT_BYTES}", row.line);
+            return Err(Error::bad_file(path, problem));
+        }
         Ok(Self { path: path.into(), rows })
     }
 
@@ -94,7 +101,7 @@ fn text_of(path: &Path, most: u64, what: &str) -> Result<String> {
     if size > most {
         return Err(Error::bad_file(path, format!("{size} bytes are too many for {what} (at most {most})")));
     }
-    let bytes = std::fs::read(path).map_err(Error::file("read the metadata", path))?;
+    let bytes = files::read(path, most).map_err(Error::file("read the metadata", path))?;
     String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
 }
 
@@ -128,6 +135,21 @@ mod tests {
         assert_eq!(metadata.rows[1].end_image.as_deref(), Some(Path::new("base/e.png")));
         let metadata = read("video,prompt,input_image\na,b,c.png\n").unwrap();
         assert_eq!(metadata.rows[0].image.as_deref(), Some(Path::new("base/c.png")));
+    }
+
+    #[test]
+    fn a_prompt_that_nobody_wrote_is_refused_in_every_format() {
+        let long = "x".repeat(MAX_PROMPT_BYTES + 1);
+        let tables = [
+            format!("video,prompt\na,b\nc,{long}\n"),
+            format!("{{\"video\": \"a\", \"prompt\": \"b\"}}\n{{\"video\": \"a\", \"prompt\": \"{long}\"}}\n"),
+            format!("[{{\"video\": \"a\", \"prompt\": \"b\"}}, {{\"video\": \"a\", \"prompt\": \"{long}\"}}]"),
+        ];
+        for table in tables {
+            let told = read(&table).unwrap_err().to_string();
+            assert!(told.contains("a prompt of 1048577 bytes"), "{told}");
+        }
+        assert_eq!(read(&format!("video,prompt\na,{}\n", &long[1..])).unwrap().rows.len(), 1);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::color::{Matrix, Yuv420, to_rgb};
 use crate::picture::{Picture, check_size, square_pixels, square_size};
 
 /// The index of hours of video is a few MB.
-const MAX_MOOV_BYTES: u64 = 256 << 20;
+const MAX_MOOV_BYTES: u64 = 128 << 20;
 /// H.264's largest coded frame is smaller.
 const MAX_SAMPLE_BYTES: u32 = 64 << 20;
 

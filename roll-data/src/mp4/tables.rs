@@ -147,6 +147,10 @@ pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32
     if count > room {
         return Err(format!("a table says {count} entries, its box has room for {room}"));
     }
+    // No table needs more entries than there are frames.
+    if count > MAX_FRAMES as usize {
+        return Err(too_many(count));
+    }
     let mut number = || body.u32().unwrap_or_default(); // there is room
     Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
 }
@@ -202,10 +206,7 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
         // The table has the layout of the others after one number more.
         whole.take(4).ok_or(CUT_SHORT)?;
         let sizes: Vec<[u32; 1]> = table(whole)?;
-        return match sizes.len() > MAX_FRAMES as usize {
-            true => Err(too_many(sizes.len())),
-            false => Ok(sizes.concat()),
-        };
+        return Ok(sizes.concat());
     }
     let count = stsz.u32().ok_or(CUT_SHORT)?;
     if count > MAX_FRAMES {
