@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_core::{BuildContext, StateDict};
-use roll_models::causal_lm::{self, CausalLmOptions};
+use roll_models::causal_lm::{self, CausalLmOptions, Tokenizer};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
-use roll_models::wan2_2::components;
+use roll_models::wan2_2::{components, tokenizer};
 use roll_models::weights::Checkpoint;
 use roll_models::weights::gguf::GgufFile;
 use roll_train::config::ConfigLayers;
@@ -17,7 +17,7 @@ use roll_train::config::ConfigLayers;
 pub type Entry = fn(&[u8]);
 
 /// Every reader by the name of its corpus.
-pub const ENTRIES: [(&str, Entry); 7] = [
+pub const ENTRIES: [(&str, Entry); 13] = [
     ("safetensors", safetensors),
     ("pth", pth),
     ("gguf", gguf),
@@ -25,6 +25,12 @@ pub const ENTRIES: [(&str, Entry); 7] = [
     ("mp4", mp4),
     ("config", config),
     ("lora_keys", lora_keys),
+    ("lora_metadata", lora_metadata),
+    ("metadata", metadata),
+    ("picture", picture),
+    ("sentencepiece", sentencepiece),
+    ("tokenizer_json", tokenizer_json),
+    ("frame", frame),
 ];
 
 /// Header and tensors of a safetensors file, and what is told of it.
@@ -107,6 +113,67 @@ pub fn lora_keys(bytes: &[u8]) {
             }
         }
     }
+}
+
+/// The words of an adapter's header, a JSON object of texts, beside an adapter of one layer; what can be read is written
+/// in every convention.
+pub fn lora_metadata(bytes: &[u8]) {
+    let Ok(words) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else { return };
+    let matrix = roll_core::Tensor::full([2, 2], 0.5);
+    let path = Path::new("fuzz.safetensors");
+    for [down, up] in [
+        ["blocks.0.self_attn.q.lora_A.default.weight", "blocks.0.self_attn.q.lora_B.default.weight"],
+        ["transformer.blocks.0.attn1.to_q.lora_A.weight", "transformer.blocks.0.attn1.to_q.lora_B.weight"],
+        ["base_model.model.blocks.0.self_attn.q.lora_A.weight", "base_model.model.blocks.0.self_attn.q.lora_B.weight"],
+    ] {
+        let state: StateDict = [down, up].map(|name| (name.to_string(), matrix.clone())).into();
+        let beside = Some((Path::new("adapter_config.json"), bytes));
+        for config in [None, beside] {
+            let Ok(file) = LoraFile::read(path, &state, words.clone(), config) else { continue };
+            for lora in &file.adapters {
+                for convention in Convention::ALL {
+                    let options = WriteOptions { convention, names: Names::Official };
+                    let _ = Written::new(lora, options, &file.metadata);
+                }
+            }
+        }
+    }
+}
+
+/// Which clip goes with which prompt: CSV, TSV, JSON lines, a JSON list.
+pub fn metadata(bytes: &[u8]) {
+    with_file(bytes, "csv", |path| {
+        let _ = roll_data::Metadata::read(path, None);
+    });
+}
+
+/// A picture with its EXIF data, and the size of what claims to be one.
+pub fn picture(bytes: &[u8]) {
+    with_file(bytes, "png", |path| {
+        let _ = roll_data::read_image(path, roll_data::Sizing::Exact([8, 8]));
+        let _ = roll_data::probe(path, roll_data::Decoder::Own);
+    });
+}
+
+/// `spiece.model`, and a prompt with it.
+pub fn sentencepiece(bytes: &[u8]) {
+    with_file(bytes, "model", |path| {
+        let Ok(tokenizer) = tokenizer::Tokenizer::load(path) else { return };
+        let _ = tokenizer.encode("A man, \u{fdfa}, and a dog \u{1f415}.", 16);
+    });
+}
+
+/// `tokenizer.json`, a text with it, and back.
+pub fn tokenizer_json(bytes: &[u8]) {
+    let Ok(tokenizer) = Tokenizer::parse(bytes) else { return };
+    if let Ok(ids) = tokenizer.encode("A man, \u{fdfa}, and a dog \u{1f415}.") {
+        let _ = tokenizer.decode(&ids);
+    }
+}
+
+/// What a reward answers.
+pub fn frame(bytes: &[u8]) {
+    let _ = roll_rewards::remote::frame::read::<serde_json::Value>(&mut &*bytes, 1 << 20);
 }
 
 fn with_file(bytes: &[u8], extension: &str, read: impl FnOnce(&Path)) {

@@ -15,7 +15,7 @@ use roll_models::weights::gguf::GgufFile;
 mod entries;
 
 /// How many inputs each reader is tried with: about what it reads in a second.
-const INPUTS: [(&str, usize); 7] = [
+const INPUTS: [(&str, usize); 13] = [
     ("safetensors", 10_000),
     ("pth", 1_000),
     ("gguf", 300),
@@ -23,6 +23,12 @@ const INPUTS: [(&str, usize); 7] = [
     ("mp4", 1_000),
     ("config", 2_000),
     ("lora_keys", 5_000),
+    ("lora_metadata", 5_000),
+    ("metadata", 5_000),
+    ("picture", 5_000),
+    ("sentencepiece", 2_000),
+    ("tokenizer_json", 1_000),
+    ("frame", 50_000),
 ];
 
 /// An input that takes so long has found work without bound, which is a finding as a panic is: a few kilobytes are read in
@@ -165,6 +171,36 @@ fn keys_of_loras_are_read_or_refused() {
     try_out("lora_keys");
 }
 
+#[test]
+fn headers_of_loras_are_read_or_refused() {
+    try_out("lora_metadata");
+}
+
+#[test]
+fn metadata_is_read_or_refused() {
+    try_out("metadata");
+}
+
+#[test]
+fn pictures_are_read_or_refused() {
+    try_out("picture");
+}
+
+#[test]
+fn sentencepiece_models_are_read_or_refused() {
+    try_out("sentencepiece");
+}
+
+#[test]
+fn tokenizers_are_read_or_refused() {
+    try_out("tokenizer_json");
+}
+
+#[test]
+fn answers_of_rewards_are_read_or_refused() {
+    try_out("frame");
+}
+
 /// Mutations of files that are refused anyway would try little.
 #[test]
 fn the_gguf_seeds_are_read_to_their_end() {
@@ -185,4 +221,36 @@ fn the_onnx_seed_is_a_model() {
     let device = roll_backends::device("flex").unwrap();
     let model = roll_rewards::onnx::Model::parse(Path::new("small.onnx"), &bytes, &device).unwrap();
     assert_eq!(model.outputs().len(), 1);
+}
+
+#[test]
+fn the_seeds_of_readers_are_read() {
+    use roll_models::causal_lm::Tokenizer;
+    let each = |name: &str| {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
+        let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        paths.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
+    };
+    for (name, _, path) in each("picture") {
+        let size = roll_data::probe(&path, roll_data::Decoder::Own).unwrap().size;
+        // Four pixels wide, and turned on its side by its EXIF data.
+        assert_eq!(size, if name.ends_with(".png") { [4, 3] } else { [size[0]; 2] }, "{name}");
+    }
+    for (name, _, path) in each("metadata") {
+        assert!(!roll_data::Metadata::read(&path, None).unwrap().rows.is_empty(), "{name}");
+    }
+    for (name, _, path) in each("sentencepiece") {
+        let ids = roll_models::wan2_2::tokenizer::Tokenizer::load(&path).unwrap().encode("a man", 16).unwrap();
+        assert!(ids.len() > 2 && ids.ends_with(&[1]), "{name}: {ids:?}");
+    }
+    for (name, bytes, _) in each("tokenizer_json") {
+        assert!(!Tokenizer::parse(&bytes).unwrap().encode("a man").unwrap().is_empty(), "{name}");
+    }
+    for (name, bytes, _) in each("frame") {
+        let read = roll_rewards::remote::frame::read::<serde_json::Value>(&mut bytes.as_slice(), 1 << 20);
+        assert_eq!(read.is_ok(), !name.ends_with("shared"), "{name}");
+    }
+    for (name, bytes, _) in each("lora_metadata") {
+        assert!(serde_json::from_slice::<std::collections::BTreeMap<String, String>>(&bytes).is_ok(), "{name}");
+    }
 }
