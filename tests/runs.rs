@@ -359,3 +359,26 @@ fn sample_prompts_of_a_model_without_videos_are_refused() {
     let refused = world.roll(&[&arguments[..], &["--set", "evaluation.prompts=[a cat]"]].concat());
     fails(&refused, 2, &["`evaluation.prompts`", "`causal_lm` makes no videos"]);
 }
+
+#[test]
+fn a_secret_of_the_environment_stands_in_no_file_of_a_run_and_is_there_when_it_goes_on() {
+    const SECRET: &str = "tok-5up3r-5ecret";
+    let world = World::new(3);
+    let told = world.path("told");
+    let script = format!(r#"echo "$0" >> '{}'"#, told.display());
+    let finish = format!("on_finish={}", serde_json::json!(["sh", "-c", script, SECRET]));
+    let with_secret = |command: &mut Command| command.env("MY_SERVICE_TOKEN", SECRET).output().unwrap();
+    let first = with_secret(&mut world.training("run", 1, &[&REWARD_FL[..], &[finish.as_str()]].concat()));
+    assert!(first.status.success(), "{}", said(&first));
+    let on = with_secret(&mut world.command(&["run", "--resume", "run", "--steps", "2"]));
+    assert!(on.status.success(), "{}", said(&on));
+    assert_eq!(std::fs::read_to_string(&told).unwrap(), format!("{SECRET}\n{SECRET}\n"));
+    let files = files(&world.path("run"));
+    assert!(files.iter().any(|file| file.ends_with("report.html")), "{files:?}");
+    for file in files {
+        let bytes = std::fs::read(&file).unwrap();
+        assert!(!bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes()), "{file}");
+    }
+    let config = std::fs::read_to_string(world.path("run").join("config.yaml")).unwrap();
+    assert!(config.contains("${oc.env:MY_SERVICE_TOKEN}"), "{config}");
+}

@@ -2,19 +2,17 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use roll_core::process::ChildGroup;
 use roll_core::{Error, Fault, Result};
 use serde_json::{Value, json};
 
 use crate::trainer::Summary;
 
-/// A command that takes longer is killed: a run that is over must not hold its machine.
+/// A command that takes longer is killed: a run that is over must not hold its machine. What it started ends with it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
-
-/// How often a running command is looked at.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// What the variables of the command are called: status ("done", "stopped", "failed", "interrupted"), directory, steps
 /// done, and the error of a run that failed.
@@ -36,7 +34,8 @@ impl OnFinish {
     /// Runs the command. What goes wrong with it is a warning: the run ended as it did.
     pub(crate) fn tell(&self, steps: u64, outcome: &Result<Summary>) {
         if let Err(problem) = self.run(steps, outcome, TIME_LIMIT) {
-            tracing::warn!("`on_finish`: {} {problem}", self.command.join(" "));
+            // Without its arguments, which may hold a password.
+            tracing::warn!("`on_finish`: {} {problem}", self.command[0]);
         }
     }
 
@@ -49,19 +48,15 @@ impl OnFinish {
         command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(Stdio::inherit());
         let values = [status.as_str().into(), dir.into_os_string(), steps.to_string().into(), error.into()];
         command.envs(VARIABLES.into_iter().zip(values));
-        let mut child = command.spawn().map_err(|e| format!("cannot be started: {e}"))?;
-        if let Some(mut stdin) = child.stdin.take() {
+        let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("cannot be started: {e}"))?;
+        if let Some(mut stdin) = group.child().stdin.take() {
             // A command that reads nothing must not hold us up; what it leaves unread is no problem of ours.
             std::thread::spawn(move || drop(stdin.write_all(facts.to_string().as_bytes())));
         }
-        match ended(&mut child, limit).map_err(|e| format!("cannot be waited for: {e}"))? {
+        match group.wait_for(limit).map_err(|e| format!("cannot be waited for: {e}"))? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(format!("failed ({status})")),
-            None => {
-                let _ = child.kill(); // it may have ended just now
-                let _ = child.wait();
-                Err(format!("took longer than {} s and was killed", limit.as_secs_f64()))
-            }
+            None => Err(format!("took longer than {} s and was killed", limit.as_secs_f64())),
         }
     }
 }
@@ -76,17 +71,6 @@ fn facts(dir: &Path, steps: u64, outcome: &Result<Summary>) -> Value {
     };
     let summary = outcome.as_ref().ok().and_then(|summary| serde_json::to_value(summary).ok());
     json!({ "status": status, "run": dir, "steps": steps, "error": error, "summary": summary })
-}
-
-/// Waits for the end; `None` when it does not come in time.
-fn ended(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let begun = Instant::now();
-    loop {
-        match child.try_wait()? {
-            None if begun.elapsed() < limit => std::thread::sleep(LOOK),
-            ended => return Ok(ended),
-        }
-    }
 }
 
 #[cfg(all(test, unix))]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use super::RunConfig;
+use super::{RunConfig, secrets};
 use roll_core::{Error, Result};
 
 /// Where each value came from, by dotted key; what is not there is a default.
@@ -89,9 +89,15 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration.
+    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of the
+    /// environment stands in it as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
-        serde_saphyr::to_string(&self.tree()?).map_err(Error::failed("the configuration cannot be written as YAML"))
+        let mut tree = self.tree()?;
+        secrets::hide(
+            &mut tree,
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        );
+        serde_saphyr::to_string(&tree).map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
     /// Every value with its origin, in the order of the types: what `roll config` prints. Lists of plain values are

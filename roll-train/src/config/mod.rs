@@ -16,6 +16,7 @@ mod notes;
 mod reference;
 mod run;
 mod schema;
+mod secrets;
 mod sections;
 mod trackers;
 mod training;
