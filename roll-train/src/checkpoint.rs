@@ -33,7 +33,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use roll_core::files::{sync_directory, temporary_beside};
+use roll_core::files::{self, sync_directory, temporary_beside};
 use roll_core::{Error, Result};
 
 const MANIFEST: &str = "manifest.json";
@@ -165,7 +165,7 @@ impl Checkpoint {
         if size > MAX_MANIFEST_BYTES {
             return Err(Error::bad_file(at, format!("{size} bytes are too many for a manifest")));
         }
-        let text = fs::read(&at).map_err(Error::file("read", &at))?;
+        let text = files::read(&at, MAX_MANIFEST_BYTES).map_err(Error::file("read", &at))?;
         let manifest: Manifest =
             serde_json::from_slice(&text).map_err(|e| Error::bad_file(&at, format!("no manifest: {e}")))?;
         if manifest.format != FORMAT {
@@ -224,7 +224,7 @@ impl Checkpoint {
     /// The bytes of a file of it.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name)?;
-        fs::read(&path).map_err(Error::file("read", path))
+        files::read(&path, u64::MAX).map_err(Error::file("read", path))
     }
 }
 
@@ -302,7 +302,7 @@ fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
 }
 
 fn hash(path: &Path) -> Result<FileRecord> {
-    let mut file = File::open(path).map_err(Error::file("read", path))?;
+    let mut file = files::open(path).map_err(Error::file("read", path))?;
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     let mut size = 0;

@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, LanguageModel, Message, Result};
+use roll_core::{Error, LanguageModel, Message, Result, files};
 
 use super::TrainOn;
+
+/// Larger files are refused: they are held in memory.
+const MAX_BYTES: u64 = 4 << 30;
 
 /// What one line holds.
 #[derive(serde::Deserialize)]
@@ -39,7 +42,7 @@ impl Tokens {
 impl Conversations {
     /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and when there is none.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file).map_err(Error::file("read", file))?;
+        let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
         let mut rows = Vec::new();
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let bad = |problem: String| Error::bad_file(file, format!("line {}: {problem}", i + 1));

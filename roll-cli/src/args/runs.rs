@@ -18,7 +18,8 @@ pub struct Run {
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
     /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
-    /// given here override its configuration.
+    /// given here override its configuration. Plugins and programs that its config.yaml names are started: look at it
+    /// before you continue somebody else's run.
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
     /// Check everything that the run needs, as `roll check` does, and do not train.

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use roll_algos::sampling::{Request, SamplingOptions};
-use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit, files,
+};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
 
@@ -17,6 +19,8 @@ const SIZE: [usize; 2] = [480, 832];
 
 /// Frames a second where the model does not say them either.
 const FPS: f64 = 16.0;
+/// Larger files of prompts are refused: at a few hundred bytes a line this is some hundred thousand videos.
+const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 
 /// Generates and writes it, or one for each prompt of a file.
 pub fn generate(args: Generate) -> Result<()> {
@@ -65,7 +69,7 @@ pub fn generate(args: Generate) -> Result<()> {
 /// What the videos show: the lines of the file, or the one prompt.
 fn prompts(args: &Generate) -> Result<Vec<String>> {
     let Some(path) = &args.prompts else { return Ok(args.prompt.iter().cloned().collect()) };
-    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let text = files::read_text(path, MAX_PROMPTS_BYTES).map_err(Error::file("read", path))?;
     let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|line| !line.is_empty());
     let prompts: Vec<String> = lines.map(Into::into).collect();
     match prompts.is_empty() {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt, communicator};
+use roll_train::config::RunConfig;
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{Session, Summary, Trainer, checkpoint};
@@ -26,6 +27,9 @@ pub fn run(args: Run) -> Result<Ended> {
     let configuration = Configuration::read(&args.config, steps.as_slice())?;
     let registry = configuration.registry()?;
     let loaded = configuration.or_demo()?.load(&registry)?;
+    if resumed.is_some() {
+        tell_programs(&loaded.config);
+    }
     let context = build_context(&loaded);
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
@@ -64,6 +68,19 @@ pub fn run(args: Run) -> Result<Ended> {
     }
     print(&summary, &dir);
     Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
+}
+
+/// The programs and libraries that a run of somebody's starts when it goes on.
+fn tell_programs(config: &RunConfig) {
+    let components =
+        config.reward.iter().map(|reward| &reward.options).chain(config.env.iter().map(|env| &env.options));
+    let commands = components.filter_map(|options| options.get("command")?.as_array()?.first()?.as_str());
+    let plugins = config.plugins.iter().map(|path| path.to_string_lossy());
+    let programs: Vec<_> =
+        commands.chain(config.on_finish.first().map(String::as_str)).map(Into::into).chain(plugins).collect();
+    if !programs.is_empty() {
+        tracing::info!("the configuration of the run starts {}", programs.join(", "));
+    }
 }
 
 /// What a person wants to know of a run that is over.

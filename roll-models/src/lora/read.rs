@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, StateDict, Tensor};
+use roll_core::{DType, StateDict, Tensor, files};
 use serde_json::Value;
 
 use crate::weights::{Checkpoint, WeightsError};
@@ -44,7 +44,7 @@ impl LoraFile {
             return Err(LoraError::NoLora { path: file, found: some(checkpoint.keys(), 3) });
         }
         let beside = file.with_file_name(peft::CONFIG_FILE);
-        let config = match std::fs::read(&beside) {
+        let config = match files::read(&beside, files::MAX_TEXT) {
             Ok(bytes) => Some((beside, bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(WeightsError::io("read", beside)(e).into()),
@@ -296,7 +296,8 @@ impl RawLayer {
             )));
         }
         let alpha = stored.or(beside).or(own).filter(|alpha| *alpha != rank as f64);
-        if alpha.is_some_and(|alpha| !alpha.is_finite()) {
+        // As the scale of a product it is an f32.
+        if alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
             return Err(not_finite());
         }
         let up = match (self.take(Part::UnscaledUp), own, convention) {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Error, Result, StateDict};
+use roll_core::{DType, Error, Result, StateDict, files};
 
 use crate::weights::{Checkpoint, expand_glob};
 
@@ -21,7 +21,7 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     };
     let checkpoint = Checkpoint::open(&source)?;
     let config_file = base.join("config.json");
-    let config_json = std::fs::read(&config_file).map_err(Error::file("read", &config_file))?;
+    let config_json = files::read(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
     let said = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
     let count = said.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));

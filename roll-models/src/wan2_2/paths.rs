@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt};
+use roll_core::{Error, Result, ResultExt, files};
 
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
@@ -95,7 +95,7 @@ fn from_json(path: &Path) -> Result<Vec<Found>> {
     if path.is_dir() {
         return from_directory(path);
     }
-    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let text = files::read_text(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     let entries: Vec<PathEntry> = serde_json::from_str(&text).map_err(|e| {
         Error::bad_file(path, format!("expected a JSON list whose entries are a path or a list of shards: {e}"))
     })?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::{StateDict, Tensor};
+use roll_core::{StateDict, Tensor, files};
 use serde::Deserialize;
 
 use super::error::WeightsError;
@@ -108,7 +108,7 @@ impl Checkpoint {
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
-        let bytes = std::fs::read(path).map_err(WeightsError::io("read", path))?;
+        let bytes = files::read(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
         let shards: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| WeightsError::Header {
             path: path.into(),
             problem: format!("expected an index of shards with a `weight_map`: {e}"),
@@ -238,7 +238,7 @@ impl Checkpoint {
 
     /// The `config.json` beside the first file. `None` when there is none or it is no JSON object.
     pub fn config_json(&self) -> Option<serde_json::Map<String, serde_json::Value>> {
-        let bytes = std::fs::read(self.path().parent()?.join("config.json")).ok()?;
+        let bytes = files::read(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 

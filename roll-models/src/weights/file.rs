@@ -1,11 +1,10 @@
 //! One weight file, of any format.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use roll_core::Tensor;
+use roll_core::{Tensor, files};
 
 use super::error::WeightsError;
 use super::info::TensorInfo;
@@ -146,7 +145,7 @@ enum Looks {
 /// What the first bytes look like.
 fn sniff(path: &Path) -> Result<Looks, WeightsError> {
     let mut head = Vec::new();
-    File::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
+    files::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
     let length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
     Ok(match (head.as_slice(), length) {
         ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Looks::Safetensors,

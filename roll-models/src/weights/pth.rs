@@ -26,6 +26,12 @@ const HARMLESS: &[&str] = &[
     "int",
 ];
 
+/// Bytes that the tensors of a checkpoint may have for each of its own: several may share numbers, but a file of a few
+/// kilobytes must not ask for gigabytes, by strides of 0 or by compression.
+const MAX_GROWTH: u64 = 4;
+/// Bytes that they may have whatever the file has.
+const FREE_BYTES: u64 = 64 << 20;
+
 /// An open torch checkpoint. Nested dictionaries are flattened, their keys joined by dots.
 pub(super) struct PthFile {
     reader: PytorchReader,
@@ -37,7 +43,21 @@ impl PthFile {
         let values = PytorchReader::read_pickle_data(path, None).map_err(|e| broken(path, e))?;
         refuse_objects(path, &values, &mut Vec::new())?;
         let reader = PytorchReader::new(path).map_err(|e| broken(path, e))?;
-        let tensors = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
+        let tensors: BTreeMap<_, _> = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
+        let bytes = reader.tensors().values().try_fold(0u64, |sum, tensor| {
+            let elements = tensor.shape().iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64))?;
+            sum.checked_add(elements.checked_mul(tensor.dtype().size() as u64)?)
+        });
+        let length = std::fs::metadata(path).map_err(WeightsError::io("read", path))?.len();
+        let most = length.saturating_mul(MAX_GROWTH).saturating_add(FREE_BYTES);
+        if bytes.is_none_or(|bytes| bytes > most) {
+            let found = bytes.map_or("more than any machine has".into(), |bytes| format!("{bytes} bytes"));
+            let problem = format!(
+                "expected tensors of at most {most} bytes in a file of {length}, found {found}: views of few numbers, or \
+                 compressed; save the tensors as they are, with torch.save({{k: v.contiguous() for k, v in ...}}, ...)"
+            );
+            return Err(WeightsError::Pickle { path: path.into(), problem });
+        }
         Ok(Self { reader, tensors })
     }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use roll_core::{DType, StateDict, Tensor};
+use roll_core::{DType, StateDict, Tensor, files};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for Header {
 
 impl SafetensorsFile {
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = File::open(path).map_err(WeightsError::io("read", path))?;
+        let file = files::open(path).map_err(WeightsError::io("read", path))?;
         let length = file.metadata().map_err(WeightsError::io("read", path))?.len();
         if length < 8 {
             return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found: length });

@@ -1,14 +1,13 @@
 //! The files of a Hugging Face directory.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::{DType as Stored, Device};
 use memmap2::Mmap;
 use roll_backends::{Weight, Weights};
-use roll_core::{DType, Error, Result, Tensor};
+use roll_core::{DType, Error, Result, Tensor, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
@@ -16,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 /// Reads a JSON file.
 pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+    let bytes = files::read(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 
@@ -67,7 +66,7 @@ impl Tensors {
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let (mut files, mut index) = (Vec::new(), HashMap::new());
         for path in paths {
-            let file = File::open(path).map_err(Error::file("read", path))?;
+            let file = files::open(path).map_err(Error::file("read", path))?;
             // SAFETY: the map is read-only, and files of weights are replaced by renaming, not written into.
             let map = unsafe { Mmap::map(&file) }.map_err(Error::file("map", path))?;
             let (length, metadata) = SafeTensors::read_metadata(&map)

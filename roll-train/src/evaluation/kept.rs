@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::files::write_atomically;
+use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Evaluated, Fingerprint, Model, Result, Sample, Validation};
 use roll_data::write_mp4;
 use serde::de::DeserializeOwned;
@@ -169,7 +169,7 @@ fn clip_name(set: SetName, i: usize) -> String {
 
 /// What a file holds under `key`. A file that cannot be read is as good as none.
 fn read<T: DeserializeOwned>(path: &Path, key: &str) -> Option<T> {
-    let file: File<T> = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    let file: File<T> = serde_json::from_slice(&files::read(path, files::MAX_TEXT).ok()?).ok()?;
     (file.key == key).then_some(file.result)
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use roll_core::files::write_atomically;
+use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result};
 
 /// Appends lines; each is in the file when [`JsonlWriter::write`] returns.
@@ -22,7 +22,7 @@ impl JsonlWriter {
     /// are, with a warning, lines that hold no step: what a power cut makes of the end of a file can be anything.
     pub fn resume(path: &Path, from_step: u64) -> Result<Self> {
         if path.exists() {
-            let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+            let bytes = files::read(path, u64::MAX).map_err(Error::file("read", path))?;
             let mut kept = Vec::with_capacity(bytes.len());
             for line in bytes.split_inclusive(|&b| b == b'\n').filter(|line| line.ends_with(b"\n")) {
                 let object: Option<Map<String, Value>> = serde_json::from_slice(line).ok();
@@ -63,7 +63,7 @@ impl JsonlWriter {
 /// Reads the objects of a file, one a line. A last line without its end is left out; anything else that is no object
 /// is an error that names the line.
 pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
-    let file = File::open(path).map_err(Error::file("read", path))?;
+    let file = files::open(path).map_err(Error::file("read", path))?;
     let mut reader = BufReader::new(file);
     let mut objects = Vec::new();
     let mut line = Vec::new();

@@ -1,6 +1,6 @@
 //! `headlines.json`: the algorithm's headline metrics, for plots and reports made without the algorithm.
 
-use roll_core::files::write_atomically;
+use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Headline, Result};
 
 use crate::run_dir::RunDir;
@@ -17,7 +17,7 @@ pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<()> {
 /// Reads the headline metrics of a run; empty if the file is missing, as in runs of older versions.
 pub fn read(dir: &RunDir) -> Result<Vec<Headline>> {
     let path = dir.path().join(FILE);
-    match std::fs::read(&path) {
+    match files::read(&path, files::MAX_TEXT) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(Error::file("read", path)(e)),
         Ok(bytes) => serde_json::from_slice(&bytes)

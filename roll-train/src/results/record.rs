@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::files::write_atomically;
+use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result, StepReport};
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +134,7 @@ pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     }
     let problem = |e| Error::bad_file(checkpoint.path().join(RECORD_FILE), format!("no record of a run: {e}"));
     let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
-    let amended = std::fs::read(checkpoint.path().join(AMENDED_FILE)).ok();
+    let amended = files::read(&checkpoint.path().join(AMENDED_FILE), files::MAX_TEXT).ok();
     let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     // One that cannot be read costs the evaluation again.
     Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use roll_core::files::write_atomically;
+use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result};
 
 use crate::run_dir::RunDir;
@@ -33,7 +33,7 @@ impl Trajectories {
     /// step `done` unless `validated` says that it was completed.
     pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
-        let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;
         let belongs = |line: &&str| -> bool {
             // A killed process may leave half a line at the end.
             let Ok(episode) = serde_json::from_str::<serde_json::Value>(line) else { return false };

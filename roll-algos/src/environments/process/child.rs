@@ -2,19 +2,21 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child as Running, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use roll_core::process::ChildGroup;
 
 /// Lines that may wait to be read; a child that writes more waits itself.
 const WAITING_LINES: usize = 4;
 /// What is kept of the end of its errors.
 const KEPT_ERRORS: usize = 2048;
 
-/// Times 5 ms that are waited for the end of a child whose output is closed.
-const MOMENTS: usize = 100;
+/// How long the end of a child whose output is closed, and of what it says, is waited for.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How a child is started and spoken to.
 #[derive(Clone, Debug)]
@@ -36,9 +38,9 @@ enum Heard {
     End,
 }
 
-/// A running child. It is killed when this is dropped.
+/// A running child. It is killed, with what it started, when this is dropped.
 pub struct Child {
-    running: Running,
+    running: ChildGroup,
     requests: Sender<Vec<u8>>,
     answers: Receiver<Heard>,
     errors: Arc<Mutex<Vec<u8>>>,
@@ -51,15 +53,12 @@ impl Child {
     /// Starts it; the error says what is wrong with the command.
     pub fn start(start: &Start) -> Result<Self, String> {
         let (program, arguments) = start.command.split_first().ok_or("no command is given")?;
-        let mut running = Command::new(program)
-            .args(arguments)
-            .current_dir(&start.directory)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("`{program}` cannot be started: {e}"))?;
-        let pipes = (running.stdin.take(), running.stdout.take(), running.stderr.take());
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(&start.directory);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = ChildGroup::spawn(&mut command).map_err(|e| format!("`{program}` cannot be started: {e}"))?;
+        let child = running.child();
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
             return Err(format!("`{program}` has no pipes"));
         };
@@ -112,15 +111,13 @@ impl Child {
 
     /// How it ended.
     fn gone(&mut self) -> String {
-        // Its output is closed; a moment later it has usually ended, and its last words are heard. Not always: children
-        // of its own may hold the pipe.
-        for _ in 0..MOMENTS {
-            if self.hearing.is_finished() && matches!(self.running.try_wait(), Ok(Some(_))) {
-                break;
-            }
+        // Its output is closed; a moment later it has usually ended, and those that hold its pipes end with it.
+        let ended = self.running.wait_for(LAST_MOMENT);
+        let begun = Instant::now();
+        while !self.hearing.is_finished() && begun.elapsed() < LAST_MOMENT {
             thread::sleep(Duration::from_millis(5));
         }
-        match self.running.try_wait() {
+        match ended {
             Ok(Some(status)) => format!("it ended ({status}){}", self.last_errors()),
             _ => format!("it closed its output{}", self.last_errors()),
         }
@@ -133,14 +130,6 @@ impl Child {
             "" => String::new(),
             text => format!("; the end of its stderr: {text}"),
         }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // It may have ended already; waiting takes it off the system's table either way.
-        let _ = self.running.kill();
-        let _ = self.running.wait();
     }
 }
 

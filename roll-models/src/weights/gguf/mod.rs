@@ -8,12 +8,11 @@ pub mod blocks;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use roll_core::Tensor;
+use roll_core::{Tensor, files};
 
 use super::error::WeightsError;
 use blocks::BlockType;
@@ -60,7 +59,7 @@ pub struct GgufFile {
 impl GgufFile {
     /// Opens a file of version 2 or 3. Everything the header says is checked here; no tensor is read.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = File::open(path).map_err(WeightsError::io("read", path))?;
+        let file = files::open(path).map_err(WeightsError::io("read", path))?;
         // SAFETY: the map is read-only; like every mapped weight file it must not be truncated meanwhile.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let mut reader = Reader { bytes: &map, at: 0 };

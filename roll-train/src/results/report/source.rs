@@ -7,7 +7,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::ConfigLayers;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
-use roll_core::{Error, Headline, Result};
+use roll_core::{Error, Headline, Result, files};
 use serde_json::{Map, Value};
 
 use crate::results::headlines;
@@ -37,7 +37,7 @@ impl Source {
     /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
-        let config = match std::fs::read_to_string(dir.config_path()) {
+        let config = match files::read_text(&dir.config_path(), files::MAX_TEXT) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.map_err(Error::file("read", dir.config_path()))?,
         };
@@ -45,7 +45,7 @@ impl Source {
             true => read_jsonl(&dir.metrics_path())?,
             false => Vec::new(),
         };
-        let summary = match std::fs::read(dir.summary_path()) {
+        let summary = match files::read(&dir.summary_path(), files::MAX_TEXT) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(Error::file("read", dir.summary_path())(e)),
             Ok(bytes) => Some(

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use minijinja::Value;
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, files};
 use serde::Serialize;
 
 use super::source::Source;
@@ -204,7 +204,7 @@ fn video(path: &Path, budget: &mut Budget) -> Result<Video> {
     let mut data = None;
     if size <= budget.0 {
         budget.0 -= size;
-        let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+        let bytes = files::read(path, BYTES).map_err(Error::file("read", path))?;
         // Base64 has no characters to escape but `/`, which would take five times the room.
         data = Some(Value::from_safe_string(STANDARD.encode(bytes)));
     }
