@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use config::{Value, ValueKind};
@@ -33,14 +35,15 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Reads the mapping in a file.
+    /// Reads the mapping in a file, or in a pipe: `--config <(...)`.
     pub fn read(path: &Path) -> Result<Self> {
-        let size = std::fs::metadata(path).map_err(Error::file("read the configuration", path))?.len();
-        if size > MAX_FILE_BYTES {
-            let problem = format!("{size} bytes are too many for a configuration (at most {MAX_FILE_BYTES})");
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
+        read.map_err(Error::file("read the configuration", path))?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            let problem = format!("more than {MAX_FILE_BYTES} bytes are too many for a configuration");
             return Err(Error::bad_file(path, problem));
         }
-        let bytes = std::fs::read(path).map_err(Error::file("read the configuration", path))?;
         let text =
             String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not text: {}", e.utf8_error())))?;
         Self::parse(path, text)
@@ -261,5 +264,7 @@ mod tests {
         assert!(problem(&path).contains("not text"));
         problem(&dir.path().join("none.yaml"));
         problem(dir.path());
+        #[cfg(unix)]
+        assert!(problem(Path::new("/dev/zero")).contains("too many"));
     }
 }
