@@ -150,8 +150,10 @@ pub fn metadata(bytes: &[u8]) {
 /// A picture with its EXIF data, and the size of what claims to be one.
 pub fn picture(bytes: &[u8]) {
     with_file(bytes, "png", |path| {
-        let _ = roll_data::read_image(path, roll_data::Sizing::Exact([8, 8]));
-        let _ = roll_data::probe(path, roll_data::Decoder::Own);
+        let (sizing, decoder) = (roll_data::Sizing::Exact([8, 8]), roll_data::Decoder::Own);
+        let options = roll_data::ReadOptions { max_frames: Some(4), sizing, decoder, ..Default::default() };
+        let _ = roll_data::read_video(path, &options);
+        let _ = roll_data::probe(path, decoder);
     });
 }
 

@@ -95,8 +95,8 @@ def field(number, data):
 
 
 def charsmap():
-    """A trie of one root without children, and the texts after it."""
-    trie = struct.pack("<4I", 0, 0, 0, 0)
+    """A trie of one root without children, with a place for each byte, and the texts after it."""
+    trie = struct.pack("<256I", *[0] * 256)
     return struct.pack("<I", len(trie)) + trie + b"A\0ab\0"
 
 

@@ -38,8 +38,8 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
     if !graph.sparse_initializer.is_empty() {
         return Err(bad("it has sparse initialisers, which are not read".into()));
     }
-    let left = MAX_FOLDED + bytes.len();
-    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![], left }.read()
+    let most = MAX_FOLDED + bytes.len();
+    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![], most, left: most }.read()
 }
 
 fn default_domain(domain: &str) -> bool {
@@ -53,7 +53,9 @@ struct Reader<'a> {
     device: &'a Device,
     slots: HashMap<&'a str, usize>,
     constants: Vec<Option<Constant>>,
-    /// Numbers that may still be folded.
+    /// Numbers that may be folded.
+    most: usize,
+    /// Of these, those that still may.
     left: usize,
 }
 
@@ -198,7 +200,7 @@ impl<'a> Reader<'a> {
             .collect();
         let Some(fixed) = fixed else { return Ok(Some(node)) };
         let values = {
-            let _allowed = Allowed::new(self.left);
+            let _allowed = Allowed::new(self.most);
             run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?
         };
         for (slot, value) in node.outputs.iter().zip(values) {
