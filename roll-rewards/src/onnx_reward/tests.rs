@@ -8,7 +8,7 @@ use roll_core::{Options, Registry};
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::picture::RowNetwork;
+use crate::picture::{Input, Layout, RowNetwork};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported").join(name)
@@ -47,14 +47,14 @@ fn numbers(json: &Json) -> Vec<f32> {
 #[test]
 fn exported_networks_have_the_values_and_gradients_of_pytorch() {
     let golden: Json = serde_json::from_slice(&std::fs::read(data("golden.json")).unwrap()).unwrap();
-    for name in ["mixer", "vit", "convnext"] {
+    for name in ["mixer", "vit", "convnext", "clip3d"] {
         let case = &golden[name];
         let shape: Vec<usize> = serde_json::from_value(case["input"].clone()).unwrap();
         let (values, gradients) = (numbers(&case["output"]), numbers(&case["gradient"]));
         for exporter in ["script", "dynamo"] {
             let model = Model::open(&data(&format!("{name}_{exporter}.onnx")), &device()).unwrap();
-            let mut input = crate::picture::Input::default();
-            let graph = Graph::new(model, &mut input).unwrap();
+            let layout = if shape.len() == 5 { Layout::Ncthw } else { Layout::Nchw };
+            let graph = Graph::new(model, &mut Input { layout, ..Input::default() }).unwrap();
             let x = Tensor::new(noise(shape.iter().product(), 1), shape.clone()).unwrap();
             let (y, pull) = graph.rows_vjp(x.clone()).unwrap();
             let gradient = pull(Tensor::new(noise(y.len(), 2), y.shape()).unwrap()).unwrap();
@@ -92,17 +92,91 @@ fn every_way_to_a_number_has_the_gradient_of_its_differences() {
 }
 
 #[test]
-fn a_convolution_over_frames_is_refused_with_the_file_and_the_node() {
+fn a_network_of_videos_has_the_gradient_of_its_differences_in_every_frame_that_it_sees() {
     for exporter in ["script", "dynamo"] {
-        let file = format!("clip3d_{exporter}.onnx");
-        let options = json!({ "file": file, "index": 1, "frames": { "uniform": 5 }, "input": { "layout": "ncthw" } });
-        let video = Video::new(Tensor::zeros([5, 3, 16, 16]), 8.0).unwrap();
-        let scored = make(options)
-            .and_then(|mut reward| reward.score(&video, "", &roll_core::Target::default(), Grad::Skip).map(drop));
-        let told = roll_core::plugin::Chain::line(&scored.unwrap_err());
-        for part in [&file, "Conv", "one or two axes"] {
-            assert!(told.contains(part), "no {part} in: {told}");
-        }
+        let options = json!({
+            "file": format!("clip3d_{exporter}.onnx"), "index": 1, "frames": { "uniform": 5 },
+            "input": { "layout": "ncthw", "fit": "crop" },
+        });
+        let findings = check_reward(make(options).unwrap().as_mut(), 5);
+        assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{exporter}: {findings:#?}");
+    }
+}
+
+/// A network of the folder `models` in ROLL_TEST_DATA; they are no part of the repository. `None` skips the test.
+fn published(file: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("ROLL_TEST_DATA").map(PathBuf::from);
+    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
+    let path = root.join("models").join(file);
+    if !path.exists() {
+        roll_testing::skip!(format!("{} is not there; set ROLL_TEST_DATA", path.display()), needs = "media");
+    }
+    Some(path)
+}
+
+#[test]
+fn published_networks_by_configuration_have_the_scores_and_gradients_of_pytorch() {
+    let golden: Json = serde_json::from_str(include_str!("../../tests/data/networks.json")).unwrap();
+    for case in golden.as_array().unwrap() {
+        let mut options = case["options"].clone();
+        let file = options["file"].as_str().unwrap().to_string();
+        let Some(path) = published(&file) else { return };
+        options["file"] = path.display().to_string().into();
+        let shape: Vec<usize> = serde_json::from_value(case["frames"].clone()).unwrap();
+        let video = |seed| {
+            let values = noise(shape.iter().product(), seed).iter().map(|v| v / 2.0).collect();
+            Video::new(Tensor::new(values, shape.clone()).unwrap(), 8.0).unwrap()
+        };
+        let mut reward = make(options).unwrap();
+        let target = reward.prepare(&video(2)).unwrap();
+        let (score, pullback) = reward.score(&video(1), "", &target, Grad::Record).unwrap();
+        let Score::Value { value, .. } = score else { panic!("{score:?}") };
+        let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().to_f32_vec();
+        let stride = case["stride"].as_u64().unwrap() as usize;
+        let (expected, slopes) = (case["score"].as_f64().unwrap(), numbers(&case["gradient"]));
+        let apart = (value - expected).abs() / expected.abs();
+        let largest = slopes.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let found: Vec<f32> = gradient.into_iter().step_by(stride).collect();
+        assert_eq!(found.len(), slopes.len());
+        let worst = found.iter().zip(&slopes).fold(0f32, |w, (f, e)| w.max((f - e).abs() / largest));
+        eprintln!("{file}: score {value:.6}, {apart:.1e} apart; gradient {worst:.1e} of the largest");
+        assert!(apart < 1e-4 && worst < 1e-3, "{file}: {apart} {worst}");
+    }
+}
+
+#[test]
+fn published_networks_by_configuration_have_the_gradients_of_their_differences() {
+    let cases = [
+        json!({ "file": "arcface_mobile_512.onnx", "score": "cosine", "frames": "first_and_last" }),
+        json!({ "file": "yunet_s_dynamic.onnx", "output": "kps_16", "index": 5, "frames": "last",
+                "input": { "size": [64, 96], "range": [0, 255], "order": "bgr" } }),
+        json!({ "file": "scrfd_2.5g_bnkps.onnx", "output": "kps_32", "score": "distance", "frames": "first" }),
+    ];
+    for mut options in cases {
+        let Some(path) = published(options["file"].as_str().unwrap()) else { return };
+        options["file"] = path.display().to_string().into();
+        let mut reward = make(options.clone()).unwrap();
+        // One video of those that `check_reward` makes: the detector sees 640x640 pixels, and takes seconds for each.
+        let shape = [2, 3, 24, 40];
+        let values = (0..shape.iter().product::<usize>()).map(|i| 0.6 * (0.21 * i as f32).sin()).collect::<Vec<f32>>();
+        let video = |values: Vec<f32>| Video::new(Tensor::new(values, shape).unwrap(), 8.0).unwrap();
+        let target = reward.prepare(&video(values.iter().map(|v| -v).collect())).unwrap();
+        let pullback = reward.score(&video(values.clone()), "", &target, Grad::Record).unwrap().1.unwrap();
+        let gradient = pullback.pull(&Tensor::scalar(1.0)).unwrap().to_f32_vec();
+        let length = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
+        let slope = [1e-2f32, 3e-3].map(|step| {
+            let mut moved = |step: f32| {
+                let along = values.iter().zip(&gradient).map(|(v, g)| v + step * g / length).collect();
+                match reward.score(&video(along), "", &target, Grad::Skip).unwrap().0 {
+                    Score::Value { value, .. } => value,
+                    missing => panic!("{missing:?}"),
+                }
+            };
+            (moved(step) - moved(-step)) / f64::from(2.0 * step)
+        });
+        let apart = slope.map(|s| (s / f64::from(length) - 1.0).abs());
+        eprintln!("{}: gradient {length:.3e}, differences {slope:?}", options["file"]);
+        assert!(apart[0].min(apart[1]) < 2e-2, "{options}: {length} {slope:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Convolutions over one or two spatial axes.
+//! Convolutions over one to three spatial axes, transposed ones over one or two.
 
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Tensor, module};
@@ -31,53 +31,63 @@ pub(super) fn conv(build: &mut Build) -> Built {
     Ok(Box::new(Conv { window: Window::build(build, Some(kernel))?, groups }))
 }
 
-/// The weights at rank 4 and the bias.
-fn weights(
-    inputs: &[Option<&Value>],
-    outputs: impl Fn(&[usize]) -> usize,
-) -> Result<(Tensor<4>, Option<Tensor<1>>), Problem> {
-    let weight = input(inputs, 1)?.float()?;
-    let bias = match inputs.get(2).copied().flatten() {
-        None => None,
-        Some(bias) => Some(bias.float()?.rank::<1>()?),
-    };
-    let expected = outputs(weight.shape());
-    if bias.as_ref().is_some_and(|b| b.dims() != [expected]) {
-        return Err(format!("expected a bias of {expected}, found {:?}", input(inputs, 2)?.shape()).into());
+/// The bias; none when it is left out.
+fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>, Problem> {
+    let Some(value) = inputs.get(2).copied().flatten() else { return Ok(None) };
+    let bias = value.float()?.rank::<1>()?;
+    match bias.dims() == [expected] {
+        true => Ok(Some(bias)),
+        false => Err(format!("expected a bias of {expected}, found {:?}", value.shape()).into()),
     }
-    Ok((as_nchw(weight)?, bias))
 }
 
 impl Operator for Conv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        let x = input(inputs, 0)?.float()?;
-        let (weight, bias) = weights(inputs, |shape| shape[0])?;
-        let x_nchw = as_nchw(x)?;
-        let ([n, c, ..], [out, per_group, ..]) = (x_nchw.dims(), weight.dims());
-        if Some(c) != per_group.checked_mul(self.groups) || out % self.groups != 0 {
-            let weight = input(inputs, 1)?.shape();
-            let groups = self.groups;
+        let (x, weight) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
+        let ([n, c, spatial @ ..], [out, per_group, ..]) = (x.shape(), weight.shape()) else {
+            return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
+        };
+        if Some(*c) != per_group.checked_mul(self.groups) || out % self.groups != 0 {
+            let (weight, groups) = (weight.shape(), self.groups);
             return Err(format!("weights of shape {weight:?} in {groups} groups do not fit {:?}", x.shape()).into());
         }
-        let placement = self.window.place(&x.shape()[2..])?;
-        let [h, w] = pair(&placement.output, 1);
-        elements(&[n, out, h, w])?;
+        let bias = bias(inputs, *out)?;
+        let placement = self.window.place(spatial)?;
+        elements(&[&[*n, *out], placement.output.as_slice()].concat())?;
         let pads = match &self.window.padding {
             // The whole padding, not only what the windows reach: the library counts windows itself.
-            Padding::Explicit(pads) => pair(pads, (0, 0)),
-            Padding::Same { .. } => pair(&placement.padding, (0, 0)),
+            Padding::Explicit(pads) => pads,
+            Padding::Same { .. } => &placement.padding,
         };
-        let (x_nchw, inside) = match pads {
-            [(t, b), (l, r)] if t == b && l == r => (x_nchw, [t, l]),
-            _ => (pad(x_nchw, pads, 0.0)?, [0, 0]),
+        let Window { stride, dilation, .. } = &self.window;
+        let y = match (pads.as_slice(), stride.as_slice(), dilation.as_slice()) {
+            (&[t, h, w], &[st, sh, sw], &[dt, dh, dw]) => {
+                let (x_ncthw, inside) = padded(x.rank::<5>()?, [t, h, w])?;
+                let options = ConvOptions::new([st, sh, sw], inside, [dt, dh, dw], self.groups);
+                module::conv3d(x_ncthw, weight.rank()?, bias, options).into()
+            }
+            _ => {
+                let (x_nchw, inside) = padded(as_nchw(x)?, pair(pads, (0, 0)))?;
+                let options = ConvOptions::new(pair(stride, 1), inside, pair(dilation, 1), self.groups);
+                from_nchw(module::conv2d(x_nchw, as_nchw(weight)?, bias, options), x)?
+            }
         };
-        let (stride, dilation) = (pair(&self.window.stride, 1), pair(&self.window.dilation, 1));
-        let y = module::conv2d(x_nchw, weight, bias, ConvOptions::new(stride, inside, dilation, self.groups));
-        Ok(vec![Value::Float(from_nchw(y, x)?)])
+        Ok(vec![Value::Float(y)])
     }
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
+    }
+}
+
+/// Padding that is the same on both sides is left to the library; `x` is padded by any other here.
+fn padded<const D: usize, const S: usize>(
+    x: Tensor<D>,
+    pads: [(usize, usize); S],
+) -> Result<(Tensor<D>, [usize; S]), Problem> {
+    match pads.iter().all(|(before, after)| before == after) {
+        true => Ok((x, pads.map(|(before, _)| before))),
+        false => Ok((pad(x, pads, 0.0)?, [0; S])),
     }
 }
 
@@ -95,6 +105,9 @@ pub(super) fn conv_transpose(build: &mut Build) -> Built {
     }
     let output_padding = build.attributes.sizes("output_padding", 0, &vec![0; kernel.len()])?;
     let window = Window::build(build, Some(kernel))?;
+    if kernel.len() > 2 {
+        return Err("a transposed convolution over three axes is not run here".into());
+    }
     let symmetric = match &window.padding {
         Padding::Explicit(pads) => pads.iter().all(|(before, after)| before == after),
         Padding::Same { .. } => false,
@@ -112,7 +125,8 @@ pub(super) fn conv_transpose(build: &mut Build) -> Built {
 impl Operator for ConvTranspose {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let (weight, bias) = weights(inputs, |shape| shape[1].saturating_mul(self.groups))?;
+        let weight = as_nchw(input(inputs, 1)?.float()?)?;
+        let bias = bias(inputs, weight.dims()[1].saturating_mul(self.groups))?;
         let x_nchw = as_nchw(x)?;
         let ([n, c, ..], [c_in, per_group, ..]) = (x_nchw.dims(), weight.dims());
         if c != c_in || c % self.groups != 0 || x.shape().len() != self.window.kernel.len() + 2 {

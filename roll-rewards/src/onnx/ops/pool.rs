@@ -1,17 +1,54 @@
-//! Pools over one or two spatial axes.
+//! Pools over one to three spatial axes.
 //!
 //! The padding, also what `ceil_mode` adds, is put around the input here and averages are corrected for it, so that
 //! no library's own reading of these attributes matters.
 
-use burn::tensor::module;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::{Tensor, module};
 use roll_backends::NdTensor;
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{Value, elements, plain_device, upload};
-use super::window::{Padding, Placement, Window, as_nchw, from_nchw, pad, pair};
+use super::window::{Padding, Placement, Window, as_nchw, pad, pair};
 use super::{Built, Carried, Operator, Run, first_only, input};
+
+/// A window over two axes.
+struct Plane {
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    dilation: [usize; 2],
+}
+
+/// `pool` over the spatial axes, after `padding` has been put around them: over the last two at once and, of three,
+/// over the first afterwards. Maxima and means of a box can be taken axis by axis.
+fn pooled(
+    x: &NdTensor,
+    window: &Window,
+    placement: &Placement,
+    padding: f32,
+    pool: impl Fn(Tensor<4>, Plane) -> Tensor<4>,
+) -> Result<NdTensor, Problem> {
+    let plane = |axes: std::ops::Range<usize>| Plane {
+        kernel: pair(&window.kernel[axes.clone()], 1),
+        stride: pair(&window.stride[axes.clone()], 1),
+        dilation: pair(&window.dilation[axes], 1),
+    };
+    let (pads, [n, c]) = (placement.padding.as_slice(), [x.shape()[0], x.shape()[1]]);
+    let y = match *x.shape() {
+        [_, _, t, h, w] => {
+            let frames = x.flat().clone().reshape([n, c * t, h, w]);
+            let frames = pool(pad(frames, pair(&pads[1..], (0, 0)), padding)?, plane(1..3));
+            let [_, _, h, w] = frames.dims();
+            let (kernel, stride, dilation) = (window.kernel[0], window.stride[0], window.dilation[0]);
+            let over_time = Plane { kernel: [kernel, 1], stride: [stride, 1], dilation: [dilation, 1] };
+            pool(pad(frames.reshape([n * c, 1, t, h * w]), [pads[0], (0, 0)], padding)?, over_time)
+        }
+        _ => pool(pad(as_nchw(x)?, pair(pads, (0, 0)), padding)?, plane(0..window.kernel.len())),
+    };
+    let shape = [&[n, c], placement.output.as_slice()].concat();
+    Ok(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))
+}
 
 #[derive(Debug)]
 struct MaxPool(Window);
@@ -24,6 +61,11 @@ pub(super) fn max_pool(build: &mut Build) -> Built {
     Ok(Box::new(MaxPool(window(build)?)))
 }
 
+/// The spatial axes of `[N, C, ...]`.
+fn spatial(x: &NdTensor) -> Result<&[usize], Problem> {
+    x.shape().get(2..).ok_or_else(|| format!("expected [N, C, ...], found {:?}", x.shape()).into())
+}
+
 fn window(build: &mut Build) -> Result<Window, Problem> {
     let ceil = build.attributes.flag("ceil_mode")?;
     Ok(Window { ceil, ..Window::build(build, None)? })
@@ -32,13 +74,11 @@ fn window(build: &mut Build) -> Result<Window, Problem> {
 impl Operator for MaxPool {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let x_nchw = as_nchw(x)?;
-        let placement = self.0.place(&x.shape()[2..])?;
-        let x_padded = pad(x_nchw, pair(&placement.padding, (0, 0)), f32::NEG_INFINITY)?;
-        let options = MaxPoolOptions::new(pair(&self.0.kernel, 1))
-            .with_stride(pair(&self.0.stride, 1))
-            .with_dilation(pair(&self.0.dilation, 1));
-        Ok(vec![Value::Float(from_nchw(module::max_pool2d(x_padded, options), x)?)])
+        let placement = self.0.place(spatial(x)?)?;
+        let y = pooled(x, &self.0, &placement, f32::NEG_INFINITY, |x, Plane { kernel, stride, dilation }| {
+            module::max_pool2d(x, MaxPoolOptions::new(kernel).with_stride(stride).with_dilation(dilation))
+        })?;
+        Ok(vec![Value::Float(y)])
     }
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
@@ -65,16 +105,17 @@ pub(super) fn average_pool(build: &mut Build) -> Built {
 impl Operator for AveragePool {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let x_nchw = as_nchw(x)?;
-        let placement = self.window.place(&x.shape()[2..])?;
-        let x_padded = pad(x_nchw, pair(&placement.padding, (0, 0)), 0.0)?;
-        let options = AvgPoolOptions::new(pair(&self.window.kernel, 1)).with_stride(pair(&self.window.stride, 1));
-        let mut y = module::avg_pool2d(x_padded, options);
+        let placement = self.window.place(spatial(x)?)?;
+        let mut y = pooled(x, &self.window, &placement, 0.0, |x, Plane { kernel, stride, .. }| {
+            module::avg_pool2d(x, AvgPoolOptions::new(kernel).with_stride(stride))
+        })?;
         if let Some(factors) = self.factors(&x.shape()[2..], &placement) {
-            let [h, w] = pair(&placement.output, 1);
-            y = y * upload(factors, vec![1, 1, h, w], &plain_device(x)).rank::<4>()?;
+            let (shape, places) = (y.shape().to_vec(), factors.len());
+            let factors = upload(factors, vec![1, places], &plain_device(x)).rank::<2>()?;
+            let scaled = y.flat().clone().reshape([shape[0] * shape[1], places]) * factors;
+            y = NdTensor::from_flat(scaled.reshape([elements(&shape)?]), shape);
         }
-        Ok(vec![Value::Float(from_nchw(y, x)?)])
+        Ok(vec![Value::Float(y)])
     }
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
@@ -106,11 +147,9 @@ impl AveragePool {
             return None;
         }
         let factor = |i: usize, count: usize| self.window.kernel[i] as f32 / count.max(1) as f32;
-        Some(match counts.as_slice() {
-            [w] => w.iter().map(|&w| factor(0, w)).collect(),
-            [h, w, ..] => h.iter().flat_map(|&h| w.iter().map(move |&w| factor(0, h) * factor(1, w))).collect(),
-            [] => vec![],
-        })
+        Some(counts.iter().enumerate().fold(vec![1.0], |before, (i, counts)| {
+            before.iter().flat_map(|f| counts.iter().map(move |&count| f * factor(i, count))).collect()
+        }))
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) enum Padding {
     Same { odd_after: bool },
 }
 
-/// A window over one or two spatial axes.
+/// A window over one to three spatial axes.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub kernel: Vec<usize>,
@@ -49,8 +49,8 @@ impl Window {
             (None, None) => return Err("`kernel_shape` is missing".into()),
         };
         let axes = kernel.len();
-        if !(1..=2).contains(&axes) {
-            return Err(format!("windows over one or two axes are run, found {axes}").into());
+        if !(1..=3).contains(&axes) {
+            return Err(format!("windows over one to three axes are run, found {axes}").into());
         }
         let ones = vec![1; axes];
         let stride = attributes.sizes("strides", 1, &ones)?;
@@ -129,17 +129,19 @@ pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
     }
 }
 
-/// Pads the two last axes with `value`.
-pub(super) fn pad(
-    x: Tensor<4>,
-    [(top, bottom), (left, right)]: [(usize, usize); 2],
+/// Pads the last axes of `x` with `value`, by `pads` before and after each.
+pub(super) fn pad<const D: usize, const S: usize>(
+    x: Tensor<D>,
+    pads: [(usize, usize); S],
     value: f32,
-) -> Result<Tensor<4>, Problem> {
-    let [n, c, h, w] = x.dims();
-    let grow = |a: usize, b: usize, c: usize| a.saturating_add(b).saturating_add(c);
-    elements(&[n, c, grow(h, top, bottom), grow(w, left, right)])?;
-    if [top, bottom, left, right] == [0; 4] {
+) -> Result<Tensor<D>, Problem> {
+    let mut shape = x.dims();
+    for (length, (before, after)) in shape[D - S..].iter_mut().zip(pads) {
+        *length = length.saturating_add(before).saturating_add(after);
+    }
+    elements(&shape)?;
+    if pads == [(0, 0); S] {
         return Ok(x);
     }
-    Ok(x.pad((left, right, top, bottom), burn::tensor::ops::PadMode::Constant(value)))
+    Ok(x.pad(pads, burn::tensor::ops::PadMode::Constant(value)))
 }

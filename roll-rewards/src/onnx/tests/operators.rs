@@ -67,6 +67,43 @@ fn convolutions_with_groups_strides_and_unequal_padding() {
 }
 
 #[test]
+fn convolutions_over_three_axes_with_groups_strides_and_unequal_padding() {
+    let file = File::new(11, &[1, 1, 2, 2, 2]).floats("w", &[1, 1, 2, 1, 2], &[1., 2., 3., 4.]);
+    let attributes = vec![ints("pads", &[0, 0, 0, 1, 0, 0]), ints("strides", &[1, 2, 1])];
+    let file = file.node("Conv", &["x", "w"], "y", attributes);
+    check(file, &[1., 2., 3., 4., 5., 6., 7., 8.], &[1, 1, 2, 2, 2], &[44., 17.], &[1, 1, 2, 1, 1]);
+
+    let file = File::new(11, &[1, 2, 1, 1, 2]).floats("w", &[2, 1, 1, 1, 3], &[1., 2., 3., 1., 0., -1.]);
+    let file = file.floats("b", &[2], &[0.5, 0.]);
+    let attributes = vec![int("group", 2), ints("pads", &[0, 0, 1, 0, 0, 1])];
+    let file = file.node("Conv", &["x", "w", "b"], "y", attributes);
+    check(file, &[1., 2., 3., 5.], &[1, 2, 1, 1, 2], &[8.5, 5.5, -5., 3.], &[1, 2, 1, 1, 2]);
+
+    let file = File::new(11, &[1, 1, 5, 1, 1]).floats("w", &[1, 1, 2, 1, 1], &[1., 10.]);
+    let attributes = vec![ints("dilations", &[2, 1, 1]), ints("strides", &[2, 1, 1])];
+    let file = file.node("Conv", &["x", "w"], "y", attributes);
+    check(file, &[1., 2., 3., 4., 5.], &[1, 1, 5, 1, 1], &[31., 53.], &[1, 1, 2, 1, 1]);
+}
+
+#[test]
+fn pools_over_three_axes_count_as_those_over_two() {
+    let x = [1., 2., 3., 4., 5., 6., 7., 8.];
+    let pool = |op, extra: Vec<_>| {
+        let attributes =
+            [ints("kernel_shape", &[2, 2, 2]), ints("strides", &[2, 2, 2]), ints("pads", &[1, 0, 0, 0, 0, 0])];
+        let attributes = attributes.into_iter().chain([int("ceil_mode", 1)]).chain(extra).collect();
+        File::new(11, &[1, 1, 2, 2, 2]).node(op, &["x"], "y", attributes)
+    };
+    let y_shape = [1, 1, 2, 1, 1];
+    check(pool("MaxPool", vec![]), &x, &[1, 1, 2, 2, 2], &[4., 8.], &y_shape);
+    check(pool("AveragePool", vec![]), &x, &[1, 1, 2, 2, 2], &[2.5, 6.5], &y_shape);
+    check(pool("AveragePool", vec![int("count_include_pad", 1)]), &x, &[1, 1, 2, 2, 2], &[1.25, 6.5], &y_shape);
+    let attributes = vec![ints("kernel_shape", &[1, 2, 1]), ints("strides", &[1, 1, 2])];
+    let file = File::new(11, &[1, 1, 2, 2, 2]).node("AveragePool", &["x"], "y", attributes);
+    check(file, &x, &[1, 1, 2, 2, 2], &[2., 6.], &[1, 1, 2, 1, 1]);
+}
+
+#[test]
 fn pools_count_what_ceil_mode_and_padding_add_as_the_specification_says() {
     let x = [1., 2., 3., 4., 5., 6., 7., 8., 10.];
     let (kernel, strides) = (ints("kernel_shape", &[2, 2]), ints("strides", &[2, 2]));
