@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
 use crate::onnx_reward::reading;
-use crate::picture::{Frames, Input, Look, OverFrames, RowNetwork, RowsPull};
+use crate::picture::{Frames, Input, Look, OverFrames, RowNetwork, RowsPull, check_common};
 use config::ModelConfig;
 use files::Tensors;
 use text::TextTower;
@@ -169,11 +169,9 @@ impl ClipReward {
         }
         config.frames.check("reward.frames")?;
         check_ranges("reward", &config)?;
+        check_common(config.frames_per_batch, config.on_missing)?;
         if config.head.is_some() && (&config.against, config.score) != (&Against::Prompt, Scale::Cosine) {
             return Err(Error::config("reward.head", "rates frames by themselves: leave out `against` and `score`"));
-        }
-        if matches!(config.on_missing, OnMissing::Value(value) if !value.is_finite()) {
-            return Err(Error::config("reward.on_missing", "expected skip, error, or a finite value"));
         }
         let directory = context.resolve(&config.path);
         let device = roll_backends::device(&context.backend)?;

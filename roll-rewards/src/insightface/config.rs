@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::align::Alignment;
 use crate::onnx::Executor;
+pub use crate::picture::ChannelOrder;
+use crate::picture::check_common;
 
 /// Options of the reward `insightface`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -103,16 +105,6 @@ impl Padding {
     }
 }
 
-/// Order of the colour channels that a network takes; frames are RGB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ChannelOrder {
-    /// Red first.
-    Rgb,
-    /// Blue first.
-    Bgr,
-}
-
 /// Largest side of the detector's square: 4096 pixels are 200 MB a frame.
 const MAX_DET_SIZE: usize = 4096;
 
@@ -129,9 +121,6 @@ impl Config {
             let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
             return wrong("det_size", problem);
         }
-        if matches!(self.on_missing, OnMissing::Value(value) if !value.is_finite()) {
-            return wrong("on_missing", "expected skip, error, or a finite value".into());
-        }
-        Ok(())
+        check_common(self.frames_per_batch, self.on_missing)
     }
 }

@@ -5,7 +5,7 @@ use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::picture::{Frames, Input, OverFrames};
+use crate::picture::{Frames, Input, OverFrames, check_common};
 
 /// Options of the reward `onnx`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -88,6 +88,7 @@ impl Config {
         self.frames.check("reward.frames")?;
         self.input.check("reward.input")?;
         check_ranges("reward", self)?;
+        check_common(self.frames_per_batch, self.on_missing)?;
         if self.score == Measurement::Softmax && self.index.is_none() {
             return wrong("index", "missing: which class, counted from 0, since `score` is softmax");
         }
@@ -101,9 +102,6 @@ impl Config {
             if vector.is_empty() || vector.iter().any(|v| !v.is_finite()) {
                 return wrong("vector", "expected finite numbers");
             }
-        }
-        if matches!(self.on_missing, OnMissing::Value(value) if !value.is_finite()) {
-            return wrong("on_missing", "expected skip, error, or a finite value");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Which frames of a video a reward looks at, and how their values become one.
 
-use roll_core::{Error, Result};
+use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -63,9 +63,31 @@ pub enum OverFrames {
     Last,
 }
 
+/// Fails, naming the key, when an option is out of range that every reward of frames has.
+pub fn check_common(frames_per_batch: usize, on_missing: OnMissing) -> Result<()> {
+    if frames_per_batch == 0 {
+        return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));
+    }
+    match on_missing {
+        OnMissing::Value(value) if !value.is_finite() => {
+            Err(Error::config("reward.on_missing", "expected skip, error, or a finite value"))
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_every_reward_of_frames_has_is_checked_by_name() {
+        assert!(check_common(1, OnMissing::Value(0.5)).is_ok());
+        let told = |frames, missing| check_common(frames, missing).unwrap_err().to_string();
+        assert!(told(0, OnMissing::Skip).contains("reward.frames_per_batch"));
+        assert!(told(1, OnMissing::Value(f64::NAN)).contains("reward.on_missing"));
+    }
 
     #[test]
     fn each_choice_has_the_frames_that_its_name_says() {

@@ -5,7 +5,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Filter, Resize};
-pub use crate::insightface::ChannelOrder;
 
 /// How frames become the input of a network.
 ///
@@ -71,6 +70,16 @@ impl Size {
             Self::Sides(sides) => sides,
         }
     }
+}
+
+/// Order of the colour channels that a network takes; frames are RGB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChannelOrder {
+    /// Red first.
+    Rgb,
+    /// Blue first.
+    Bgr,
 }
 
 /// How a frame of other proportions becomes the size of the input.

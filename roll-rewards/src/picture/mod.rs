@@ -6,7 +6,7 @@ pub mod luma;
 mod resize;
 mod through;
 
-pub use choice::{Frames, OverFrames};
+pub use choice::{Frames, OverFrames, check_common};
 pub use input::{ChannelOrder, Fit, Input, Layout, Prepared, Size};
 pub use resize::{Filter, Resize};
 pub use through::{Look, Reading, RowNetwork, RowsPull};
