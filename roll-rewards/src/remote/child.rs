@@ -101,7 +101,7 @@ impl Running {
         std::thread::spawn(move || {
             let Some((stdin, stdout)) = pipes else { return };
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
-            let mut region = None;
+            let mut region: Option<Arc<Region>> = None;
             for Request { message: (mut header, tensors), shared } in work {
                 let most = frame::answer_bytes(&tensors);
                 let places = match shared && !tensors.is_empty() {
@@ -156,7 +156,7 @@ impl Running {
 
 /// Puts tensors into the shared file and tells the child of it; no places where there is none: then they go through the
 /// pipe.
-fn placed(region: &mut Option<Region>, header: &mut Json, tensors: &[(String, Tensor)]) -> Vec<u64> {
+fn placed(region: &mut Option<Arc<Region>>, header: &mut Json, tensors: &[(String, Tensor)]) -> Vec<u64> {
     match held(region, tensors) {
         Ok((places, shared)) => {
             header["shared"] = shared;
@@ -170,13 +170,17 @@ fn placed(region: &mut Option<Region>, header: &mut Json, tensors: &[(String, Te
     }
 }
 
-fn held(region: &mut Option<Region>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
-    let region = match region {
-        Some(region) => region,
-        None => region.insert(Region::new()?),
+/// A region that is too small, or that somebody still reads an answer in, is replaced.
+fn held(region: &mut Option<Arc<Region>>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
+    let needed = Region::needed(tensors);
+    let mut own = match region.take().and_then(Arc::into_inner) {
+        Some(own) if own.bytes() >= needed => own,
+        _ => Region::new(needed)?,
     };
-    let places = region.hold(tensors)?;
-    Ok((places, json!({ "path": region.path(), "bytes": region.bytes() })))
+    let places = own.hold(tensors);
+    let shared = json!({ "path": own.path(), "bytes": own.bytes(), "id": own.id() });
+    *region = Some(Arc::new(own));
+    Ok((places, shared))
 }
 
 impl Drop for Running {

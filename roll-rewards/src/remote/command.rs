@@ -53,7 +53,7 @@ impl Default for Config {
 
 /// No answer, although the program was started again as often as allowed.
 #[derive(Debug, thiserror::Error)]
-#[error("the reward command `{command}` gave no answer to `{call}` (started {starts} times for it)")]
+#[error("the reward command `{command}` gave no answer to `{call}` (started {} for it)", super::times(.starts))]
 struct NoAnswer {
     command: String,
     call: &'static str,

@@ -89,7 +89,7 @@ answer({{'score': 0.5}})"
 fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
     let body = format!("{HELLO}\nprint('out of luck', file=sys.stderr)\nsys.exit(3)");
     let Some(told) = told(&body, |_| ()) else { return };
-    for part in ["`python3 ", "`score` (started 1 times for it)", "exit status: 3", "out of luck"] {
+    for part in ["`python3 ", "`score` (started once for it)", "exit status: 3", "out of luck"] {
         assert!(told.contains(part), "no {part} in: {told}");
     }
 }

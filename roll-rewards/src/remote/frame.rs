@@ -4,12 +4,13 @@
 //! that the header lists, one after the other, row-major and little-endian, without padding. A tensor that is listed with
 //! `at` is not among them: it lies at that offset of the file that both sides know ([`super::region`]).
 
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, Write};
 use std::sync::Arc;
 
 use roll_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::buffer::Buffer;
 use super::region::Region;
 
 /// What every frame begins with: a program that prints to its standard output is found out at once.
@@ -109,11 +110,11 @@ pub fn read<T: for<'a> Deserialize<'a>>(
     read_with(input, most, None)
 }
 
-/// As [`read`]; tensors may lie in `region`.
+/// As [`read`]; tensors may lie in `region`, and keep it.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
     most: usize,
-    region: Option<&Region>,
+    region: Option<&Arc<Region>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
     // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
     let there = input.fill_buf()?;
@@ -144,26 +145,34 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
             return Err(FrameError::NoFrame(problem));
         };
         left -= bytes;
-        let data = match (at, region) {
-            (None, _) => {
-                // Grows as bytes come: a header may promise what is never sent.
-                let mut data = Vec::new();
-                input.by_ref().take(bytes as u64).read_to_end(&mut data)?;
-                data
-            }
-            (Some(at), Some(region)) => region
-                .read(at, bytes)
-                .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` is not in the shared file: {e}")))?,
+        let data: Arc<dyn AsRef<[u8]> + Send + Sync> = match (at, region) {
+            (None, _) => Arc::new(received(input, &name, bytes)?),
+            (Some(at), Some(region)) => Arc::new(
+                region
+                    .piece(at, bytes)
+                    .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` is not in the shared file: {e}")))?,
+            ),
             (Some(_), None) => {
                 let problem = format!("the tensor `{name}` is said to lie in a shared file, and there is none");
                 return Err(FrameError::NoFrame(problem));
             }
         };
-        let tensor = Tensor::from_bytes(dtype, shape, Arc::new(data))
-            .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` was cut off: {e}")))?;
+        let tensor = Tensor::from_bytes(dtype, shape, data)
+            .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` makes no sense: {e}")))?;
         tensors.push((name, tensor));
     }
     Ok((header.body, tensors))
+}
+
+/// The next `bytes` of `input`. Memory is taken as they come: a header may promise what is never sent.
+fn received(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
+    let mut data = Buffer::new(bytes)?;
+    match input.read_exact(data.as_mut()) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            Err(FrameError::NoFrame(format!("the tensor `{name}` was cut off: fewer than {bytes} bytes came")))
+        }
+        read => Ok(read.map(|()| data)?),
+    }
 }
 
 fn no_frame(start: &[u8]) -> FrameError {

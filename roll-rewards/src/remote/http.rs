@@ -38,6 +38,8 @@ pub struct Config {
     /// Seconds that a request may take.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
+    /// Seconds that a service that was just started may take until it listens.
+    pub start_timeout: f64,
     /// How often a call is repeated after the connection failed or the service answered 5xx.
     pub retries: u32,
     /// Seconds that a service may be busy (429 or 503) before the call is given up.
@@ -55,6 +57,7 @@ impl Default for Config {
             url: String::new(),
             token_env: None,
             timeout: 60.0,
+            start_timeout: 30.0,
             retries: 2,
             busy_timeout: 600.0,
             options: Options::new(),
@@ -65,7 +68,7 @@ impl Default for Config {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the reward service {url} gave no answer to `{call}` (asked {times} times): {problem}")]
+#[error("the reward service {url} gave no answer to `{call}` (asked {}): {problem}", super::times(.times))]
 struct NoAnswer {
     url: String,
     call: &'static str,
@@ -78,6 +81,8 @@ enum Outcome {
     Answer(Message),
     /// Ask again after a while.
     Busy(Duration),
+    /// Nobody listens at the address.
+    Absent(String),
     /// May go better the next time.
     Failed(String),
     /// Will not go better.
@@ -111,6 +116,7 @@ impl Service {
         }
         super::check_seconds("reward.timeout", config.timeout)?;
         super::check_seconds("reward.busy_timeout", config.busy_timeout)?;
+        super::check_seconds("reward.start_timeout", config.start_timeout)?;
         let authorization = match &config.token_env {
             Some(name) => match std::env::var(name) {
                 Ok(token) if !token.is_empty() => Some(format!("Bearer {token}")),
@@ -139,6 +145,9 @@ impl Service {
         }
         let mut response = match request.send(body) {
             Ok(response) => response,
+            Err(ureq::Error::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return Outcome::Absent(error.to_string());
+            }
             Err(error) => return Outcome::Failed(error.to_string()),
         };
         let status = response.status().as_u16();
@@ -197,12 +206,20 @@ impl Transport for Service {
                     }
                     std::thread::sleep(wait);
                 }
-                Outcome::Failed(problem) if failures < self.config.retries => {
+                Outcome::Absent(problem)
+                    if call == "hello" && begun.elapsed().as_secs_f64() < self.config.start_timeout =>
+                {
+                    if times == 1 {
+                        tracing::info!("{}: {problem}; waiting until it listens", self.peer());
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                Outcome::Failed(problem) | Outcome::Absent(problem) if failures < self.config.retries => {
                     failures += 1;
                     tracing::warn!("{}: {problem}; asking again", self.peer());
                     std::thread::sleep(PAUSE);
                 }
-                Outcome::Failed(problem) | Outcome::Refused(problem) => break problem,
+                Outcome::Failed(problem) | Outcome::Absent(problem) | Outcome::Refused(problem) => break problem,
             }
         };
         Err(Error::component(Fault::Failure, NoAnswer { url: self.config.url.clone(), call, times, problem }))

@@ -175,12 +175,35 @@ fn nobody_there_and_no_address_are_errors() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
-    let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
-    assert!(roll_core::plugin::Chain::line(&told).contains("asked 1 times"));
+    let told = reward(&url, |c| (c.retries, c.start_timeout) = (0, 0.01)).map(drop).unwrap_err();
+    assert!(roll_core::plugin::Chain::line(&told).contains("asked once"));
     for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
         let told = reward(wrong, |_| ()).map(drop).unwrap_err().to_string();
         assert!(told.contains("reward.url") && told.contains("http://") && told.contains(wrong), "{wrong}: {told}");
     }
+}
+
+#[test]
+fn a_service_that_begins_to_listen_after_the_first_call_is_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        let listener = TcpListener::bind(address).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut line = String::new();
+        while reader.read_line(&mut line).unwrap() > 2 {
+            line.clear();
+        }
+        frame::read::<Json>(&mut reader).unwrap();
+        let (_, _, body) = hello();
+        write!(stream, "HTTP/1.1 200 X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len()).unwrap();
+        stream.write_all(&body).unwrap();
+    });
+    assert_eq!(reward(&format!("http://{address}"), |c| c.retries = 0).unwrap().name(), "served");
+    late.join().unwrap();
 }
 
 #[test]
@@ -197,7 +220,7 @@ fn an_address_with_https_is_spoken_to_in_tls() {
     });
     let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
     let told = roll_core::plugin::Chain::line(&told);
-    assert!(told.contains("asked 1 times") && told.contains(&url), "{told}");
+    assert!(told.contains("asked once") && told.contains(&url), "{told}");
     // A handshake, of TLS 1.
     assert_eq!(served.join().unwrap()[..2], [22, 3]);
 }

@@ -10,8 +10,11 @@
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
 //! is the whole pullback, and nothing needs to be kept between calls. A program whose hello says `shared` gets tensors
-//! in a file in memory, `{"path", "bytes"}` of the header `shared`, and may write those of its answer over them.
+//! in a file in memory, `{"path", "bytes", "id"}` of the header `shared`, and may write those of its answer over them.
+//! Another `id` is another file, even at the same path. A service gets none, even on the same machine: it would have to
+//! open paths that any caller could name.
 
+pub mod buffer;
 pub mod child;
 pub mod command;
 pub mod frame;
@@ -21,6 +24,7 @@ mod python_tests;
 pub mod region;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
@@ -119,10 +123,7 @@ impl<T: Transport> RemoteReward<T> {
             let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
             return Err(self.nonsense("score", problem));
         }
-        Ok(Pullback::new(move |cotangent| {
-            let scale = cotangent.item()?;
-            Tensor::new(gradient.f32s()?.iter().map(|g| scale * g).collect::<Vec<f32>>(), gradient.shape())
-        }))
+        Ok(Pullback::new(move |cotangent| buffer::scaled(&gradient, cotangent.item()?)))
     }
 }
 
@@ -141,7 +142,10 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         if answer.get("target") == Some(&Json::Null) {
             return Err(Error::nothing_to_score(reason(&answer)));
         }
-        Ok(Target { tensors: tensors.into_iter().collect() })
+        // A target is kept for long: by itself, and not as a part of the memory that the next frames go through.
+        let own = |t: Tensor| Tensor::from_bytes(t.dtype(), t.shape(), Arc::new(t.as_bytes().to_vec()));
+        let tensors = tensors.into_iter().map(|(name, tensor)| own(tensor).map(|tensor| (name, tensor)));
+        Ok(Target { tensors: tensors.collect::<Result<_>>()? })
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
@@ -178,6 +182,11 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
 /// Why there is nothing to score.
 fn reason(answer: &Json) -> &str {
     answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason")
+}
+
+/// `once`, or `3 times`.
+fn times(count: &u32) -> String {
+    if *count == 1 { "once".into() } else { format!("{count} times") }
 }
 
 /// Fails unless `value` is a usable limit of time: beyond a year it is none, and `Duration` has a limit of its own.

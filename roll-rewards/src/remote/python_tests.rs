@@ -131,6 +131,9 @@ fn the_packages_own_tests_pass() {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     };
     run(python);
+    if let Some(python) = torch() {
+        run(python);
+    }
 }
 
 #[test]
@@ -245,16 +248,31 @@ listed = [{'name': 'gradient', 'dtype': 'f32', 'shape': [2, 3, 64, 64], 'at': AT
 text = json.dumps({'score': 1.0, 'tensors': listed}).encode()
 out.write(b'ROLL' + struct.pack('<I', len(text)) + text); out.flush()
 take(1)";
+    let path = "header['shared']['path']";
     let cases = [
-        ("os.truncate(header['shared']['path'], 10)", "0"),
-        ("os.unlink(header['shared']['path'])", "1 << 40"),
-        ("pass", "98304"),
+        ("pass", "1 << 40", "not in the shared file"),
+        ("pass", "98304", "not in the shared file"),
+        // Its size is sealed, so it is the program that fails.
+        (&format!("os.truncate({path}, 10)"), "0", "PermissionError"),
+        (&format!("open({path}, 'r+b').truncate(1 << 30)"), "0", "PermissionError"),
     ];
-    for (how, at) in cases {
+    for (how, at, part) in cases {
         let body = body.replace("HOW", how).replace("AT", at);
         let mut reward = program(python.clone(), &body, |c| c.restarts = 0).unwrap();
         let told = told(reward.score(&video(), "", &Target::default(), Grad::Record));
-        assert!(told.contains("not in the shared file"), "{how}: {told}");
+        assert!(told.contains(part), "{how}: {told}");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_kept_outlives_the_next_calls() {
+    let Some(python) = python() else { return };
+    let mut reward = program(python, BY_HAND, |_| ()).unwrap();
+    let videos = [0.0, 0.25, 0.5].map(|v| Video::new(Tensor::full([2, 3, 64, 64], v), 8.0).unwrap());
+    let scored = videos.map(|v| reward.score(&v, "", &Target::default(), Grad::Record).unwrap().1.unwrap());
+    let slopes = scored.map(|pullback| pullback.pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap()[0] * 24576.0);
+    for (slope, mean) in slopes.into_iter().zip([0.0, 0.25, 0.5]) {
+        assert!((slope - 2.0 * (0.1 - mean)).abs() < 1e-5, "{slope} where the mean is {mean}");
     }
 }
 

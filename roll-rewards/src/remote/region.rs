@@ -1,129 +1,119 @@
-//! A file in memory that roll and a program on the same machine both open: frames of a video need not go through a pipe.
+//! Memory that roll and a program on the same machine both map: frames of a video need not go through a pipe.
 //!
-//! It is read and written here, not mapped: a program that shortens it cannot take this process down. What a process
-//! that was killed left is removed by the next one.
+//! It is a file without a name that the program opens by its path below `/proc`. Its size is sealed: a program that
+//! tries to shorten it is refused, and cannot take this process down. What a program writes into it while it should not
+//! is numbers that make no sense, as it could have answered anyway.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Result, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::fs::File;
+use std::io::Result;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
+use memmap2::MmapRaw;
+use rayon::prelude::*;
 use roll_core::Tensor;
 
-/// Where files are memory, on Linux.
-const SHARED_MEMORY: &str = "/dev/shm";
 /// Tensors begin at multiples of this.
-const ALIGNMENT: u64 = 64;
-/// What the names of such files begin with; the number of the process follows.
-const NAME: &str = "roll-";
-/// A file that was not written for so long, and whose process is not there, has no owner. Processes of other containers
-/// cannot be seen; those that work write more often.
-const LEFT: Duration = Duration::from_secs(24 * 3600);
+const ALIGNMENT: usize = 64;
+/// What a thread copies at once.
+const CHUNK: usize = 1 << 20;
 
-/// The file. It is removed when this is dropped.
+/// The memory. It goes when nobody has it mapped.
+#[derive(Debug)]
 pub struct Region {
+    map: MmapRaw,
     file: File,
-    path: PathBuf,
-    bytes: u64,
+    id: u64,
 }
 
 impl Region {
-    /// A new one, empty; an error where the system has none.
-    pub fn new() -> Result<Self> {
+    /// A new one, of at least one byte. An error where the system has none, or too little memory.
+    #[cfg(target_os = "linux")]
+    pub fn new(bytes: usize) -> Result<Self> {
+        use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
         static MADE: AtomicU64 = AtomicU64::new(0);
-        static SWEPT: Once = Once::new();
-        SWEPT.call_once(|| remove_left(Path::new(SHARED_MEMORY)));
-        let name = format!("{NAME}{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        let path = Path::new(SHARED_MEMORY).join(name);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        Ok(Self { file: options.open(&path)?, path, bytes: 0 })
+        let file = File::from(memfd_create("roll", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        // All of it now: memory that is missing later would be a signal in the middle of a copy.
+        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self { map: MmapRaw::map_raw(&file)?, file, id: MADE.fetch_add(1, Ordering::Relaxed) })
     }
 
-    /// Its path, for the program.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// A new one: there is none on this system.
+    #[cfg(not(target_os = "linux"))]
+    pub fn new(_: usize) -> Result<Self> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// Its path, for the program. Another region may have it when this one is gone.
+    #[cfg(unix)]
+    pub fn path(&self) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+    }
+
+    /// Its path.
+    #[cfg(not(unix))]
+    pub fn path(&self) -> PathBuf {
+        PathBuf::new()
+    }
+
+    /// Tells it from every other region of this process.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Its length.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn bytes(&self) -> usize {
+        self.map.len()
     }
 
-    /// Writes `tensors` into it; where each begins. An error where there is not enough memory for them.
-    pub fn hold(&mut self, tensors: &[(String, Tensor)]) -> Result<Vec<u64>> {
+    /// The bytes that `tensors` take.
+    pub fn needed(tensors: &[(String, Tensor)]) -> usize {
+        tensors.iter().map(|(_, tensor)| tensor.as_bytes().len().next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// Writes `tensors` into it; where each begins. The region has the bytes that they need.
+    pub fn hold(&mut self, tensors: &[(String, Tensor)]) -> Vec<u64> {
+        // SAFETY: the map is readable and writable for its whole length, which is sealed; the borrow is exclusive in
+        // this process, and any bytes are valid ones.
+        let whole = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.map.len()) };
+        let mut start = 0;
         let mut places = Vec::with_capacity(tensors.len());
-        let mut end = 0u64;
         for (_, tensor) in tensors {
-            places.push(end);
-            self.file.seek(SeekFrom::Start(end))?;
-            self.file.write_all(tensor.as_bytes())?;
-            end = (end + tensor.as_bytes().len() as u64).next_multiple_of(ALIGNMENT);
+            let bytes = tensor.as_bytes();
+            let target = whole[start..][..bytes.len()].par_chunks_mut(CHUNK);
+            target.zip(bytes.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
+            places.push(start as u64);
+            start += bytes.len().next_multiple_of(ALIGNMENT);
         }
-        if end > self.bytes {
-            self.file.set_len(end)?;
-            self.bytes = end;
-        }
-        Ok(places)
+        places
     }
 
-    /// The bytes from `at` on.
-    pub fn read(&self, at: u64, bytes: usize) -> Result<Vec<u8>> {
-        if at.checked_add(bytes as u64).is_none_or(|end| end > self.bytes) {
-            return Err(std::io::Error::other(format!("{bytes} bytes from {at} on, of {}", self.bytes)));
-        }
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(at))?;
-        let mut data = vec![0; bytes];
-        file.read_exact(&mut data)?;
-        Ok(data)
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // It may be gone already.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Removes files of processes that were killed. Errors do not matter: those of other users stay.
-fn remove_left(directory: &Path) {
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let process = name.to_str().and_then(|name| name.strip_prefix(NAME)?.split_once('-')?.0.parse::<u32>().ok());
-        let is_old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().map(|age| age > LEFT);
-        if process.is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists()) && is_old() == Some(true) {
-            let _ = std::fs::remove_file(entry.path());
+    /// The `bytes` from `at` on, which keep the region from being written to.
+    pub fn piece(self: &Arc<Self>, at: u64, bytes: usize) -> Result<Piece> {
+        let start =
+            usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|e| e <= self.bytes()));
+        match start {
+            Some(start) => Ok(Piece { region: Arc::clone(self), start, bytes }),
+            None => Err(std::io::Error::other(format!("{bytes} bytes from {at} on, of {}", self.bytes()))),
         }
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::time::SystemTime;
+/// A part of a region.
+#[derive(Debug)]
+pub struct Piece {
+    region: Arc<Region>,
+    start: usize,
+    bytes: usize,
+}
 
-    use super::*;
-
-    #[test]
-    fn what_a_killed_process_left_is_removed_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        // Numbers of processes end at 2^22.
-        let own = format!("{NAME}{}-0", std::process::id());
-        let files = ["roll-4194999-0", "roll-4194999-1", &own, "roll-4194999", "roll-x-0", "other"];
-        for (i, name) in files.into_iter().enumerate() {
-            let file = File::create(dir.path().join(name)).unwrap();
-            if i != 1 {
-                file.set_modified(SystemTime::now() - 2 * LEFT).unwrap();
-            }
-        }
-        remove_left(dir.path());
-        let left: Vec<bool> = files.iter().map(|name| dir.path().join(name).exists()).collect();
-        assert_eq!(left, [false, true, true, true, true, true]);
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `Region::piece` found these bytes within the map, whose size is sealed; it lives as long as this, and
+        // is written to in this process by nobody else, since `Region::hold` needs it alone.
+        unsafe { std::slice::from_raw_parts(self.region.map.as_mut_ptr().add(self.start), self.bytes) }
     }
 }

@@ -98,6 +98,21 @@ def _listed(header):
         raise FrameError(f"a list of tensors that makes no sense: {error!r}") from None
 
 
+def buffer(count):
+    """A writable memoryview of `count` bytes, on large pages where the system has them: small ones cost more to get than
+    to fill."""
+    if count < 8 << 20:
+        return memoryview(bytearray(count))
+    import mmap
+
+    pages = mmap.mmap(-1, count)
+    try:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    except (AttributeError, OSError):
+        pass  # No Linux.
+    return memoryview(pages)
+
+
 def read(take, shared=None):
     """A header and its tensors; `take(n)` gives n bytes or fewer at the end, `shared(header)` the mapped file.
 
