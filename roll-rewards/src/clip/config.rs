@@ -1,37 +1,51 @@
-//! What `config.json` and `preprocessor_config.json` of a CLIP directory say.
+//! What `config.json` and `preprocessor_config.json` of a CLIP or SigLIP directory say.
 
 use std::path::Path;
 
+use roll_core::registry::Options;
 use roll_core::{Error, Result};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::files::json;
 use crate::picture::{Filter, Fit, Input, Size};
 
-/// `config.json` of a `CLIPModel`. What it leaves out has the default of `transformers`.
-#[derive(Clone, Debug, Deserialize)]
+/// `config.json` of a `CLIPModel` or a `SiglipModel`. What it leaves out has the default of `transformers`.
+#[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// `clip`.
-    pub model_type: String,
+    /// Which of the two.
+    pub family: Family,
     /// Width of the embeddings.
-    #[serde(default = "number::<512>")]
     pub projection_dim: usize,
     /// The image tower.
-    #[serde(default)]
     pub vision_config: VisionConfig,
     /// The text tower.
-    #[serde(default)]
     pub text_config: TextConfig,
 }
 
-fn number<const N: usize>() -> usize {
-    N
+/// How the towers begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// A class token, and the end of a text that reads forwards; both projected.
+    Clip,
+    /// Attention to all patches, and the last of a fixed number of tokens that see each other.
+    Siglip,
+}
+
+/// As the file has it.
+#[derive(Deserialize)]
+struct Written {
+    model_type: String,
+    projection_dim: Option<usize>,
+    #[serde(default)]
+    vision_config: Options,
+    #[serde(default)]
+    text_config: Options,
 }
 
 /// A tower.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VisionConfig {
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -43,9 +57,10 @@ pub struct VisionConfig {
     pub layer_norm_eps: f64,
 }
 
-impl Default for VisionConfig {
-    fn default() -> Self {
-        Self {
+impl VisionConfig {
+    /// The defaults of `transformers`.
+    fn of(family: Family) -> Self {
+        let clip = Self {
             hidden_size: 768,
             intermediate_size: 3072,
             num_hidden_layers: 12,
@@ -54,12 +69,17 @@ impl Default for VisionConfig {
             patch_size: 32,
             hidden_act: Activation::QuickGelu,
             layer_norm_eps: 1e-5,
+        };
+        match family {
+            Family::Clip => clip,
+            Family::Siglip => {
+                Self { patch_size: 16, hidden_act: Activation::GeluPytorchTanh, layer_norm_eps: 1e-6, ..clip }
+            }
         }
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TextConfig {
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -68,13 +88,18 @@ pub struct TextConfig {
     pub max_position_embeddings: usize,
     pub vocab_size: usize,
     pub eos_token_id: Option<u32>,
+    /// The token that fills up texts of SigLIP, where the tokenizer names none.
+    pub pad_token_id: Option<u32>,
+    /// Width of SigLIP's embeddings; `hidden_size` unless given.
+    pub projection_size: Option<usize>,
     pub hidden_act: Activation,
     pub layer_norm_eps: f64,
 }
 
-impl Default for TextConfig {
-    fn default() -> Self {
-        Self {
+impl TextConfig {
+    /// The defaults of `transformers`.
+    fn of(family: Family) -> Self {
+        let clip = Self {
             hidden_size: 512,
             intermediate_size: 2048,
             num_hidden_layers: 12,
@@ -82,14 +107,38 @@ impl Default for TextConfig {
             max_position_embeddings: 77,
             vocab_size: 49408,
             eos_token_id: Some(49407),
+            pad_token_id: Some(1),
+            projection_size: None,
             hidden_act: Activation::QuickGelu,
             layer_norm_eps: 1e-5,
+        };
+        match family {
+            Family::Clip => clip,
+            Family::Siglip => Self {
+                hidden_size: 768,
+                intermediate_size: 3072,
+                num_attention_heads: 12,
+                max_position_embeddings: 64,
+                vocab_size: 32000,
+                hidden_act: Activation::GeluPytorchTanh,
+                layer_norm_eps: 1e-6,
+                ..clip
+            },
         }
     }
 }
 
+/// `defaults`, with what a file says in their place.
+fn read_over<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
+    let mut whole = serde_json::to_value(defaults)?;
+    if let Json::Object(keys) = &mut whole {
+        keys.extend(written);
+    }
+    serde_json::from_value(whole)
+}
+
 /// Activation of the feed-forward layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(1.702 x)`.
@@ -108,11 +157,23 @@ impl ModelConfig {
     /// That of a directory. Fails when it is of another model, or contradicts itself.
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("config.json");
-        let config: Self = json(&path)?;
+        let written: Written = json(&path)?;
         let wrong = |problem: String| Err(Error::bad_file(&path, problem));
-        if config.model_type != "clip" {
-            return wrong(format!("expected a model of type `clip`, found `{}`", config.model_type));
-        }
+        let family = match written.model_type.as_str() {
+            "clip" => Family::Clip,
+            "siglip" => Family::Siglip,
+            other => return wrong(format!("expected a model of type `clip` or `siglip`, found `{other}`")),
+        };
+        let unread = |tower: &str, e: serde_json::Error| Error::bad_file(&path, format!("{tower}: {e}"));
+        let vision_config: VisionConfig =
+            read_over(VisionConfig::of(family), written.vision_config).map_err(|e| unread("vision_config", e))?;
+        let text_config: TextConfig =
+            read_over(TextConfig::of(family), written.text_config).map_err(|e| unread("text_config", e))?;
+        let projection_dim = match family {
+            Family::Clip => written.projection_dim.unwrap_or(512),
+            Family::Siglip => text_config.projection_size.unwrap_or(text_config.hidden_size),
+        };
+        let config = Self { family, projection_dim, vision_config, text_config };
         let (v, t) = (&config.vision_config, &config.text_config);
         for (tower, width, heads, others) in [
             ("vision_config", v.hidden_size, v.num_attention_heads, [v.intermediate_size, v.num_hidden_layers]),
@@ -134,6 +195,11 @@ impl ModelConfig {
         }
         if [t.max_position_embeddings, t.vocab_size, config.projection_dim].iter().any(|s| !(1..MOST).contains(s)) {
             return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
+        }
+        // SigLIP's image tower has no projection of its own.
+        if family == Family::Siglip && config.projection_dim != v.hidden_size {
+            let (text, image) = (config.projection_dim, v.hidden_size);
+            return wrong(format!("embeddings of texts have {text} numbers, those of pictures {image}"));
         }
         Ok(config)
     }
@@ -158,13 +224,18 @@ struct Preprocessor {
     image_std: Option<[f32; 3]>,
 }
 
-/// How pictures of `side` pixels are made, as `preprocessor_config.json` says; where there is none, as CLIP's are.
-pub fn input(directory: &Path, side: usize) -> Result<Input> {
+/// How pictures of `side` pixels are made, as `preprocessor_config.json` says; where there is none, as those of the
+/// family are.
+pub fn input(directory: &Path, family: Family, side: usize) -> Result<Input> {
     let path = directory.join("preprocessor_config.json");
     let found: Preprocessor = if path.exists() { json(&path)? } else { Preprocessor::default() };
     let wrong = |problem: String| Error::bad_file(&path, problem);
     let number = |size: &Json, key: &str| size.get(key).unwrap_or(size).as_u64().map(|n| n as usize);
-    let cuts = found.do_center_crop.unwrap_or(true);
+    let (cut_by_default, mean, std) = match family {
+        Family::Clip => (true, MEAN, STD),
+        Family::Siglip => (false, [0.5; 3], [0.5; 3]),
+    };
+    let cuts = found.do_center_crop.unwrap_or(cut_by_default);
     let crop = found.crop_size.as_ref().and_then(|size| number(size, "height")).unwrap_or(side);
     let (mut fit, mut shorter_side) = (Fit::Stretch, None);
     if let Some(size) = &found.size {
@@ -193,7 +264,7 @@ pub fn input(directory: &Path, side: usize) -> Result<Input> {
     };
     let (mean, std) = match found.do_normalize {
         Some(false) => ([0.0; 3], [1.0; 3]),
-        _ => (found.image_mean.unwrap_or(MEAN), found.image_std.unwrap_or(STD)),
+        _ => (found.image_mean.unwrap_or(mean), found.image_std.unwrap_or(std)),
     };
     let range = [0.0, 255.0 * found.rescale_factor.unwrap_or(1.0 / 255.0)];
     let input = Input { size: Some(Size::Side(side)), fit, shorter_side, filter, mean, std, range, ..Input::default() };

@@ -1,5 +1,6 @@
-//! The reward `clip`: CLIP and what is made of it, from a Hugging Face directory as it is.
+//! The reward `clip`: CLIP, SigLIP and what is made of them, from a Hugging Face directory as it is.
 
+mod attention_pool;
 mod config;
 mod files;
 #[cfg(test)]
@@ -26,7 +27,8 @@ use serde::{Deserialize, Serialize};
 use crate::RewardError;
 use crate::onnx_reward::reading;
 use crate::picture::{Frames, Input, Look, OverFrames, RowNetwork, RowsPull, check_common};
-use config::ModelConfig;
+use attention_pool::AttentionPool;
+use config::{Family, ModelConfig};
 use files::Tensors;
 use text::TextTower;
 use tower::{Embed, Head, Layer, Pool, Shape};
@@ -41,7 +43,7 @@ const TEXTS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Directory with config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
+    /// Directory of a CLIP or SigLIP: config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
     pub path: String,
     /// What frames are compared with.
     pub against: Against,
@@ -98,8 +100,10 @@ pub enum Scale {
     /// The cosine similarity: CLIP score, HPSv2.
     #[default]
     Cosine,
-    /// The cosine times the model's own factor, exp(`logit_scale`): PickScore.
+    /// The cosine times the model's own factor, exp(`logit_scale`), plus the `logit_bias` of SigLIP: PickScore.
     Logit,
+    /// The sigmoid of that: SigLIP's probability that picture and text belong together.
+    Probability,
 }
 
 /// The image tower, down to the embedding or a head's number.
@@ -110,9 +114,9 @@ struct VisionTower {
 
 impl VisionTower {
     fn load(tensors: &Tensors, config: &ModelConfig, head: Option<Head>, device: &Device) -> Result<Self> {
-        let v = &config.vision_config;
+        let (v, family) = (&config.vision_config, config.family);
         let (width, eps) = (v.hidden_size, v.layer_norm_eps);
-        let embed = Embed::load(tensors, width, v.patch_size, v.image_size / v.patch_size, eps, device)?;
+        let embed = Embed::load(tensors, family, v, device)?;
         let tokens = embed.tokens();
         let shape = Shape {
             width,
@@ -127,7 +131,10 @@ impl VisionTower {
             let name = format!("vision_model.encoder.layers.{i}");
             segments.push(Arc::new(Layer::load(tensors, name, shape, tokens, device)?));
         }
-        segments.push(Arc::new(Pool::load(tensors, [width, config.projection_dim], tokens, eps, head, device)?));
+        segments.push(match family {
+            Family::Clip => Arc::new(Pool::load(tensors, [width, config.projection_dim], tokens, eps, head, device)?),
+            Family::Siglip => Arc::new(AttentionPool::load(tensors, shape, tokens, head, device)?),
+        });
         Ok(Self { chain: Chain::new(segments), device: device.clone() })
     }
 }
@@ -155,8 +162,8 @@ pub struct ClipReward {
     /// Where texts are compared with.
     text: Option<TextTower>,
     texts: HashMap<String, Vec<f32>>,
-    /// exp(`logit_scale`), or 1.
-    factor: f64,
+    /// exp(`logit_scale`) and `logit_bias`, where the score is not the cosine.
+    logit: Option<[f64; 2]>,
     input: Input,
     files: Vec<PathBuf>,
 }
@@ -197,16 +204,21 @@ impl ClipReward {
             (Some(_), _) | (None, Against::Reference) => None,
             (None, Against::Prompt | Against::Text(_)) => Some(TextTower::load(directory, &tensors, &model, device)?),
         };
-        let factor = match config.score {
-            Scale::Cosine => 1.0,
-            Scale::Logit => f64::from(tensors.tensor("logit_scale", &[])?.item()?).exp(),
+        if config.score == Scale::Probability && model.family == Family::Clip {
+            let problem = "`probability` is SigLIP's: a CLIP gives `cosine` or `logit`";
+            return Err(Error::config("reward.score", problem));
+        }
+        let logit = match (config.score, model.family) {
+            (Scale::Cosine, _) => None,
+            (_, Family::Clip) => Some([number(&tensors, "logit_scale")?.exp(), 0.0]),
+            (_, Family::Siglip) => Some([number(&tensors, "logit_scale")?.exp(), number(&tensors, "logit_bias")?]),
         };
         Ok(Self {
             vision: VisionTower::load(&tensors, &model, head, device)?,
-            input: config::input(directory, model.vision_config.image_size)?,
+            input: config::input(directory, model.family, model.vision_config.image_size)?,
             text,
             texts: HashMap::new(),
-            factor,
+            logit,
             config,
             files,
         })
@@ -222,6 +234,17 @@ impl ClipReward {
         }
     }
 
+    /// The score of a cosine, and its slope.
+    fn scaled(&self, cosine: f64) -> (f64, f64) {
+        let Some([factor, bias]) = self.logit else { return (cosine, 1.0) };
+        let logit = factor * cosine + bias;
+        if self.config.score != Scale::Probability {
+            return (logit, factor);
+        }
+        let probability = 1.0 / (1.0 + (-logit).exp());
+        (probability, factor * probability * (1.0 - probability))
+    }
+
     /// The direction of a text's embedding.
     fn text_direction(&mut self, text: &str) -> Result<Vec<f32>> {
         if let Some(known) = self.texts.get(text) {
@@ -235,6 +258,12 @@ impl ClipReward {
         self.texts.insert(text.into(), direction.clone());
         Ok(direction)
     }
+}
+
+/// A parameter of one number: files of CLIP have it without axes, those of SigLIP with one.
+fn number(tensors: &Tensors, name: &str) -> Result<f64> {
+    let shape = tensors.shape(name).unwrap_or_default().to_vec();
+    Ok(f64::from(tensors.tensor(name, &shape)?.item()?))
 }
 
 impl RewardScorer for ClipReward {
@@ -275,7 +304,6 @@ impl RewardScorer for ClipReward {
                 target.tensors.get(DIRECTION).ok_or_else(strange)?.to_f32_vec()
             }
         };
-        let factor = self.factor;
         let read = |row: &[f32]| {
             if row.len() != direction.len() {
                 return Err(Error::shape(
@@ -285,7 +313,8 @@ impl RewardScorer for ClipReward {
                 ));
             }
             let (value, gradient) = reading::cosine(row, &direction);
-            Ok((factor * value, gradient.into_iter().map(|g| factor as f32 * g).collect()))
+            let (value, slope) = self.scaled(value);
+            Ok((value, gradient.into_iter().map(|g| slope as f32 * g).collect()))
         };
         self.look().score(video, &read, grad)
     }
@@ -308,7 +337,7 @@ impl RewardScorer for ClipReward {
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
-        summary: "CLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
+        summary: "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<Config>,

@@ -93,7 +93,8 @@ fn compare(directory: &Path) {
     let factor = golden["factor"].as_f64().unwrap();
     let (score, _) = logit.score(&video, "not read", &Target::default(), Grad::Skip).unwrap();
     let Score::Value { value: pick, .. } = score else { panic!("{score:?}") };
-    let pick = (pick - factor * cosines[0]).abs() / factor;
+    let bias = golden["bias"].as_f64().unwrap_or(0.0);
+    let pick = (pick - (factor * cosines[0] + bias)).abs() / factor;
     drop(logit);
 
     let head = directory.join("head.safetensors").display().to_string();
@@ -121,6 +122,7 @@ fn small_towers_are_those_of_transformers() {
     eprintln!("{HEADER}");
     compare(&data("clip_tiny"));
     compare(&data("clip_tiny_gelu"));
+    compare(&data("siglip_tiny"));
 }
 
 #[test]
@@ -129,7 +131,7 @@ fn towers_of_the_published_sizes_are_those_of_transformers() {
         roll_testing::skip!("ROLL_TEST_CLIP names no directory of tests/data/make_clip.py", needs = "clip");
     };
     eprintln!("{HEADER}");
-    for name in ["vit-b-32", "vit-l-14", "vit-h-14"] {
+    for name in ["vit-b-32", "vit-l-14", "vit-h-14", "siglip-b-16"] {
         compare(&root.join(name));
     }
 }
@@ -148,6 +150,27 @@ fn every_score_has_the_gradient_of_its_differences() {
         let findings = check_reward(&mut reward, 4);
         assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{:?}: {findings:#?}", reward.config);
     }
+    for score in [Scale::Cosine, Scale::Logit, Scale::Probability] {
+        let mut reward = load(&data("siglip_tiny"), |c| c.score = score).unwrap();
+        let findings = check_reward(&mut reward, 4);
+        assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "SigLIP, {score:?}: {findings:#?}");
+    }
+}
+
+#[test]
+fn the_probability_is_the_sigmoid_of_the_logit_and_siglips_alone() {
+    let text = "a photo of a cat";
+    let of = |score| {
+        let mut reward = load(&data("siglip_tiny"), |c| c.score = score).unwrap();
+        scored(&mut reward, &picture(30, 40), text, &Target::default())
+    };
+    let ((logit, slope), (probability, own)) = (of(Scale::Logit), of(Scale::Probability));
+    let expected = 1.0 / (1.0 + (-logit).exp());
+    assert!((probability - expected).abs() < 1e-9 && (1e-4..1.0 - 1e-4).contains(&expected), "{logit} {probability}");
+    let part = (expected * (1.0 - expected)) as f32;
+    assert!(apart(&own, &slope.iter().map(|g| part * g).collect::<Vec<_>>()) < 1e-5);
+    let refused = load(&data("clip_tiny"), |c| c.score = Scale::Probability).map(drop).unwrap_err();
+    assert!(Told::line(&refused).contains("reward.score"), "{}", Told::line(&refused));
 }
 
 #[test]

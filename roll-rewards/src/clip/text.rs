@@ -8,10 +8,11 @@ use roll_backends::{Tape, Weights, to_host};
 use roll_core::contain::contain;
 use roll_core::tokenizer_json::{Growth, LIMIT};
 use roll_core::{Error, Result, files};
+use serde_json::Value as Json;
 use tokenizers::{Tokenizer, TruncationParams};
 
-use super::config::{ModelConfig, TextConfig};
-use super::files::Tensors;
+use super::config::{Family, ModelConfig, TextConfig};
+use super::files::{Tensors, json};
 use super::tower::{Layer, Shape, norm, pair, scope};
 
 /// Turns texts into embeddings.
@@ -20,6 +21,10 @@ pub struct TextTower {
     growth: Growth,
     weights: Weights,
     layers: Vec<Layer>,
+    /// The layer that gives the embedding.
+    projection: &'static str,
+    /// The token that fills up texts of SigLIP; those of CLIP are not filled up.
+    padding: Option<u32>,
     config: TextConfig,
     device: Device,
 }
@@ -27,7 +32,7 @@ pub struct TextTower {
 impl TextTower {
     /// That of a directory.
     pub fn load(directory: &Path, tensors: &Tensors, config: &ModelConfig, device: &Device) -> Result<Self> {
-        let (projection, config) = (config.projection_dim, config.text_config.clone());
+        let (family, outputs, config) = (config.family, config.projection_dim, config.text_config.clone());
         let width = config.hidden_size;
         let mut wanted = vec![
             ("text_model.embeddings.token_embedding.weight".to_string(), vec![config.vocab_size, width]),
@@ -35,8 +40,16 @@ impl TextTower {
                 "text_model.embeddings.position_embedding.weight".to_string(),
                 vec![config.max_position_embeddings, width],
             ),
-            ("text_projection.weight".to_string(), vec![projection, width]),
         ];
+        let projection = match family {
+            Family::Clip => "text_projection",
+            Family::Siglip => "text_model.head",
+        };
+        let [weight, bias] = pair(projection, &[outputs, width]);
+        wanted.push(weight);
+        if family == Family::Siglip {
+            wanted.push(bias);
+        }
         wanted.extend(pair("text_model.final_layer_norm", &[width]));
         let shape = Shape {
             width,
@@ -44,13 +57,19 @@ impl TextTower {
             heads: config.num_attention_heads,
             activation: config.hidden_act,
             eps: config.layer_norm_eps,
-            causal: true,
+            causal: family == Family::Clip,
         };
         let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), shape, 1, device);
         let (tokenizer, growth) = tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?;
+        let padding = match family {
+            Family::Clip => None,
+            Family::Siglip => Some(padding(&tokenizer, directory, &config)?),
+        };
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             growth,
+            projection,
+            padding,
             weights: tensors.weights(&wanted, device)?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             config,
@@ -58,13 +77,18 @@ impl TextTower {
         })
     }
 
-    /// The ids of a text, begun and ended as the model was trained; cut to its positions.
+    /// The ids of a text, begun and ended as the model was trained; cut to its positions, and for SigLIP filled up to
+    /// them.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;
         let (tokenizer, text) = (Arc::clone(&self.tokenizer), text.to_string());
         let encoding = contain(LIMIT, move || tokenizer.encode(text, true)).map_err(failed)?;
-        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
+        let mut ids = encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec();
+        if let Some(padding) = self.padding {
+            ids.resize(self.config.max_position_embeddings, padding);
+        }
+        Ok(ids)
     }
 
     /// The embedding of a text, as long as the projection is wide, of any length.
@@ -72,10 +96,12 @@ impl TextTower {
         let mut ids = self.tokens(text)?;
         if let Some(odd) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
             let problem = format!("its tokenizer gave {odd}, but the vocabulary has {} tokens", self.config.vocab_size);
-            return Err(Error::Unsupported(format!("CLIP's text tower: {problem}")));
+            return Err(Error::Unsupported(format!("the text tower: {problem}")));
         }
-        // Later tokens change nothing at the end of the text, which is the embedding.
-        ids.truncate(self.end(&ids)? + 1);
+        // Later tokens change nothing at the end of CLIP's text, which is the embedding.
+        if self.padding.is_none() {
+            ids.truncate(self.end(&ids)? + 1);
+        }
         let (tokens, tape) = (ids.len(), Tape::off());
         let scope = scope(&self.weights, &tape);
         let indices = TensorData::new(ids.iter().map(|id| *id as i32).collect::<Vec<_>>(), [tokens]);
@@ -88,7 +114,7 @@ impl TextTower {
         }
         let last = x.narrow(0, tokens - 1, 1);
         let last = norm(&scope, last, "text_model.final_layer_norm", self.config.layer_norm_eps)?;
-        Ok(to_host(scope.linear(last, "text_projection")?)?.to_f32_vec())
+        Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
     /// Where the text ends: at the first end token. Files of before 2023 call it 2, and mean the largest id.
@@ -103,6 +129,19 @@ impl TextTower {
             let end = self.config.eos_token_id;
             Error::Unsupported(format!("CLIP's text tower: its tokenizer gives {ids:?}, without the end token {end:?}"))
         })
+    }
+}
+
+/// The token that fills up texts: `pad_token` of `tokenizer_config.json`, or the number in `config.json`.
+fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Result<u32> {
+    let path = directory.join("tokenizer_config.json");
+    let written: Json = if path.exists() { json(&path)? } else { Json::Null };
+    let token = &written["pad_token"];
+    match token["content"].as_str().or(token.as_str()) {
+        Some(token) => tokenizer
+            .token_to_id(token)
+            .ok_or_else(|| Error::bad_file(&path, format!("`pad_token` is {token}, which tokenizer.json has not"))),
+        None => config.pad_token_id.ok_or_else(|| Error::bad_file(directory, "no file names a `pad_token`")),
     }
 }
 

@@ -5,7 +5,7 @@ use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Tape, Weights};
 use roll_core::{Error, Result};
 
-use super::config::Activation;
+use super::config::{Activation, Family, VisionConfig};
 use super::files::Tensors;
 
 /// The sizes of a tower.
@@ -62,12 +62,7 @@ impl Layer {
         });
         let x = x + scope.linear(Burn::cat(mixed.collect(), 0), &part("self_attn.out_proj"))?;
         let wide = scope.linear(norm(&scope, x.clone(), &part("layer_norm2"), eps)?, &part("mlp.fc1"))?;
-        let wide = match self.shape.activation {
-            Activation::QuickGelu => ops::silu(wide * 1.702) / 1.702,
-            Activation::Gelu => activation::gelu(wide),
-            Activation::GeluPytorchTanh => ops::gelu_tanh(wide),
-        };
-        Ok(x + scope.linear(wide, &part("mlp.fc2"))?)
+        Ok(x + scope.linear(activated(wide, self.shape.activation), &part("mlp.fc2"))?)
     }
 }
 
@@ -77,9 +72,19 @@ impl Segment for Layer {
     }
 }
 
-/// Patches and class token, on `[N, 3, side, side]`.
+/// The activation of a feed-forward layer.
+pub fn activated(x: Burn<2>, activation: Activation) -> Burn<2> {
+    match activation {
+        Activation::QuickGelu => ops::silu(x * 1.702) / 1.702,
+        Activation::Gelu => activation::gelu(x),
+        Activation::GeluPytorchTanh => ops::gelu_tanh(x),
+    }
+}
+
+/// Patches, and CLIP's class token before them, on `[N, 3, side, side]`.
 pub struct Embed {
     weights: Weights,
+    family: Family,
     width: usize,
     patch: usize,
     grid: usize,
@@ -87,23 +92,33 @@ pub struct Embed {
 }
 
 const EMBEDDINGS: &str = "vision_model.embeddings";
+/// The name has been misspelt in `transformers` from the beginning.
+const PRE_NORM: &str = "vision_model.pre_layrnorm";
 
 impl Embed {
     /// For pictures of `grid * grid` patches.
-    pub fn load(tensors: &Tensors, width: usize, patch: usize, grid: usize, eps: f64, device: &Device) -> Result<Self> {
+    pub fn load(tensors: &Tensors, family: Family, config: &VisionConfig, device: &Device) -> Result<Self> {
+        let (width, patch) = (config.hidden_size, config.patch_size);
+        let (grid, eps) = (config.image_size / patch, config.layer_norm_eps);
+        let mut embed = Self { weights: Weights::default(), family, width, patch, grid, eps };
         let mut wanted = vec![
-            (format!("{EMBEDDINGS}.class_embedding"), vec![width]),
             (format!("{EMBEDDINGS}.patch_embedding.weight"), vec![width, 3, patch, patch]),
-            (format!("{EMBEDDINGS}.position_embedding.weight"), vec![grid * grid + 1, width]),
+            (format!("{EMBEDDINGS}.position_embedding.weight"), vec![embed.tokens(), width]),
         ];
-        // The name has been misspelt in `transformers` from the beginning.
-        wanted.extend(pair("vision_model.pre_layrnorm", &[width]));
-        Ok(Self { weights: tensors.weights(&wanted, device)?, width, patch, grid, eps })
+        match family {
+            Family::Clip => {
+                wanted.push((format!("{EMBEDDINGS}.class_embedding"), vec![width]));
+                wanted.extend(pair(PRE_NORM, &[width]));
+            }
+            Family::Siglip => wanted.push((format!("{EMBEDDINGS}.patch_embedding.bias"), vec![width])),
+        }
+        embed.weights = tensors.weights(&wanted, device)?;
+        Ok(embed)
     }
 
     /// Tokens of a picture.
     pub fn tokens(&self) -> usize {
-        self.grid * self.grid + 1
+        self.grid * self.grid + usize::from(self.family == Family::Clip)
     }
 }
 
@@ -120,12 +135,16 @@ impl Segment for Embed {
         let rows =
             pixels.reshape([items, 3, g, p, g, p]).permute([0, 2, 4, 1, 3, 5]).reshape([items * g * g, 3 * p * p]);
         let kernel = scope.weight::<4>(&format!("{EMBEDDINGS}.patch_embedding.weight"))?.reshape([width, 3 * p * p]);
-        let patches = ops::linear(rows, kernel, None).reshape([items, g * g, width]);
+        let bias = scope.optional::<1>(&format!("{EMBEDDINGS}.patch_embedding.bias"))?;
+        let patches = ops::linear(rows, kernel, bias).reshape([items, g * g, width]);
+        let positions = scope.weight::<2>(&format!("{EMBEDDINGS}.position_embedding.weight"))?.unsqueeze::<3>();
+        if self.family == Family::Siglip {
+            return Ok((patches + positions).reshape([items * self.tokens(), width]).into());
+        }
         let class = scope.weight::<1>(&format!("{EMBEDDINGS}.class_embedding"))?.reshape([1, 1, width]);
         let tokens = Burn::cat(vec![class.repeat_dim(0, items), patches], 1);
-        let positions = scope.weight::<2>(&format!("{EMBEDDINGS}.position_embedding.weight"))?.unsqueeze::<3>();
         let x = (tokens + positions).reshape([items * self.tokens(), width]);
-        Ok(norm(&scope, x, "vision_model.pre_layrnorm", self.eps)?.into())
+        Ok(norm(&scope, x, PRE_NORM, self.eps)?.into())
     }
 }
 
@@ -201,7 +220,8 @@ impl Head {
         }
     }
 
-    fn run(&self, x: Burn<2>) -> Result<Burn<2>> {
+    /// Its number for each embedding `[N, width]`, as `[N, 1]`.
+    pub fn run(&self, x: Burn<2>) -> Result<Burn<2>> {
         let length = x.clone().powi_scalar(2).sum_dim(1).sqrt();
         let unit = x / length;
         Ok(self.layers.iter().fold(unit, |x, (weight, bias)| ops::linear(x, weight.clone(), Some(bias.clone()))))

@@ -1,15 +1,16 @@
-"""CLIP directories with random weights, and what `transformers` makes of them.
+"""CLIP and SigLIP directories with random weights, and what `transformers` makes of them.
 
-    python make_clip.py                                    # clip_tiny and clip_tiny_gelu, beside this file
+    python make_clip.py                                    # clip_tiny, clip_tiny_gelu and siglip_tiny, beside this file
     python make_clip.py DIR --vocabulary bpe_simple_vocab_16e6.txt.gz
-                                                           # vit-b-32, vit-l-14 and vit-h-14 of the published sizes
+                                     # vit-b-32, vit-l-14, vit-h-14 and siglip-b-16 of the published sizes
+    ... --only siglip_tiny                                 # that one alone
 
 torch 2.9, transformers 4.57, torchvision 0.24, Pillow. The vocabulary is that of OpenAI's CLIP; the package open_clip_torch
 has it. Directories are as `save_pretrained` writes them; golden.json in each holds, for texts and a picture:
 
-- `ids` and `text`: token ids, and `get_text_features`;
-- `processor`: pixels of CLIPImageProcessor (8 bits), `pixels`: of the same steps in floats (every `stride`-th);
-- `image`: `get_image_features` of `pixels`; `cosine` with each text; `factor`: exp(logit_scale);
+- `ids` and `text`: token ids (SigLIP's with its padding), and `get_text_features`;
+- `processor`: pixels of the image processor (8 bits), `pixels`: of the same steps in floats (every `stride`-th);
+- `image`: `get_image_features` of `pixels`; `cosine` with each text; `factor`: exp(logit_scale); SigLIP's `bias`;
 - `gradient`: that of the first cosine in the frame, values in [-1, 1] (every `stride`-th);
 - `aesthetic` and `aesthetic_gradient`: the head's number and its gradient in the frame.
 
@@ -27,7 +28,17 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizerFast
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPTokenizerFast,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+)
 
 TEXTS = ["a photo of a cat", "Two  dogs, running; fast!", "", "a very long text " * 30]
 
@@ -58,6 +69,17 @@ def tokenizer(vocabulary):
         return CLIPTokenizerFast(str(directory / "vocab.json"), str(directory / "merges.txt"))
 
 
+def siglip_tokenizer():
+    """Of the kind of SigLIP's: lower case, no punctuation, pieces by their probability, an end, padding by that end."""
+    pieces = ["<pad>", "</s>", "<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz", "\u2581a", "\u2581cat", "\u2581dogs", "\u2581very", "ing"]
+    text = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=2))
+    kept = [normalizers.Lowercase(), normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
+    text.normalizer = normalizers.Sequence([*kept, normalizers.Strip()])
+    text.pre_tokenizer = pre_tokenizers.Metaspace()
+    text.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=text, pad_token="</s>", eos_token="</s>", unk_token="<unk>")
+
+
 def picture(height, width):
     """Waves, as 8-bit values; the Rust test makes the same."""
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(3), indexing="ij")
@@ -69,8 +91,11 @@ def pixels_of(frame, side, processor):
     """The processor's steps in floats: [3, H, W] in [-1, 1] to [1, 3, side, side]."""
     unit = (frame[None] + 1) / 2
     height, width = unit.shape[2:]
-    short = processor.size["shortest_edge"]
-    size = (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
+    short = processor.size.get("shortest_edge")
+    if short is None:
+        size = (side, side)
+    else:
+        size = (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
     resized = nn.functional.interpolate(unit, size=size, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
     top, left = (size[0] - side) // 2, (size[1] - side) // 2
     cut = resized[:, :, top : top + side, left : left + side]
@@ -81,17 +106,21 @@ def pixels_of(frame, side, processor):
 def write(directory, config, tokens, processor, hidden, dtype, size):
     torch.manual_seed(1)
     directory.mkdir(parents=True, exist_ok=True)
-    model = CLIPModel(config).eval()
-    head = nn.Sequential(*(nn.Linear(a, b) for a, b in zip([config.projection_dim, *hidden], [*hidden, 1])))
+    is_clip = isinstance(config, CLIPConfig)
+    model = (CLIPModel if is_clip else SiglipModel)(config).eval()
+    outputs = config.projection_dim if is_clip else config.vision_config.hidden_size
+    head = nn.Sequential(*(nn.Linear(a, b) for a, b in zip([outputs, *hidden], [*hidden, 1])))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-        model.logit_scale.fill_(math.log(100.0))
+        model.logit_scale.fill_(math.log(100.0 if is_clip else 10.0))
+        if not is_clip:
+            model.logit_bias.fill_(-1.5)
     model.to(dtype).save_pretrained(directory)
     model.float()  # what is computed with is what was saved
     tokens.save_pretrained(directory)
-    for unread in ["vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"]:
-        (directory / unread).unlink()
+    for unread in ["vocab.json", "merges.txt", "special_tokens_map.json", *(["tokenizer_config.json"] if is_clip else [])]:
+        (directory / unread).unlink(missing_ok=True)
     processor.save_pretrained(directory)
     from safetensors.torch import save_file
 
@@ -105,7 +134,8 @@ def write(directory, config, tokens, processor, hidden, dtype, size):
     frame = (torch.tensor(image).permute(2, 0, 1).float() / 127.5 - 1).requires_grad_()
     pixels = pixels_of(frame, side, processor)
     embedding = model.get_image_features(pixels)
-    ids = [tokens(text, truncation=True)["input_ids"] for text in TEXTS]
+    padding = False if is_clip else "max_length"
+    ids = [tokens(text, truncation=True, padding=padding)["input_ids"] for text in TEXTS]
     with torch.no_grad():
         texts = [model.get_text_features(torch.tensor([i]))[0] for i in ids]
     cosines = [nn.functional.cosine_similarity(embedding[0], text, dim=0) for text in texts]
@@ -126,6 +156,7 @@ def write(directory, config, tokens, processor, hidden, dtype, size):
         "image": flat(embedding),
         "cosine": [c.item() for c in cosines],
         "factor": model.logit_scale.exp().item(),
+        "bias": 0.0 if is_clip else model.logit_bias.item(),
         "gradient": flat(gradient.flatten()[::stride]),
         "aesthetic": rate.item(),
         "aesthetic_gradient": flat(aesthetic.flatten()[::stride]),
@@ -142,13 +173,26 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("directory", nargs="?")
     arguments.add_argument("--vocabulary")
+    arguments.add_argument("--only")
     arguments = arguments.parse_args()
+    wanted = lambda name: arguments.only in (None, name)
     tokens = tokenizer(arguments.vocabulary)
     tokens.model_max_length = 77
     words = {"vocab_size": len(tokens), "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1}
     if arguments.directory is None:
         here = pathlib.Path(__file__).parent
+        if wanted("siglip_tiny"):
+            pieces = siglip_tokenizer()
+            pieces.model_max_length = 16
+            config = SiglipConfig(
+                text_config={**tower(32, 40, 2, 2), "vocab_size": len(pieces), "max_position_embeddings": 16},
+                vision_config={**tower(32, 48, 2, 4), "image_size": 24, "patch_size": 8},
+            )
+            processor = SiglipImageProcessor(size={"height": 24, "width": 24})
+            write(here / "siglip_tiny", config, pieces, processor, [8, 4], torch.float32, (40, 57))
         for name, act, dtype, end in [("clip_tiny", "quick_gelu", torch.float32, words["eos_token_id"]), ("clip_tiny_gelu", "gelu", torch.bfloat16, 2)]:
+            if not wanted(name):
+                continue
             tokens.model_max_length = 16
             config = CLIPConfig(
                 text_config={**tower(24, 40, 2, 3), **words, "eos_token_id": end, "max_position_embeddings": 16, "hidden_act": act},
@@ -164,12 +208,19 @@ def main():
         "vit-h-14": ("gelu", 1024, tower(1024, 4096, 24, 16), tower(1280, 5120, 32, 16, patch_size=14)),
     }
     for name, (act, projection, text, vision) in sizes.items():
+        if not wanted(name):
+            continue
         config = CLIPConfig(
             text_config={**text, **words, "hidden_act": act},
             vision_config={**vision, "hidden_act": act},
             projection_dim=projection,
         )
         write(pathlib.Path(arguments.directory) / name, config, tokens, CLIPImageProcessor(), [1024, 128, 64, 16], torch.float32, (480, 832))
+    if wanted("siglip-b-16"):
+        pieces = siglip_tokenizer()
+        pieces.model_max_length = 64
+        directory = pathlib.Path(arguments.directory) / "siglip-b-16"
+        write(directory, SiglipConfig(), pieces, SiglipImageProcessor(), [1024, 128, 64, 16], torch.float32, (480, 832))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+//! The end of SigLIP's image tower: one learned query attends to all patches of a picture.
+
+use burn::tensor::{Device, Tensor as Burn};
+use roll_backends::ops::{self, AttentionOptions};
+use roll_backends::{NdTensor, Segment, Tape, Weights};
+use roll_core::Result;
+
+use super::files::Tensors;
+use super::tower::{Head, Shape, activated, norm, pair, scope};
+
+/// From `[N * tokens, width]` to embeddings `[N, width]`, or to the numbers of a head: attention, then a feed-forward
+/// layer with a residual (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
+pub struct AttentionPool {
+    weights: Weights,
+    shape: Shape,
+    tokens: usize,
+    head: Option<Head>,
+}
+
+const NAME: &str = "vision_model.head";
+const POST_NORM: &str = "vision_model.post_layernorm";
+
+impl AttentionPool {
+    /// For items of `tokens` tokens.
+    pub fn load(tensors: &Tensors, shape: Shape, tokens: usize, head: Option<Head>, device: &Device) -> Result<Self> {
+        let Shape { width, hidden, .. } = shape;
+        let mut wanted = vec![
+            (format!("{NAME}.probe"), vec![1, 1, width]),
+            (format!("{NAME}.attention.in_proj_weight"), vec![3 * width, width]),
+            (format!("{NAME}.attention.in_proj_bias"), vec![3 * width]),
+        ];
+        wanted.extend(pair(&format!("{NAME}.attention.out_proj"), &[width, width]));
+        wanted.extend(pair(&format!("{NAME}.mlp.fc1"), &[hidden, width]));
+        wanted.extend(pair(&format!("{NAME}.mlp.fc2"), &[width, hidden]));
+        for norm in [format!("{NAME}.layernorm"), POST_NORM.to_string()] {
+            wanted.extend(pair(&norm, &[width]));
+        }
+        Ok(Self { weights: tensors.weights(&wanted, device)?, shape, tokens, head })
+    }
+}
+
+impl Segment for AttentionPool {
+    fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
+        let Shape { width, heads, activation, eps, .. } = self.shape;
+        let scope = scope(&self.weights, tape);
+        let part = |of: &str| format!("{NAME}.{of}");
+        let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;
+        let items = x.dims()[0] / self.tokens;
+        // The projections of queries, keys and values lie in one matrix.
+        let weight = scope.weight::<2>(&part("attention.in_proj_weight"))?;
+        let bias = scope.weight::<1>(&part("attention.in_proj_bias"))?;
+        let projected = |x: Burn<2>, third: usize| {
+            let rows = third * width;
+            ops::linear(x, weight.clone().narrow(0, rows, width), Some(bias.clone().narrow(0, rows, width)))
+        };
+        let q = projected(scope.weight::<3>(&part("probe"))?.reshape([1, width]), 0);
+        let (k, v) = (projected(x.clone(), 1), projected(x, 2));
+        let mixed = (0..items).map(|i| {
+            let rows = |x: &Burn<2>| x.clone().narrow(0, i * self.tokens, self.tokens);
+            ops::attention_with(q.clone(), rows(&k), rows(&v), heads, AttentionOptions::default())
+        });
+        let x = scope.linear(Burn::cat(mixed.collect(), 0), &part("attention.out_proj"))?;
+        let wide = scope.linear(norm(&scope, x.clone(), &part("layernorm"), eps)?, &part("mlp.fc1"))?;
+        let embedding = x + scope.linear(activated(wide, activation), &part("mlp.fc2"))?;
+        match &self.head {
+            Some(head) => Ok(head.run(embedding)?.into()),
+            None => Ok(embedding.into()),
+        }
+    }
+}
