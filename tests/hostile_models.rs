@@ -95,9 +95,11 @@ fn a_template_renders_the_same_beside_the_program_as_in_it() {
     refused(&output, "does not read `thinking`");
 }
 
-/// Some nest less deeply than they look: those are rendered.
+/// Some nest less deeply than they look: those are rendered, though not all to a prompt that fits.
 fn rendered_or_refused(output: &Output) {
-    assert!(output.status.success() || text(output).contains("chat template"), "{}", text(output));
+    let text = text(output);
+    let ends = output.status.success() || text.contains("chat template") || text.contains("the model's context");
+    assert!(ends, "{text}");
 }
 
 #[test]

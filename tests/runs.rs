@@ -106,7 +106,7 @@ fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is
             "training.learning_rate=1e-2",
             "evaluation.metadata=metadata.csv",
             "evaluation.every=1",
-            "evaluation.check=[{name: brightness, target: 0}, {name: motion, wanted: reference}]",
+            "evaluation.check=[{name: brightness, target: 0}, {name: sharpness, wanted: reference}]",
         ],
     ]
     .concat();
@@ -126,7 +126,7 @@ fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is
     assert!((2..9).contains(&steps) && ended["stopped"].as_str().unwrap().contains("`brightness`"), "{ended}");
     assert!(ended["unseen_gain"]["ci95"][0].as_f64().unwrap() > 0.0, "{ended}");
     assert!(ended["unseen_check_brightness_gain"]["ci95"][1].as_f64().unwrap() < 0.0, "{ended}");
-    assert!(ended["unseen_check_motion_before"].is_number() && ended["unseen_check_before"].is_number(), "{ended}");
+    assert!(ended["unseen_check_sharpness_before"].is_number() && ended["unseen_check_before"].is_number(), "{ended}");
     let rows = world.metrics("run");
     assert!(rows.last().unwrap()["eval/checks_falling"].as_f64().unwrap() >= 1.0, "{rows:?}");
     assert!(world.path("run/samples/after/unseen-003.mp4").is_file() && world.path("run/comparison.mp4").is_file());

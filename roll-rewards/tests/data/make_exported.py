@@ -131,8 +131,8 @@ def main():
         (y * torch.tensor(noise(y.numel(), 2)).reshape(y.shape)).sum().backward()
         golden[name] = {
             "input": shape,
-            "output": [round(v, 7) for v in y.flatten().tolist()],
-            "gradient": [round(v, 7) for v in x.grad.flatten().tolist()[::7]],
+            "output": [float(f"{v:.8g}") for v in y.flatten().tolist()],
+            "gradient": [float(f"{v:.8g}") for v in x.grad.flatten().tolist()[::7]],
         }
         for exporter in ["script", "dynamo"]:
             path = str(OUT / f"{name}_{exporter}.onnx")

@@ -30,6 +30,8 @@ struct State {
     environments: Environments,
     thread: Option<JoinHandle<(Environments, Result<Played>)>>,
     played: Option<Result<Played>>,
+    /// What the step under way trains on, where it was played ahead.
+    taken: Option<Played>,
 }
 
 impl Stage {
@@ -66,8 +68,15 @@ impl Stage {
 
     /// The rollout that was played for `step`; `None` when there is none.
     pub fn take(&mut self, step: u64) -> Result<Option<Vec<Episode>>> {
-        let played = self.landed().played.take().transpose()?;
-        Ok(played.filter(|played| played.step == step).map(|played| played.episodes))
+        let mut state = self.landed();
+        state.taken = state.played.take().transpose()?.filter(|played| played.step == step);
+        Ok(state.taken.as_ref().map(|played| played.episodes.clone()))
+    }
+
+    /// The step that took its rollout was not done: it will be done again, from the same episodes.
+    pub fn undo(&mut self) {
+        let mut state = self.landed();
+        state.played = state.taken.take().map(Ok);
     }
 
     /// The rollout that was played ahead, for a checkpoint. One that failed is none: it is played again.
