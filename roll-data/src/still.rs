@@ -18,8 +18,8 @@ use crate::picture::{MAX_SIDE, Picture, check_size};
 
 /// Of a picture as it is decoded.
 const MAX_BYTES: u64 = 512 << 20;
-/// Of all frames of a GIF that are decoded: two thousand of full HD, about ten seconds.
-const MAX_GIF_PIXELS: u64 = 1 << 32;
+/// Of all frames of a GIF that are decoded: five hundred of full HD, about ten seconds.
+const MAX_GIF_PIXELS: u64 = 1 << 30;
 
 fn limits() -> Limits {
     let mut limits = Limits::default();

@@ -9,12 +9,20 @@ use roll_core::{Error, Result};
 
 use super::{Row, named};
 
+/// Bytes of an object on its line. As values it may take thirty times the room of its text.
+const MAX_OBJECT: usize = 4 << 20;
+/// Bytes of a list, of which one object may be nearly all.
+const MAX_LIST: usize = 64 << 20;
+
 /// Objects one a line.
 pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
     let mut found = Vec::new();
     for (i, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
         let line = i as u64 + 1;
         let bad = |problem: String| Error::bad_file(path, format!("line {line}: {problem}"));
+        if text.len() > MAX_OBJECT {
+            return Err(bad(format!("{} bytes are too many for one object (at most {MAX_OBJECT})", text.len())));
+        }
         let object = serde_json::from_str(text).map_err(|e| {
             bad(format!("expected a JSON object (one a line; several lines of one need a list, [...]): {e}"))
         })?;
@@ -25,6 +33,11 @@ pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
 
 /// A list of objects; rows have their numbers in it.
 pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
+    if text.len() > MAX_LIST {
+        let problem =
+            format!("{} bytes are too many for a list (at most {MAX_LIST}); write its objects one a line", text.len());
+        return Err(Error::bad_file(path, problem));
+    }
     // One object at a time: as values they take ten times the room of their text.
     let mut collected = Collected { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
