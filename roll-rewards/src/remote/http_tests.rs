@@ -139,7 +139,7 @@ fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
 #[test]
 fn an_answer_that_drips_is_given_up_in_time() {
     let begun = Instant::now();
-    for head in ["HTTP/1.1 200 OK\r\nX-Slow: ", "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nROLL\x09\x00\x00\x00"]
+    for head in ["HTTP/1.1 200 OK\r\nX-Slow: ", "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nROLL\x7f\x00\x00\x00"]
     {
         let (url, served) = serve_on_and_on(head, b"X".to_vec(), Duration::from_millis(50));
         let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.4)).map(drop).unwrap_err();
