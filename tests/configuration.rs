@@ -154,3 +154,11 @@ fn a_run_follows_a_schedule_with_options() {
     let again: Vec<f64> = world.metrics("cut").iter().map(|row| row["lr"].as_f64().unwrap()).collect();
     assert_eq!(again, rates);
 }
+
+#[test]
+fn the_page_of_all_keys_is_what_the_program_prints() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/configuration-reference.md"));
+    let printed = World::new(0).done(&["config", "--reference", "--format", "markdown"]);
+    let remedy = "roll config --reference --format markdown > docs/src/configuration-reference.md";
+    assert!(page.unwrap() == printed, "another page is printed now: {remedy}");
+}

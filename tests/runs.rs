@@ -362,7 +362,7 @@ fn sample_prompts_of_a_model_without_videos_are_refused() {
 
 #[test]
 fn a_secret_of_the_environment_stands_in_no_file_of_a_run_and_is_there_when_it_goes_on() {
-    const SECRET: &str = "tok-5up3r-5ecret";
+    const SECRET: &str = "tok-4711-0815-4242";
     let world = World::new(3);
     let told = world.path("told");
     let script = format!(r#"echo "$0" >> '{}'"#, told.display());
