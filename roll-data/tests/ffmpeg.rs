@@ -274,7 +274,7 @@ fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
         (middle..middle + 400).for_each(|i| bytes[i] ^= (i as u8).wrapping_mul(71));
         let damaged = format!("damaged-{name}");
         std::fs::write(dir.path().join(&damaged), &bytes).unwrap();
-        // In Matroska ffmpeg goes on behind a cut, and behind damage more often than not: which it is depends on its threads.
+        // In Matroska ffmpeg goes on behind a cut, and in some runs behind damage.
         if name != "a.mkv" {
             assert!(told(&cut).contains("cut-"), "{}", told(&cut));
             assert!(told(&damaged).contains("damaged-"), "{}", told(&damaged));
