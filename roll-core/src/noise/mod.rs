@@ -31,7 +31,7 @@ pub enum Purpose {
     Steps = 9,
     /// Noise that generated samples are mixed with, to train on them.
     Noising = 10,
-    /// Noise levels and steps that policy gradients are trained at.
+    /// Noise levels and steps that are trained at, of policy gradients and of Reward-FL.
     Levels = 11,
     /// Noise that clips are mixed with, to train on them beside generated samples.
     Clips = 12,
