@@ -1,4 +1,4 @@
-//! What the model is trained on: a player that tells what it sees on the map and then plays badly.
+//! Conversations about FrozenLake: a player that tells what it sees on the map and then plays badly.
 
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngCore};
@@ -7,18 +7,11 @@ use roll_algos::environments::frozen_lake::FrozenLakeOptions;
 use roll_core::{Environment, Message, Noise, Purpose, Result};
 use serde_json::{Value, json};
 
+use crate::Player;
+
 /// Turns of a conversation.
 const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
-
-/// How the player moves.
-#[derive(Clone, Copy, Debug)]
-pub struct Player {
-    /// Of five moves, how many lead away from the goal; the others are drawn from all four.
-    pub away: u32,
-    /// Moves may lead into holes that another would avoid.
-    pub careless: bool,
-}
 
 /// Conversation number `index`: an episode of FrozenLake.
 pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {

@@ -1,19 +1,35 @@
-//! Makes the small language model that is built in: it reads the map of FrozenLake and answers in the right form, but
-//! keeps away from the goal.
+//! Makes small language models for an agent to start from: they read the map of FrozenLake or Sokoban and answer in the
+//! right form, but keep away from the goal. The one for FrozenLake is built in.
 
-mod play;
+mod lake;
+mod sokoban;
 mod tokenizer;
 mod weights;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use roll_core::{Error, Noise, Result};
 
-use play::Player;
+/// How the player moves.
+#[derive(Clone, Copy, Debug)]
+struct Player {
+    /// Of five moves, how many lead away from the goal; the others are drawn from all four.
+    away: u32,
+    /// Moves may lead to where nothing can be won any more: into holes, boxes into corners.
+    careless: bool,
+}
 
-/// Makes the small language model that is built in.
+/// What a model learns to read.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum World {
+    FrozenLake,
+    Sokoban,
+}
+
+/// Makes small language models for an agent to start from.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -27,13 +43,16 @@ enum Command {
         /// Directory to make: `model/` and `conversations.jsonl` go there.
         #[arg(default_value = "target/demo-agent")]
         work: PathBuf,
+        /// Environment that the conversations are about.
+        #[arg(long, value_enum, default_value_t = World::FrozenLake)]
+        world: World,
         /// How many conversations.
         #[arg(long, default_value_t = 20_000)]
         conversations: u64,
         /// Of five moves, how many lead away from the goal; the others are random.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=5))]
         away: u32,
-        /// The player steps into holes that it could avoid.
+        /// The player steps into holes and pushes boxes into corners that it could avoid.
         #[arg(long)]
         careless: bool,
         /// Key of weights and worlds.
@@ -70,16 +89,20 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Prepare { work, conversations, away, careless, seed } => {
+        Command::Prepare { work, world, conversations, away, careless, seed } => {
             let noise = Noise::new(*seed);
             let player = Player { away: *away, careless: *careless };
             let model = work.join("model");
             std::fs::create_dir_all(&model).map_err(Error::file("create the directory", &model))?;
-            write(&model.join("tokenizer.json"), &tokenizer::json().to_string())?;
+            write(&model.join("tokenizer.json"), &tokenizer::json(*world).to_string())?;
             write(&model.join("chat_template.jinja"), tokenizer::TEMPLATE)?;
-            write(&model.join("config.json"), &format!("{:#}\n", weights::config()))?;
-            weights::untrained(&model.join("model.safetensors"), &noise)?;
-            let lines = (0..*conversations).map(|i| play::conversation(&noise, i, player).map(|c| format!("{c}\n")));
+            write(&model.join("config.json"), &format!("{:#}\n", weights::config(*world)))?;
+            weights::untrained(&model.join("model.safetensors"), *world, &noise)?;
+            let conversation = match world {
+                World::FrozenLake => lake::conversation,
+                World::Sokoban => sokoban::conversation,
+            };
+            let lines = (0..*conversations).map(|i| conversation(&noise, i, player).map(|c| format!("{c}\n")));
             write(&work.join("conversations.jsonl"), &lines.collect::<Result<String>>()?)
         }
         Command::Install { weights, work, out } => {

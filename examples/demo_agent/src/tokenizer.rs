@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::World;
+
 /// `<|role|>content<|end|>` for each message.
 pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}\
     {%- endfor %}{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
@@ -9,8 +11,8 @@ pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role
 /// Tokens with a meaning of their own.
 const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 
-/// Words of the game.
-const WORDS: [&str; 27] = [
+/// Words of both games; what Sokoban alone needs is at the end.
+const WORDS: [&str; 29] = [
     "<think>",
     "</think>",
     "<answer>",
@@ -38,19 +40,33 @@ const WORDS: [&str; 27] = [
     " 8",
     " 9",
     "\n",
+    " box",
+    " walls",
 ];
 
+/// Words of Sokoban that FrozenLake does not have.
+const SOKOBAN_WORDS: usize = 2;
+
+fn words(world: World) -> &'static [&'static str] {
+    match world {
+        World::FrozenLake => &WORDS[..WORDS.len() - SOKOBAN_WORDS],
+        World::Sokoban => &WORDS,
+    }
+}
+
 /// Number of tokens.
-pub const VOCABULARY: usize = 256 + SPECIAL.len() + WORDS.len();
+pub fn vocabulary(world: World) -> usize {
+    256 + SPECIAL.len() + words(world).len()
+}
 
 /// Id of the token that ends a turn.
 pub const END: usize = 256 + SPECIAL.len() - 1;
 
 /// The `tokenizer.json`.
-pub fn json() -> Value {
+pub fn json(world: World) -> Value {
     let vocab: Map<String, Value> = (0..=255u8).map(|byte| (written(byte).to_string(), json!(byte))).collect();
     let special = SPECIAL.iter().map(|text| (text, true));
-    let words = WORDS.iter().map(|text| (text, false));
+    let words = words(world).iter().map(|text| (text, false));
     let added: Vec<Value> = special
         .chain(words)
         .enumerate()
@@ -92,13 +108,16 @@ mod tests {
 
     #[test]
     fn any_text_comes_back_and_words_are_one_token() {
-        let tokenizer = Tokenizer::parse(json().to_string().as_bytes()).unwrap();
-        assert_eq!(tokenizer.vocabulary(), VOCABULARY);
+        let tokenizer = Tokenizer::parse(json(World::FrozenLake).to_string().as_bytes()).unwrap();
+        assert_eq!(tokenizer.vocabulary(), vocabulary(World::FrozenLake));
         for text in ["<|user|>P_O\n__G<|end|>", "at 2 3, goal 1 4: up 1 right 1", "Übermut √ \u{0}\u{7f}"] {
             assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
         }
         assert_eq!(tokenizer.encode("<|end|>").unwrap(), [END as u32]);
         assert_eq!(tokenizer.encode("<answer>Left</answer><|end|>").unwrap().len(), 4);
         assert_eq!(tokenizer.encode("__P_\nO_G_").unwrap().len(), 9);
+        let tokenizer = Tokenizer::parse(json(World::Sokoban).to_string().as_bytes()).unwrap();
+        assert_eq!(tokenizer.vocabulary(), vocabulary(World::Sokoban));
+        assert_eq!(tokenizer.encode(" box walls").unwrap().len(), 2);
     }
 }

@@ -9,15 +9,16 @@ use roll_models::causal_lm::LmConfig;
 use roll_models::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
 
-use crate::tokenizer::{END, VOCABULARY};
+use crate::World;
+use crate::tokenizer::{END, vocabulary};
 
 /// Standard deviation of the embedding, which is the output layer too.
 const EMBEDDING: f64 = 0.1;
 
 /// The `config.json`.
-pub fn config() -> Value {
+pub fn config(world: World) -> Value {
     json!({
-        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 192,
+        "model_type": "llama", "vocab_size": vocabulary(world), "hidden_size": 64, "intermediate_size": 192,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu",
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "max_position_embeddings": 2048,
         "eos_token_id": END,
@@ -25,8 +26,9 @@ pub fn config() -> Value {
 }
 
 /// Writes normal weights of variance 1 / inputs, less for the layers that add to the residual stream; norms are 1.
-pub fn untrained(path: &Path, noise: &Noise) -> Result<()> {
-    let config = LmConfig::parse(config().to_string().as_bytes()).map_err(|problem| Error::bad_file(path, problem))?;
+pub fn untrained(path: &Path, world: World, noise: &Noise) -> Result<()> {
+    let config =
+        LmConfig::parse(config(world).to_string().as_bytes()).map_err(|problem| Error::bad_file(path, problem))?;
     let mut state = StateDict::new();
     for (i, (name, shape)) in config.weights().into_iter().enumerate() {
         let mut rng = noise.generator(Purpose::Parameters, 0, i as u64);

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Hidden states of some tokens, and where those stand in a grid `[B, T]` of all samples.
+/// What the head reads of some tokens, and where those stand in a grid `[B, T]` of all samples.
 pub struct Features {
-    /// Width of a hidden state.
+    /// Number of values of a token.
     pub dim: usize,
     /// Row and column of each token.
     pub cells: Vec<(usize, usize)>,
-    /// Their hidden states, `[cells, dim]` row-major.
+    /// Hidden states and their running means, `[cells, dim]` row-major.
     pub states: Vec<f32>,
 }
 

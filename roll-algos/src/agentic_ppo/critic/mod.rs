@@ -1,6 +1,8 @@
 //! The critic of generalized advantage estimation: what a state of the conversation is worth.
 //!
-//! It is a linear head on the policy's hidden states, taken as they are: no gradient flows into the policy. Rejected: a
+//! It is a linear head on the policy's hidden states, the last one and a running mean of those before it, taken as they
+//! are: no gradient flows into the policy. The last state alone explains nothing of the returns: it speaks of the next
+//! token. The mean speaks of what the agent has read and planned in its last words. Rejected: a
 //! network of its own, or an adapter of its own on the policy's base. Either needs a second backward pass through the
 //! network, optimizer state of its size, and a place for it in every checkpoint; the head's gradient is a product in f64,
 //! its state a few thousand numbers, and its passes over the tokens of a step read hidden states that one forward pass of
@@ -65,7 +67,11 @@ impl Critic {
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));
         if head.dim() != dim {
-            let problem = format!("the critic was trained on hidden states of {}, the model's have {dim}", head.dim());
+            let problem = format!(
+                "the critic was trained on {} features of a token, and the model gives {dim} (its hidden state, and the \
+                 mean of those before): continue with the model and the version of roll that the run began with",
+                head.dim()
+            );
             return Err(Error::Misuse(problem));
         }
         let own = head.values(&features);
@@ -159,16 +165,19 @@ fn features(
         let [_, columns_found, dim] = *states.shape() else {
             return Err(Error::shape("hidden states", format!("[{}, {width}, D]", chosen.len()), states.shape()));
         };
-        if columns_found != width || (features.dim != 0 && features.dim != dim) {
-            return Err(Error::shape("hidden states", format!("[B, {width}, {}]", features.dim), states.shape()));
+        if columns_found != width || (features.dim != 0 && features.dim != 2 * dim) {
+            return Err(Error::shape("hidden states", format!("[B, {width}, {}]", features.dim / 2), states.shape()));
         }
-        features.dim = dim;
+        features.dim = 2 * dim;
         let states = states.f32s()?;
         for (sample, row) in rows.iter().zip(evaluated.rows()) {
+            let mut recent = RunningMean::new(dim);
             // The state after token t speaks of token t + 1, which column t has.
             for t in columns(wanted, *sample) {
+                let state = &states[(row * width + t) * dim..][..dim];
                 features.cells.push((*sample, t));
-                features.states.extend_from_slice(&states[(row * width + t) * dim..][..dim]);
+                features.states.extend_from_slice(state);
+                features.states.extend(recent.with(state));
             }
         }
     }
@@ -176,4 +185,26 @@ fn features(
         return Err(Error::NonFinite { what: format!("a hidden state that `{NAME}` reads"), value: f64::from(*value) });
     }
     Ok(features)
+}
+
+/// The mean of the states of a sample so far, with more weight on the later ones.
+struct RunningMean {
+    sum: Vec<f32>,
+    weight: f32,
+}
+
+impl RunningMean {
+    /// What a state still counts after the next one: the mean reaches back over the words of about one turn.
+    const KEPT: f32 = 15.0 / 16.0;
+
+    fn new(dim: usize) -> Self {
+        Self { sum: vec![0.0; dim], weight: 0.0 }
+    }
+
+    /// The mean with one more state.
+    fn with(&mut self, state: &[f32]) -> impl Iterator<Item = f32> + '_ {
+        self.weight = Self::KEPT * self.weight + 1.0;
+        self.sum.iter_mut().zip(state).for_each(|(sum, value)| *sum = Self::KEPT * *sum + value);
+        self.sum.iter().map(|sum| sum / self.weight)
+    }
 }
