@@ -111,8 +111,7 @@ fn subject_of(headline: &Headline) -> Subject {
 /// A panel per check: its change beside the reward's, on the clips that are not trained on if there are any.
 fn checks(names: &BTreeSet<String>) -> Vec<Sketch> {
     let sets = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check"));
-    // `unseen` says most; it is last in the alphabet of most labels.
-    let Some(set) = sets.clone().find(|set| *set == "unseen").or_else(|| sets.last()) else { return Vec::new() };
+    let Some(set) = sets.max_by_key(|set| *set == "unseen") else { return Vec::new() };
     let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
     let each: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
     let sketch = |metric: &String, name: String| Sketch {
