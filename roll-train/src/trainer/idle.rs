@@ -29,8 +29,8 @@ pub(super) struct Course {
     pub(super) rate_is_zero: bool,
 }
 
-/// Fails once too many steps in a row trained nothing. It depends on the record alone, so that all ranks agree, and so
-/// does a run that was resumed.
+/// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
+/// ranks agree, and so does a run that was resumed.
 pub(super) fn check(record: &Record, course: Course) -> Result<()> {
     let Course { done, steps, batch, limit, rate_is_zero } = course;
     let idle = record.idle_steps;
@@ -59,8 +59,8 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
         }
         (format!("every update of {which} was left out"), why)
     } else if rate_is_zero {
-        let why = "the learning rate was 0: `training.warmup_steps` begins at 0, `training.learning_rate` may be 0. Take \
-                   more steps, or set `training.warmup_steps: 0`";
+        let why = "the learning rate was 0: `training.warmup_steps` begins at 0, `training.learning_rate` may be 0. \
+                   Take more steps, or set `training.warmup_steps: 0`";
         (format!("no parameter changed in {which}"), why.into())
     } else {
         let why = "the gradient is 0 or the learning rate is: look at `actor/grad_norm` and `lr` in the metrics, at \

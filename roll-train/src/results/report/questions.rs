@@ -1,5 +1,5 @@
-//! The four questions that a reader has: is it learning, is it hacking the reward, is it stable, where does the time go?
-//! Each has an answer in a sentence per run, and plots.
+//! The four questions of a reader: is it learning, is it hacking the reward, is it stable, where does the time go? Each
+//! has an answer in a sentence per run, and plots.
 
 use std::collections::BTreeSet;
 
