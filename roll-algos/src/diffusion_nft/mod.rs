@@ -369,5 +369,5 @@ fn passes(options: &Options) -> Result<Passes> {
     let references = draws * if config.kl_weight > 0.0 { 2 } else { 1 };
     let forward = config.group_size * velocities * steps + draws;
     let videos = Videos { count: config.group_size, at_once: config.at_once, references };
-    Ok(Passes { forward, pulled: draws, steps: Some([steps, config.levels_per_video]), videos: Some(videos) })
+    Ok(Passes { forward, pulled: draws, steps: Some([steps, config.levels_per_video]), videos: Some(videos), ..Passes::default() })
 }

@@ -380,5 +380,5 @@ fn passes(options: &Options) -> Result<Passes> {
     let forward = config.group_size * velocities * steps + velocities * draws;
     let at_once = recorded * config.at_once;
     let videos = Videos { count: config.group_size, at_once, references };
-    Ok(Passes { forward, pulled: recorded * draws, steps: Some([steps, config.window]), videos: Some(videos) })
+    Ok(Passes { forward, pulled: recorded * draws, steps: Some([steps, config.window]), videos: Some(videos), ..Passes::default() })
 }

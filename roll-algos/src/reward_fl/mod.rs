@@ -307,5 +307,8 @@ fn passes(options: &Options) -> Result<Passes> {
         (true, GuidanceGradient::Both) => (2, 2),
     };
     let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
-    Ok(Passes { forward, pulled, steps: Some([steps, trained]), videos: None })
+    // Videos of one sample come one after another, and its clip after them.
+    let videos = config.trained_steps.videos();
+    let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
+    Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, videos: None })
 }
