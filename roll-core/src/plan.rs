@@ -34,8 +34,8 @@ pub struct Passes {
     /// Passes that are recorded at once, before they are pulled back; absent: all of those, or [`Videos::at_once`].
     #[serde(default)]
     pub held: Option<usize>,
-    /// Videos that are decoded without gradient, and those whose decoding is pulled back, one after another; absent: one
-    /// of the latter, or [`Videos::count`] of the former.
+    /// Videos that are decoded without gradient, and those whose decoding is pulled back, one after another; absent:
+    /// one of the latter, or [`Videos::count`] of the former.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
 }

@@ -30,8 +30,7 @@ use roll_core::plan::Passes;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
-    Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
-    Video,
+    Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
@@ -45,7 +44,7 @@ pub use truncation::TrainedSteps;
 use crate::flow_matching::DataTerm;
 use crate::ranks::{draw_key, repeats};
 use crate::sampling::{Conditions, GuidanceGradient};
-use crate::scoring::{self, Generation, Measured, Prepared, Prospect};
+use crate::scoring::{self, Generation, Measured, Prepared, Prospect, pull_frames};
 use crate::{AlgorithmError, update};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
@@ -261,12 +260,6 @@ impl RewardFl {
         }
         Ok(Outcome::Scored(scored))
     }
-}
-
-/// Pulls the slope of the loss in the score back to the cotangent of the latents.
-fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
-    let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
-    decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)
 }
 
 /// The reward of the step.
