@@ -182,8 +182,8 @@ custom_envs:
 ";
 
 /// Keys with and without effect of the two configurations below.
-const PPO_COUNTS: (usize, usize) = (0, 0);
-const GIGPO_COUNTS: (usize, usize) = (0, 0);
+const PPO_COUNTS: (usize, usize) = (57, 32);
+const GIGPO_COUNTS: (usize, usize) = (64, 31);
 
 /// The environments with a prompt for each turn.
 fn with_single_turns(environments: &str) -> String {
@@ -260,7 +260,7 @@ fn rolls_agentic_configurations_run_unchanged() {
     let turns = AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "");
     for (name, text) in [
         ("examples/agent/ppo.yaml", AGENT.replace("ADVANTAGE\n", "")),
-        ("examples/agent/gigpo.yaml", turns.replace("own_envs", "own_steps")),
+        ("examples/agent/gigpo.yaml", turns.replace("own_envs", "own_steps").replace("length: 600", "length: 1500")),
         ("examples/config/own_envs.yaml", ENVIRONMENTS.to_string()),
         ("examples/config/own_steps.yaml", with_single_turns(ENVIRONMENTS)),
     ] {
