@@ -112,14 +112,14 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
         adv_estimator: crate::agentic_ppo::advantages::Estimator::Gigpo,
         agent_template: "{history_length}[{history}]{observation}".into(),
         // Of a turn, not of the episode.
-        sequence_length: 80,
+        sequence_length: 130,
         ..config()
     };
     config.check().unwrap();
     let mut model = Bigram::of("xy");
     let played = rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap();
     let samples = crate::agentic_ppo::batch::samples(&played, true);
-    assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 80));
+    assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 130));
     for sample in samples {
         let episode = &played[sample.episode];
         let step = &episode.steps[sample.turn];
