@@ -15,6 +15,19 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
     Ok(Burn::from_data(TensorData::new(tensor.to_f32_vec(), shape), (device, DType::F32)))
 }
 
+/// Replaces each number by its exponential, to about one unit in the last place; gives their sum.
+pub fn exponentials(values: &mut [f32]) -> f32 {
+    #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+    {
+        crate::ops::exponentials(values)
+    }
+    #[cfg(not(all(feature = "flex", not(feature = "portable-kernels"))))]
+    {
+        values.iter_mut().for_each(|value| *value = value.exp());
+        values.iter().sum()
+    }
+}
+
 /// As [`to_device`], of any rank.
 pub fn to_device_nd(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
     let flat = to_device::<1>(&tensor.reshape([tensor.len()])?, device)?;

@@ -1,9 +1,11 @@
 //! Layers as a forward pass sees them: frozen weights, trainable parameters and LoRA under one name.
 
-use burn::tensor::{DType, Tensor};
+use std::sync::Arc;
+
+use burn::tensor::{DType, Int, Tensor};
 use roll_core::Result;
 
-use crate::{ParameterSegment, Tape, Weights, ops, weights};
+use crate::{BlockMatrix, ParameterSegment, Tape, Weights, ops, weights};
 
 /// The weights of one segment during one forward pass.
 ///
@@ -39,15 +41,68 @@ impl Scope<'_> {
         }
     }
 
-    /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional.
+    /// Some rows of the matrix `name`, f32.
+    pub fn rows(&self, name: &str, ids: Tensor<1, Int>) -> Result<Tensor<2>> {
+        let rows = match self.parameter::<2>(name) {
+            Some(parameter) => parameter.select(0, ids),
+            None => weights::get(self.weights, name)?.select(ids)?,
+        };
+        Ok(if rows.dtype() == DType::F32 { rows } else { rows.cast(DType::F32) })
+    }
+
+    /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional. Of a weight in
+    /// blocks the products are f32.
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
-        let weight = self.matrix(&format!("{name}.weight"))?;
+        let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
-        let (down, up) = (self.parameter::<2>(&lora_a(name)), self.parameter::<2>(&lora_b(name)));
-        Ok(match (down, up) {
-            (Some(down), Some(up)) => ops::linear_lora(x, weight, bias, down, up, self.lora_scale),
-            _ => ops::linear(x, weight, bias),
+        let lora = self.lora(name);
+        if let Some(blocks) = self.blocks(&key) {
+            let y = ops::linear_blocks(x.clone(), blocks, bias);
+            return Ok(match lora {
+                Some((down, up)) => y + ops::linear(ops::linear(x, down, None), up, None) * self.lora_scale,
+                None => y,
+            });
+        }
+        let weight = self.matrix(&key)?;
+        Ok(match lora {
+            Some((down, up)) => ops::linear_lora(x, weight, bias, down, up, self.lora_scale),
+            None => ops::linear(x, weight, bias),
         })
+    }
+
+    /// As [`Scope::linear`], for passes that are not differentiated: see [`ops::linear_rows`].
+    pub fn linear_rows(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let key = format!("{name}.weight");
+        let bias = self.optional::<1>(&format!("{name}.bias"))?;
+        let lora = self.lora(name);
+        let (x, y) = match self.blocks(&key) {
+            Some(blocks) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
+            None => {
+                let weight = match (self.products, self.parameter::<2>(&key)) {
+                    (DType::F32, None) => weights::get(self.weights, &key)?.stored()?,
+                    _ => self.matrix(&key)?,
+                };
+                let x = if x.dtype() == self.products { x } else { x.cast(self.products) };
+                (x.clone(), ops::linear_rows(x, weight, bias))
+            }
+        };
+        let Some((down, up)) = lora else { return Ok(y) };
+        let dtype = x.dtype();
+        let [down, up] = [down, up].map(|matrix| if matrix.dtype() == dtype { matrix } else { matrix.cast(dtype) });
+        let inner = ops::linear_rows(x, down, None);
+        let inner = if inner.dtype() == dtype { inner } else { inner.cast(dtype) };
+        Ok(y + ops::linear_rows(inner, up, None) * self.lora_scale)
+    }
+
+    /// The weight `name`, if it is frozen and in blocks.
+    fn blocks(&self, name: &str) -> Option<&Arc<BlockMatrix>> {
+        let trained = self.trainable.is_some_and(|all| all.get(name).is_some());
+        if trained { None } else { self.weights.get(name)?.blocks() }
+    }
+
+    /// The low-rank part of the layer `name`.
+    fn lora(&self, name: &str) -> Option<(Tensor<2>, Tensor<2>)> {
+        self.parameter::<2>(&lora_a(name)).zip(self.parameter::<2>(&lora_b(name)))
     }
 
     /// The weight `name` in the dtype that products are taken in.

@@ -10,6 +10,7 @@
 // burn-tch is deprecated upstream, and the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]
 
+pub mod blocks;
 pub mod chain;
 pub mod device;
 pub mod error;
@@ -35,6 +36,7 @@ pub mod weights;
 #[path = "../tests/flat_model/mod.rs"]
 mod flat_model;
 
+pub use blocks::BlockMatrix;
 pub use chain::{Chain, ChainRecord, Memory, Segment};
 pub use device::{Backend, device, product_dtype};
 pub use error::BackendError;

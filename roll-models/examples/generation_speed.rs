@@ -4,7 +4,7 @@
 //! cargo run --release -p roll-models --example generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf [PROMPT_TOKENS [NEW_TOKENS]]
 //! ```
 //!
-//! Prints a line of JSON: the seconds of a call for one new token (prompts are read, one token is drawn), those of a call
+//! `bench/generation_batch.py` runs it beside transformers. Prints a line of JSON: the seconds of a call for one new token (prompts are read, one token is drawn), those of a call
 //! for all of them, and what follows from the two. No answer ends early: ids that would end one are as long as the others.
 
 use std::time::Instant;
@@ -28,23 +28,31 @@ fn main() -> Result<()> {
     };
     let prompts: Vec<Vec<u32>> = (0..GROUPS * GROUP_SIZE).map(|i| prompt(i / GROUP_SIZE)).collect();
     let language = model.as_language().ok_or_else(|| roll_core::Error::Misuse("no language model".into()))?;
-    let mut seconds = |seed: u64, tokens: usize| -> Result<(f64, usize)> {
+    let mut seconds = |seed: u64, tokens: usize| -> Result<(f64, f64, usize)> {
         let sampling = Sampling { temperature: 1.0, seed, ..Sampling::greedy(tokens) };
-        let begun = Instant::now();
+        let (begun, cpu) = (Instant::now(), cpu_seconds());
         let made = language.generate(&prompts, &sampling)?;
-        Ok((begun.elapsed().as_secs_f64(), made.iter().map(|g| g.tokens.len()).sum()))
+        let count = made.iter().map(|g| g.tokens.len()).sum();
+        Ok((begun.elapsed().as_secs_f64(), cpu_seconds() - cpu, count))
     };
     seconds(1, 1)?;
-    let (first, _) = seconds(2, 1)?;
-    let (all, count) = seconds(3, new_tokens)?;
+    let (first, ..) = seconds(2, 1)?;
+    let (all, cpu, count) = seconds(3, new_tokens)?;
     let drawn = count.saturating_sub(prompts.len()) as f64;
     println!(
         "{}",
         serde_json::json!({
             "prompts": prompts.len(), "prompt_tokens": prompt_tokens, "tokens": count,
-            "seconds_first": first, "seconds": all, "tokens_per_second": count as f64 / all,
+            "seconds_first": first, "seconds": all, "cpu_seconds": cpu, "tokens_per_second": count as f64 / all,
             "decode_tokens_per_second": drawn / (all - first), "threads": rayon::current_num_threads(),
         })
     );
     Ok(())
+}
+
+/// Time that all threads of this process had on a processor, as Linux counts it in hundredths of a second.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

@@ -4,7 +4,7 @@
 use burn::tensor::DType;
 use roll_backends::{Weight, to_device, to_host};
 use roll_core::Tensor;
-use roll_models::causal_lm::head::{self, HeadRecord, HeadWeight};
+use roll_models::causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 
 use crate::case::Outcome;
 
@@ -24,7 +24,8 @@ impl FromLogits {
         (0..vocab).for_each(|i| identity[i * vocab + i] = 1.0);
         let weight = Weight::new(&Tensor::new(identity, [vocab, vocab])?, DType::F32, &device);
         let hidden = to_device::<2>(&logits.reshape([logits.len() / vocab, vocab])?, &device)?;
-        let (statistics, record) = head::evaluate(hidden, HeadWeight::Frozen(weight), targets)?;
+        let (statistics, record) =
+            head::evaluate(hidden, Head { weight: HeadWeight::Frozen(weight), softcap: None }, targets)?;
         Ok(Self { log_probs: statistics.log_probs, entropy: statistics.entropy, record })
     }
 

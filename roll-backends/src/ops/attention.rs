@@ -15,6 +15,10 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
     pub causal: bool,
+    /// How many of those it sees, the last ones; all unless given. With `causal` alone.
+    pub window: Option<usize>,
+    /// What scores `s` are bounded by: they become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
     /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
     pub products: Option<DType>,
 }
@@ -40,7 +44,9 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     let dtype = q.dtype();
     let products = options.products.unwrap_or(dtype);
     let [q, k, v] = [q, k, v].map(|x| in_dtype(x, products).into_dispatch());
-    let call = AttentionCall { heads, scale, causal: options.causal };
+    let AttentionOptions { causal, window, softcap, .. } = options;
+    assert!(causal || window.is_none(), "a window without a causal mask");
+    let call = AttentionCall { heads, scale, causal, window, softcap };
     let out = Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, call));
     in_dtype(out, dtype)
 }
@@ -75,6 +81,17 @@ pub struct AttentionCall {
     pub scale: f32,
     /// Whether later keys are hidden.
     pub causal: bool,
+    /// How many keys a query sees at most, the last of those that are not hidden.
+    pub window: Option<usize>,
+    /// Bound of the scores: see [`AttentionOptions::softcap`].
+    pub softcap: Option<f32>,
+}
+
+impl AttentionCall {
+    /// Without window and bound, which not every kernel has.
+    pub(super) fn is_plain(&self) -> bool {
+        self.window.is_none() && self.softcap.is_none()
+    }
 }
 
 /// Attention and its gradients on one backend.

@@ -21,6 +21,8 @@ pub struct KeyPlace {
     pub slot: usize,
     /// Keys in that slot, from its beginning.
     pub tail: usize,
+    /// How many of those, the first ones, it does not see any more.
+    pub skip: usize,
 }
 
 /// What one call of [`attend_rows`] sees.
@@ -32,6 +34,17 @@ pub struct DecodeCall {
     pub key_heads: usize,
     /// Of each row of the queries.
     pub places: Arc<[KeyPlace]>,
+    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    pub scale: Option<f32>,
+    /// Bound of the scores: see [`super::AttentionOptions::softcap`].
+    pub softcap: Option<f32>,
+}
+
+impl DecodeCall {
+    /// The factor, for heads of `width` numbers.
+    pub(super) fn factor(&self, width: usize) -> f32 {
+        self.scale.unwrap_or_else(|| (1.0 / (width as f64).sqrt()) as f32)
+    }
 }
 
 /// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, where nothing but zeros was.
@@ -48,16 +61,16 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
 }
 
 /// Attention of one query a sequence: `q` `[N, heads * d]`; keys and values of the prompts `[P, key_heads * d]` and of the
-/// tails `[S, C, key_heads * d]`; scores are multiplied by `1 / sqrt(d)`. The result is as `q`.
+/// tails `[S, C, key_heads * d]`. The result is as `q`.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
-    let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity;
+    let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
     assert!(
         call.key_heads > 0
             && call.heads.is_multiple_of(call.key_heads)
             && channels * call.key_heads == width * call.heads
             && count == call.places.len()
-            && call.places.iter().all(|p| inside(p) && p.prompt.len() + p.tail > 0),
+            && call.places.iter().all(|p| inside(p) && p.prompt.len() + p.tail > p.skip),
         "queries {:?} of {} heads over keys {:?} and {:?} of {}",
         q.dims(),
         call.heads,
@@ -139,7 +152,7 @@ pub(super) fn attend_by_index<B: Backend>(
     tails: [FloatTensor<B>; 2],
     call: &DecodeCall,
 ) -> FloatTensor<B> {
-    let DecodeCall { heads, key_heads, places } = call;
+    let DecodeCall { heads, key_heads, places, .. } = call;
     let (count, sharing) = (places.len(), heads / key_heads);
     let q = Expression::<B>(q);
     let [_, channels] = q.dims();
@@ -155,7 +168,7 @@ pub(super) fn attend_by_index<B: Backend>(
         slots.push(place.slot as i64);
         let hidden = |hidden: bool| if hidden { HIDDEN } else { 0.0 };
         bias.extend((0..most_prompt).map(|i| hidden(i >= place.prompt.len())));
-        bias.extend((0..most_tail).map(|i| hidden(i >= place.tail)));
+        bias.extend((0..most_tail).map(|i| hidden(i < place.skip || i >= place.tail)));
     }
     let (from_prompts, slots) = (indices::<B>(from_prompts, &q.0), indices::<B>(slots, &q.0));
     let by_head = |prompts: FloatTensor<B>, tails: FloatTensor<B>| {
@@ -172,7 +185,11 @@ pub(super) fn attend_by_index<B: Backend>(
     let [[prompt_keys, prompt_values], [tail_keys, tail_values]] = [prompts, tails];
     let (k, v) = (by_head(prompt_keys, tail_keys), by_head(prompt_values, tail_values));
     let q = q.reshape([count, *key_heads, sharing, width]);
-    let scores = Expression::<B>(B::float_matmul(q.0, k.t().0)).cast(DType::F32) * (1.0 / (width as f64).sqrt());
+    let scores = Expression::<B>(B::float_matmul(q.0, k.t().0)).cast(DType::F32) * f64::from(call.factor(width));
+    let scores = match call.softcap.map(f64::from) {
+        Some(cap) => (scores * (1.0 / cap)).tanh() * cap,
+        None => scores,
+    };
     let bias = TensorData::new(bias, [count, 1, 1, keys]);
     let bias = Expression::<B>(B::float_from_data(bias, &scores.0.device()));
     let scores = scores + bias;

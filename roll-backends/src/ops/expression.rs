@@ -99,6 +99,11 @@ impl<B: Backend> Expression<B> {
         Self(B::float_recip(self.0))
     }
 
+    /// The hyperbolic tangent.
+    pub fn tanh(self) -> Self {
+        Self(B::float_tanh(self.0))
+    }
+
     /// Its square.
     pub fn squared(self) -> Self {
         self.clone() * self

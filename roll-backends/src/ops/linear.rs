@@ -13,10 +13,19 @@ use super::record::{Cotangents, record};
 /// The product is taken in the dtype of the weight: of a bf16 weight, x is rounded to bf16 too (and the sums are f32). On
 /// flex such a weight is widened instead, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-    let bias = checked_bias(&x, &weight, bias);
+    let bias = checked_bias(&x, weight.dims(), bias);
     let x = operand(x, &weight);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias))
+}
+
+/// `x W^T + b` as [`linear`], for passes that are not differentiated. The product is taken in the dtype of x; a bf16 weight
+/// for an f32 x is widened, on flex without ever being so as a whole. There, what a row gets does not depend on the others,
+/// to the bit.
+pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let bias = checked_bias(&x, weight.dims(), bias);
+    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as LinearOps>::linear_rows(x, weight, bias))
 }
 
 /// `x W^T + b + scale * (x A^T) B^T`: as [`linear`], with down `[rank, in]`, up `[out, rank]` and scale = alpha / rank.
@@ -29,7 +38,7 @@ pub fn linear_lora(
     up: Tensor<2>,
     scale: f64,
 ) -> Tensor<2> {
-    let bias = checked_bias(&x, &weight, bias);
+    let bias = checked_bias(&x, weight.dims(), bias);
     let [outputs, inputs] = weight.dims();
     let rank = down.dims()[0];
     assert!(
@@ -50,11 +59,12 @@ fn operand(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
     if x.dtype() == weight.dtype() { x } else { x.cast(weight.dtype()) }
 }
 
-fn checked_bias(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<1> {
-    let [outputs, inputs] = weight.dims();
-    assert_eq!(x.dims()[1], inputs, "columns of x for a weight of {:?}", weight.dims());
+/// The bias, zeros if there is none, for a weight of `shape`.
+pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor<1>>) -> Tensor<1> {
+    let [outputs, inputs] = shape;
+    assert_eq!(x.dims()[1], inputs, "columns of x for a weight of {shape:?}");
     if let Some(bias) = bias {
-        assert_eq!(bias.dims(), [outputs], "the bias for a weight of {:?}", weight.dims());
+        assert_eq!(bias.dims(), [outputs], "the bias for a weight of {shape:?}");
         return bias;
     }
     let device = if x.device().is_autodiff() { x.clone().inner().device() } else { x.device() };
@@ -81,6 +91,9 @@ pub trait LinearOps: Backend {
         up: FloatTensor<Self>,
         scale: f32,
     ) -> FloatTensor<Self>;
+
+    /// See [`linear_rows`].
+    fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The low-rank part of a layer.
@@ -112,6 +125,22 @@ pub trait LinearKernel: ProductKernel {
         let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
         let low = inner.clone().matmul(Expression(up).cast(dtype).t());
         ((y + low * f64::from(scale)).0, Some(inner.0))
+    }
+
+    /// See [`linear_rows`].
+    fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, weight, bias) = (Expression::<Self>(x), Expression::<Self>(weight), Expression::<Self>(bias));
+        let dtype = x.dtype();
+        if dtype == weight.dtype() {
+            return Self::linear_forward(x.0, weight.0, bias.0, None).0;
+        }
+        let [outputs, _] = weight.dims::<2>();
+        let parts = (0..outputs).step_by(CAST_OUTPUTS).map(|first| {
+            let part = first..(first + CAST_OUTPUTS).min(outputs);
+            let weight = weight.clone().narrow(0, part.clone()).cast(dtype);
+            Expression::<Self>(Self::linear_forward(x.0.clone(), weight.0, bias.clone().narrow(0, part).0, None).0)
+        });
+        Expression::<Self>::cat(parts.collect(), 1).0
     }
 
     /// The wanted ones of the gradients of x, weight, bias, down and up.
@@ -152,6 +181,9 @@ pub trait LinearKernel: ProductKernel {
     }
 }
 
+/// Outputs whose weights are in another dtype at a time.
+const CAST_OUTPUTS: usize = 1 << 13;
+
 /// The values of the forward pass that the backward pass of a linear layer needs.
 #[derive(Clone, Debug)]
 pub struct SavedLinear<T> {
@@ -177,6 +209,10 @@ impl<B: LinearKernel> LinearOps for B {
         scale: f32,
     ) -> FloatTensor<B> {
         B::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
+    }
+
+    fn linear_rows(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+        B::rows_forward(x, weight, bias)
     }
 }
 
@@ -206,5 +242,11 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
             let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
             (y, move |d_y, wanted| B::linear_backward(saved, d_y, wanted))
         })
+    }
+
+    /// No gradient flows.
+    fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (weight, bias) = (weight.into_primitive(), bias.into_primitive());
+        record::<B, C, _, 1>([x], |[x]| (B::rows_forward(x, weight, bias), |_, _| [None]))
     }
 }

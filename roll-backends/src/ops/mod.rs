@@ -8,6 +8,7 @@
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
 //! | `activation`   | `activation`              | `flex/activation`   | `libtorch/elementwise`    | `cube/activation`      |
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
+//! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | default                   | default                |
 //! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
@@ -24,6 +25,7 @@
 
 mod activation;
 mod attention;
+mod blocks;
 mod channel_norm;
 mod conv;
 mod cotangent;
@@ -51,12 +53,15 @@ mod tiled;
 
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
 pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
+pub use blocks::{BlockKernel, BlockOps, linear_blocks};
 pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
 pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
 pub use gate::{GateKernel, GateOps, gated_add};
-pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora};
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+pub(crate) use kernels::attention::exponentials;
+pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora, linear_rows};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};
 pub use product::{ProductKernel, ProductOps, product};
 pub use record::Cotangents;

@@ -4,12 +4,13 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel, LinearKernel,
-    NormKernel, ProductKernel, RopeKernel,
+    ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel,
+    LinearKernel, NormKernel, ProductKernel, RopeKernel,
 };
 
 impl ActivationKernel for Flex {}
 impl AttentionKernel for Flex {}
+impl BlockKernel for Flex {}
 impl ChannelNormKernel for Flex {}
 impl ConvKernel for Flex {}
 impl DecodeKernel for Flex {}

@@ -128,20 +128,34 @@ fn check(
 }
 
 fn attention_in_f64(x: &[Exact], heads: usize, scale: f64, causal: bool) -> Vec<f64> {
+    let window = if causal { Some(usize::MAX) } else { None };
+    bounded_attention_in_f64(x, heads, scale, window, None)
+}
+
+/// Of the keys up to its own place a query sees the last `window`; without it all there are.
+fn bounded_attention_in_f64(
+    x: &[Exact],
+    heads: usize,
+    scale: f64,
+    window: Option<usize>,
+    softcap: Option<f64>,
+) -> Vec<f64> {
     let (q, k, v) = (&x[0], &x[1], &x[2]);
     let d = q.columns / heads;
     let mut out = vec![0.0; q.rows * q.columns];
     for h in 0..heads {
         for i in 0..q.rows {
-            let visible = if causal { (i + 1 + k.rows - q.rows).min(k.rows) } else { k.rows };
-            let scores: Vec<f64> = (0..visible)
+            let end = if window.is_some() { (i + 1 + k.rows - q.rows).min(k.rows) } else { k.rows };
+            let first = end.saturating_sub(window.unwrap_or(end));
+            let scores: Vec<f64> = (first..end)
                 .map(|j| (0..d).map(|c| q.at(i, h * d + c) * k.at(j, h * d + c)).sum::<f64>() * scale)
+                .map(|score| softcap.map_or(score, |cap| cap * (score / cap).tanh()))
                 .collect();
             let max = scores.iter().cloned().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
             for (j, s) in scores.iter().enumerate() {
                 for c in 0..d {
-                    out[i * q.columns + h * d + c] += (s - max).exp() / sum * v.at(j, h * d + c);
+                    out[i * q.columns + h * d + c] += (s - max).exp() / sum * v.at(first + j, h * d + c);
                 }
             }
         }
@@ -167,7 +181,7 @@ fn attention_and_its_gradients_match_f64() {
 fn causal_attention_with_a_scale_matches_f64() {
     for (lq, lk) in [(20, 20), (6, 23)] {
         let inputs = [noise(lq, 8, 1), noise(lk, 8, 2), noise(lk, 8, 3)];
-        let options = AttentionOptions { scale: Some(0.3), causal: true, products: None };
+        let options = AttentionOptions { scale: Some(0.3), causal: true, ..Default::default() };
         check(
             &format!("causal attention {lq} {lk}"),
             &inputs,
@@ -175,6 +189,37 @@ fn causal_attention_with_a_scale_matches_f64() {
             |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
             |x| attention_in_f64(x, 2, f64::from(0.3f32), true),
         );
+    }
+}
+
+#[test]
+fn attention_in_a_window_with_bounded_scores_matches_f64() {
+    for (lq, lk, window, softcap) in [(20, 20, 6, None), (20, 20, 40, Some(0.8)), (6, 23, 3, Some(2.0))] {
+        let inputs = [noise(lq, 8, 1), noise(lk, 8, 2), noise(lk, 8, 3)];
+        let options = AttentionOptions { causal: true, window: Some(window), softcap, ..Default::default() };
+        check(
+            &format!("attention {lq} {lk} in a window of {window}, bound {softcap:?}"),
+            &inputs,
+            1.5e-6,
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| bounded_attention_in_f64(x, 2, 0.5, Some(window), softcap.map(f64::from)),
+        );
+    }
+}
+
+#[test]
+fn a_window_moves_over_many_blocks() {
+    // Blocks of 87 query rows, a window that ends within them.
+    let (q, k, v) = (noise(3000, 4, 1), noise(3000, 4, 2), noise(3000, 4, 3));
+    for device in devices() {
+        let options = AttentionOptions { causal: true, window: Some(100), ..Default::default() };
+        let run = |rows: std::ops::Range<usize>| {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.upload(&device).slice([rows.clone(), 0..4]));
+            download(attention_with(q, k, v, 1, options))
+        };
+        let (whole, part) = (run(0..3000), run(1400..2000));
+        let part: Vec<f64> = part[4 * 99..].iter().map(|v| f64::from(*v)).collect();
+        assert_near("rows that see a whole window", &whole[4 * 1499..4 * 2000], &part, 1e-6);
     }
 }
 
@@ -621,7 +666,7 @@ fn attention_in_bf16_is_that_in_f32_to_the_rounding_of_bf16() {
             let run = |products: Option<DType>| {
                 let leaves = [0, 1, 2].map(|i| inputs[i].upload(&device).autodiff().require_grad());
                 let [q, k, v] = leaves.clone();
-                let y = attention_with(q, k, v, 4, AttentionOptions { scale: None, causal, products });
+                let y = attention_with(q, k, v, 4, AttentionOptions { causal, products, ..Default::default() });
                 assert_eq!(y.dtype(), DType::F32);
                 let mut g = seed(y.clone(), weights.upload(&device)).backward();
                 let gradients = leaves.map(|leaf| download(leaf.grad_remove(&mut g).unwrap()));

@@ -34,6 +34,8 @@ struct Tiling {
     keys: usize,
     scale: f64,
     causal: bool,
+    window: usize,
+    softcap: Option<f64>,
     heads_at_once: usize,
     rows_at_once: usize,
 }
@@ -44,12 +46,22 @@ impl Tiling {
     }
 
     fn of_blocks(scores: usize, [queries, channels]: [usize; 2], keys: usize, call: AttentionCall) -> Self {
-        let AttentionCall { heads, scale, causal } = call;
+        let AttentionCall { heads, scale, causal, window, softcap } = call;
         let row = keys.max(1);
         let heads_at_once = (scores / (ROWS.min(queries.max(1)) * row)).clamp(1, heads);
         let rows_at_once = (scores / (heads_at_once * row)).clamp(1, queries.max(1));
-        let scale = f64::from(scale);
-        Self { heads, width: channels / heads, queries, keys, scale, causal, heads_at_once, rows_at_once }
+        Self {
+            heads,
+            width: channels / heads,
+            queries,
+            keys,
+            scale: f64::from(scale),
+            causal,
+            window: window.unwrap_or(usize::MAX),
+            softcap: softcap.map(f64::from),
+            heads_at_once,
+            rows_at_once,
+        }
     }
 
     fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
@@ -80,6 +92,10 @@ impl Tiling {
         rows: &Range<usize>,
     ) -> (Heads<B>, Option<Heads<B>>) {
         let scores = q.clone().matmul(k.clone().t()) * self.scale;
+        let scores = match self.softcap {
+            Some(cap) => (scores * (1.0 / cap)).tanh() * cap,
+            None => scores,
+        };
         match self.mask(q, rows) {
             Some(seen) => (scores + (seen.clone() + -1.0) * f64::from(-HIDDEN), Some(seen)),
             None => (scores, None),
@@ -89,12 +105,13 @@ impl Tiling {
     /// One where the query sees the key, zero elsewhere, `[1, rows, keys]`; `None` where every one sees all.
     fn mask<B: ProductKernel>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
         let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
-        if !self.causal || visible(rows.start) == self.keys {
+        if !self.causal || (visible(rows.start) == self.keys && self.keys <= self.window) {
             return None;
         }
         let mut seen = vec![0.0f32; rows.len() * self.keys];
         for (row, query) in seen.chunks_exact_mut(self.keys).zip(rows.clone()) {
-            row[..visible(query)].fill(1.0);
+            let end = visible(query);
+            row[end.saturating_sub(self.window)..end].fill(1.0);
         }
         let data = TensorData::new(seen, [1, rows.len(), self.keys]);
         Some(Expression(B::float_from_data(data, &beside.0.device())))
@@ -208,6 +225,8 @@ fn pull<B: ProductKernel>(
             let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
             let (q, d_out) = (of(&q), of(&d_out));
             let (scores, seen) = tiling.scores(&q, &k, &rows);
+            // Of what bounds the scores. A hidden one has any finite slope: its probability is 0.
+            let slope = tiling.softcap.map(|cap| (scores.clone() * (1.0 / cap)).within(1.0).squared() * -1.0 + 1.0);
             let p = match softmax.as_ref().map(of) {
                 Some(softmax) => {
                     let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
@@ -222,7 +241,7 @@ fn pull<B: ProductKernel>(
                 accumulate(&mut dv_sum, p.clone().cast(dtype).t().matmul(d_out.clone()));
             }
             if wanted[0] || wanted[1] {
-                let ds = (p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale).cast(dtype);
+                let ds = times(p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale, slope).cast(dtype);
                 if wanted[1] {
                     accumulate(&mut dk_sum, ds.clone().t().matmul(q));
                 }

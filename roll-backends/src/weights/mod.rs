@@ -8,7 +8,7 @@ mod turns;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use ahead::{Ahead, Coming};
@@ -16,7 +16,7 @@ pub use sharded::Sharded;
 pub use storage::Storage;
 pub use turns::{Turn, Turns};
 
-use crate::{BackendError, NdTensor, ParameterSegment, Tape};
+use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, Tape};
 
 /// Weights of one segment of a network, by the checkpoint's key.
 pub type Weights = Arc<HashMap<String, Weight>>;
@@ -24,7 +24,13 @@ pub type Weights = Arc<HashMap<String, Weight>>;
 /// One weight, in the dtype it is stored in. Frozen, unless it was made from a leaf of an autodiff graph.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    value: NdTensor,
+    value: Value,
+}
+
+#[derive(Clone, Debug)]
+enum Value {
+    Dense(NdTensor),
+    Blocks { matrix: Arc<BlockMatrix>, shape: [usize; 2], device: Device },
 }
 
 impl Weight {
@@ -45,29 +51,86 @@ impl Weight {
                 Tensor::<1>::from_data(data, (device, DType::F32)).cast(dtype)
             }
         };
-        Self { value: NdTensor::from_flat(flat, tensor.shape()) }
+        Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }
 
     /// Takes a tensor that is on a device already, for instance a leaf of an autodiff graph.
     pub fn from_tensor(value: NdTensor) -> Self {
-        Self { value }
+        Self { value: Value::Dense(value) }
+    }
+
+    /// A matrix that stays in its blocks, in host memory; what is read of it comes to `device`.
+    pub fn from_blocks(matrix: BlockMatrix, device: &Device) -> Self {
+        let shape = matrix.shape();
+        Self { value: Value::Blocks { matrix: Arc::new(matrix), shape, device: device.clone() } }
+    }
+
+    /// The matrix, if it is in blocks.
+    pub fn blocks(&self) -> Option<&Arc<BlockMatrix>> {
+        match &self.value {
+            Value::Blocks { matrix, .. } => Some(matrix),
+            Value::Dense(_) => None,
+        }
     }
 
     /// The value in f32, at rank `D`; a bf16 weight is widened for the moment of its use.
     pub fn f32<const D: usize>(&self) -> Result<Tensor<D>> {
-        let value = self.value.rank::<D>()?;
+        let value = self.stored::<D>()?;
         Ok(if value.dtype() == DType::F32 { value } else { value.cast(DType::F32) })
     }
 
-    /// The value in the dtype it is stored in, at rank `D`.
+    /// The value in the dtype it is stored in, at rank `D`; blocks are decoded to f32.
     pub fn stored<const D: usize>(&self) -> Result<Tensor<D>> {
-        self.value.rank::<D>()
+        match &self.value {
+            Value::Dense(value) => value.rank::<D>(),
+            Value::Blocks { matrix, shape, device } => {
+                let value = matrix_of(matrix.decode(0..shape[0]), *shape, device);
+                NdTensor::from(value).rank::<D>()
+            }
+        }
+    }
+
+    /// Some rows of a matrix, as [`Weight::stored`] has them; of blocks nothing else is decoded.
+    pub fn rows(&self, start: usize, count: usize) -> Result<Tensor<2>> {
+        match &self.value {
+            Value::Dense(value) => Ok(value.rank::<2>()?.narrow(0, start, count)),
+            Value::Blocks { matrix, shape, device } => {
+                Ok(matrix_of(matrix.decode(start..start + count), [count, shape[1]], device))
+            }
+        }
+    }
+
+    /// As [`Weight::rows`], of rows that do not follow one another.
+    pub fn select(&self, rows: Tensor<1, Int>) -> Result<Tensor<2>> {
+        match &self.value {
+            Value::Dense(value) => Ok(value.rank::<2>()?.select(0, rows)),
+            Value::Blocks { matrix, shape, device } => {
+                let rows: Vec<usize> = rows.into_data().iter::<i64>().map(|row| row as usize).collect();
+                let values = rows.iter().flat_map(|row| matrix.decode(*row..row + 1)).collect();
+                Ok(matrix_of(values, [rows.len(), shape[1]], device))
+            }
+        }
+    }
+
+    /// Bytes in memory.
+    pub fn size(&self) -> usize {
+        match &self.value {
+            Value::Dense(value) => value.flat().shape().num_elements() * value.flat().dtype().size(),
+            Value::Blocks { matrix, .. } => matrix.size(),
+        }
     }
 
     /// Shape.
     pub fn shape(&self) -> &[usize] {
-        self.value.shape()
+        match &self.value {
+            Value::Dense(value) => value.shape(),
+            Value::Blocks { shape, .. } => shape,
+        }
     }
+}
+
+fn matrix_of(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
 /// Hands out the weights of a network, segment by segment.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
-use roll_backends::ops::{self, AttentionOptions};
+use roll_backends::ops::{self, AttentionOptions, DecodeCall, KeyPlace};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
 use super::cache::{Cache, Reads};
-use super::config::LmConfig;
+use super::config::{Gate, LmConfig, Rope};
 use super::packed::Packed;
 
 /// Prompts that one thread takes at a time.
@@ -34,6 +34,8 @@ pub struct Pass {
     pub spans: Vec<Range<usize>>,
     /// Cosine and sine of the rotary angles, `[N, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
+    /// Those of layers with a window, if they are others.
+    pub window_rope: Option<(Tensor<2>, Tensor<2>)>,
     /// Keys and values of earlier tokens; they are read and added to. A pass with a cache is not recorded.
     pub cache: Option<(Arc<Cache>, Reads)>,
 }
@@ -49,9 +51,19 @@ impl Pass {
     ) -> Self {
         let device = store.device().clone();
         let ids = integers(packed.ids.clone(), &device);
-        let rope = rotary_tables(config, &packed.positions, &device);
-        let (config, spans) = (config.clone(), packed.spans.clone());
-        Self { config, store, trainable, lora_scale, products: DType::F32, ids, spans, rope, cache: None }
+        let tables = |rope: &Rope| rotary_tables(rope, config.head_dim, &packed.positions, &device);
+        Self {
+            rope: tables(&config.rope),
+            window_rope: config.window_rope.as_ref().map(tables),
+            config: config.clone(),
+            store,
+            trainable,
+            lora_scale,
+            products: DType::F32,
+            ids,
+            spans: packed.spans.clone(),
+            cache: None,
+        }
     }
 
     /// Runs `f` with the weights under `prefix`.
@@ -60,6 +72,13 @@ impl Pass {
         let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
         let (trainable, lora_scale, products) = (trainable.as_ref(), self.lora_scale, self.products);
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
+    }
+
+    /// The norm `name`.
+    fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let gain = scope.weight::<1>(&format!("{name}.weight"))?;
+        let gain = if self.config.gain_offset == 0.0 { gain } else { gain + self.config.gain_offset };
+        Ok(ops::rms_norm(x, gain, self.config.norm_eps))
     }
 }
 
@@ -70,8 +89,8 @@ pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
 }
 
 /// Cosine and sine of each position's angles, computed in f64.
-fn rotary_tables(config: &LmConfig, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
-    let (frequencies, magnitude) = (config.rope.frequencies(config.head_dim), config.rope.magnitude());
+fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+    let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());
     let table = |f: fn(f64) -> f64| {
         let values: Vec<f32> = positions
             .iter()
@@ -89,8 +108,10 @@ impl Segment for Embedding {
     fn forward(&self, _state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
         pass.scoped("model.embed_tokens.", tape, |scope| {
-            let table = scope.weight::<2>("model.embed_tokens.weight")?;
-            Ok(table.select(0, pass.ids.clone()).into())
+            let x = scope.rows("model.embed_tokens.weight", pass.ids.clone())?;
+            let scale = pass.config.embedding_scale;
+            let x = if scale == 1.0 { x } else { x * scale };
+            Ok(x.into())
         })
     }
 }
@@ -108,16 +129,18 @@ impl Segment for Block {
         let name = format!("model.layers.{}", self.index);
         self.pass.scoped(&format!("{name}."), tape, |scope| {
             let x = state.rank::<2>()?;
-            let norm = |x: Tensor<2>, which: &str| -> Result<Tensor<2>> {
-                let gain = scope.weight::<1>(&format!("{name}.{which}.weight"))?;
-                Ok(ops::rms_norm(x, gain, self.pass.config.norm_eps))
-            };
+            let norm = |x: Tensor<2>, which: &str| self.pass.norm(scope, x, &format!("{name}.{which}"));
             let h = norm(x.clone(), "input_layernorm")?;
-            let x = x + self.attention(scope, h, &format!("{name}.self_attn"))?;
+            let attended = self.attention(scope, h, &format!("{name}.self_attn"))?;
+            if self.pass.config.output_norms {
+                let x = x + norm(attended, "post_attention_layernorm")?;
+                let h = norm(x.clone(), "pre_feedforward_layernorm")?;
+                let fed = self.feed_forward(scope, h, &format!("{name}.mlp"))?;
+                return Ok((x + norm(fed, "post_feedforward_layernorm")?).into());
+            }
+            let x = x + attended;
             let h = norm(x.clone(), "post_attention_layernorm")?;
-            let gate = ops::silu(scope.linear(h.clone(), &format!("{name}.mlp.gate_proj"))?);
-            let up = scope.linear(h, &format!("{name}.mlp.up_proj"))?;
-            Ok((x + scope.linear(gate * up, &format!("{name}.mlp.down_proj"))?).into())
+            Ok((x + self.feed_forward(scope, h, &format!("{name}.mlp"))?).into())
         })
     }
 }
@@ -125,20 +148,27 @@ impl Segment for Block {
 impl Block {
     fn attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let config = &self.pass.config;
-        let q = self.positioned(scope, h.clone(), name, "q", config.heads)?;
-        let k = self.positioned(scope, h.clone(), name, "k", config.kv_heads)?;
-        let v = scope.linear(h, &format!("{name}.v_proj"))?;
+        let [q, k, v] = self.projections(scope, h, name)?;
+        let q = self.positioned(scope, q, &format!("{name}.q_norm"), config.heads)?;
+        let k = self.positioned(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
         let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
             Some((cache, Reads::Tokens(places))) => {
-                cache.attend(self.index, q, [k, v], places, [config.heads, config.kv_heads])
+                let call = DecodeCall {
+                    heads: config.heads,
+                    key_heads: config.kv_heads,
+                    places: seen(places, config.windows[self.index]),
+                    scale: config.attention_scale,
+                    softcap: config.softcaps[0],
+                };
+                cache.attend(self.index, q, [k, v], places, call)
             }
-            Some((cache, Reads::Prompts)) => {
+            Some((cache, Reads::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
                 // What is read of a prompt may be little: then it is less work than waking a thread for it.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
-                    let whole = cache.prompt(*i);
+                    let whole = cache.prompt(first + i);
                     self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))
                 };
                 Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
@@ -149,40 +179,87 @@ impl Block {
                 Tensor::cat(spans.iter().map(attend).collect(), 0)
             }
         };
-        scope.linear(attended, &format!("{name}.o_proj"))
+        self.linear(scope, attended, &format!("{name}.o_proj"))
+    }
+
+    fn linear(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        match self.pass.cache {
+            Some(_) => scope.linear_rows(x, name),
+            None => scope.linear(x, name),
+        }
     }
 
     /// Attention of the last tokens of one sequence over all of it.
     fn attend(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         match q.dims()[0] {
-            // One query sees every key: the heads that share a key head become rows of one call, no key is copied.
-            1 => self.attend_last(q, k, v),
+            // One query sees every key of its window: the heads that share a key head become rows of one call, no key is
+            // copied.
+            1 => {
+                let keys = k.dims()[0];
+                let window = config.windows[self.index].unwrap_or(keys).min(keys);
+                let last = |x: Tensor<2>| x.narrow(0, keys - window, window);
+                self.attend_last(q, last(k), last(v))
+            }
             _ => {
-                let options = AttentionOptions { causal: true, ..self.options() };
+                let window = config.windows[self.index];
+                let options = AttentionOptions { causal: true, window, ..self.options() };
                 ops::attention_with(q, self.shared_out(k), self.shared_out(v), config.heads, options)
             }
         }
     }
 
     fn options(&self) -> AttentionOptions {
-        AttentionOptions { products: Some(self.pass.products), ..Default::default() }
+        let LmConfig { attention_scale: scale, softcaps: [softcap, _], .. } = self.pass.config;
+        AttentionOptions { products: Some(self.pass.products), scale, softcap, ..Default::default() }
     }
 
-    /// A projection with its norm and its rotary positions. The channels of each head come out in the order of pairs:
-    /// queries and keys alike, so their products are the same.
-    fn positioned(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str, part: &str, heads: usize) -> Result<Tensor<2>> {
+    /// Queries, keys and values.
+    fn projections(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<[Tensor<2>; 3]> {
         let config = &self.pass.config;
-        let [tokens, _] = h.dims();
-        let width = heads * config.head_dim;
-        let mut x = scope.linear(h, &format!("{name}.{part}_proj"))?;
+        if config.fused {
+            let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+            let x = self.linear(scope, h, &format!("{name}.qkv_proj"))?;
+            return Ok([(0, q), (q, kv), (q + kv, kv)].map(|(start, width)| x.clone().narrow(1, start, width)));
+        }
+        Ok([
+            self.linear(scope, h.clone(), &format!("{name}.q_proj"))?,
+            self.linear(scope, h.clone(), &format!("{name}.k_proj"))?,
+            self.linear(scope, h, &format!("{name}.v_proj"))?,
+        ])
+    }
+
+    fn feed_forward(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let config = &self.pass.config;
+        let [gate, up] = match config.fused {
+            true => {
+                let x = self.linear(scope, h, &format!("{name}.gate_up_proj"))?;
+                [0, config.ffn_dim].map(|start| x.clone().narrow(1, start, config.ffn_dim))
+            }
+            false => [
+                self.linear(scope, h.clone(), &format!("{name}.gate_proj"))?,
+                self.linear(scope, h, &format!("{name}.up_proj"))?,
+            ],
+        };
+        let gate = match config.gate {
+            Gate::Silu => ops::silu(gate),
+            Gate::Gelu => ops::gelu_tanh(gate),
+        };
+        self.linear(scope, gate * up, &format!("{name}.down_proj"))
+    }
+
+    /// Queries or keys with their norm and their rotary positions. The channels of each head come out in the order of
+    /// pairs: queries and keys alike, so their products are the same.
+    fn positioned(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
+        let config = &self.pass.config;
+        let [tokens, width] = x.dims();
         if config.qk_norm {
-            let gain = scope.weight::<1>(&format!("{name}.{part}_norm.weight"))?;
-            x = ops::rms_norm(x.reshape([tokens * heads, config.head_dim]), gain, config.norm_eps);
+            x = self.pass.norm(scope, x.reshape([tokens * heads, config.head_dim]), norm)?;
         }
         // Checkpoints rotate channel i with i + d/2; the operator rotates neighbours.
         let paired = x.reshape([tokens, heads, 2, config.head_dim / 2]).swap_dims(2, 3).reshape([tokens, width]);
-        let (cos, sin) = &self.pass.rope;
+        let own = self.pass.window_rope.as_ref().filter(|_| config.windows[self.index].is_some());
+        let (cos, sin) = own.unwrap_or(&self.pass.rope);
         Ok(ops::rope(paired, cos.clone(), sin.clone(), heads))
     }
 
@@ -211,15 +288,24 @@ impl Block {
     }
 }
 
+/// What rows see that are about to write at `places`, in a layer with a window: their own key too.
+fn seen(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
+    let seen = |place: &KeyPlace| {
+        let tail = place.tail + 1;
+        let hidden = (place.prompt.len() + tail).saturating_sub(window.unwrap_or(usize::MAX));
+        let of_prompt = hidden.min(place.prompt.len());
+        let prompt = place.prompt.start + of_prompt..place.prompt.end;
+        KeyPlace { prompt, tail, skip: hidden - of_prompt, slot: place.slot }
+    };
+    places.iter().map(seen).collect()
+}
+
 /// The norm before the output layer.
 pub struct FinalNorm(pub Arc<Pass>);
 
 impl Segment for FinalNorm {
     fn forward(&self, state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
-        pass.scoped("model.norm.", tape, |scope| {
-            let gain = scope.weight::<1>("model.norm.weight")?;
-            Ok(ops::rms_norm(state.rank::<2>()?, gain, pass.config.norm_eps).into())
-        })
+        pass.scoped("model.norm.", tape, |scope| Ok(pass.norm(scope, state.rank::<2>()?, "model.norm")?.into()))
     }
 }

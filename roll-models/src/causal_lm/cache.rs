@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use roll_backends::ops::{self, DecodeCall, KeyPlace};
 
 use super::block::integers;
@@ -24,13 +24,13 @@ const FIRST_CAPACITY: usize = 32;
 pub struct Cache {
     layers: Vec<Mutex<Layer>>,
     /// Rows of each prompt among those of all.
-    prompts: Vec<Range<usize>>,
+    prompts: Mutex<Vec<Range<usize>>>,
     dtype: DType,
 }
 
 #[derive(Default)]
 struct Layer {
-    /// What prompts begin with, prompt by prompt, until they are read.
+    /// What the prompts begin with that are read next, prompt by prompt.
     known: Vec<Vec<KeysValues>>,
     /// All prompts, packed.
     prompts: Option<KeysValues>,
@@ -41,46 +41,69 @@ struct Layer {
 /// What a pass with a cache reads.
 #[derive(Clone)]
 pub enum Reads {
-    /// The part of every prompt that is not known.
-    Prompts,
+    /// The part of every expected prompt that is not known.
+    Prompts {
+        /// Number of the first of them.
+        first: usize,
+    },
     /// One token of every row, which lies after those of its place.
     Tokens(Arc<[KeyPlace]>),
 }
 
 impl Cache {
-    /// For `layers` layers, of prompts that begin with what is `known` and go on with as many tokens as `read` says; keys
-    /// and values are kept in `dtype`.
-    pub fn new(layers: usize, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>], dtype: DType) -> Self {
-        let mut start = 0;
-        let place = |((length, _), read): (&(usize, Option<Beginning>), &Range<usize>)| {
-            let place = start..start + length + read.len();
-            start = place.end;
-            place
-        };
-        let prompts = known.iter().zip(read).map(place).collect();
+    /// For `layers` layers; keys and values are kept in `dtype`.
+    pub fn new(layers: usize, dtype: DType) -> Self {
+        Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
+    }
+
+    /// Makes room for prompts that begin with what is `known` and go on with as many tokens as `read` says, which the next
+    /// pass reads. Gives the number of the first of them.
+    pub fn expect(&self, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>]) -> usize {
+        let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = prompts.len();
+        for ((length, _), read) in known.iter().zip(read) {
+            let start = prompts.last().map_or(0, |last| last.end);
+            prompts.push(start..start + length + read.len());
+        }
         let mut known: Vec<_> = known.into_iter().map(|(_, parts)| parts.unwrap_or_default().into_iter()).collect();
-        let layer = |_| {
-            let known = known.iter_mut().map(|parts| parts.next().unwrap_or_default()).collect();
-            Mutex::new(Layer { known, ..Layer::default() })
-        };
-        Self { layers: (0..layers).map(layer).collect(), prompts, dtype }
+        for layer in 0..self.layers.len() {
+            self.layer(layer).known = known.iter_mut().map(|parts| parts.next().unwrap_or_default()).collect();
+        }
+        first
     }
 
     /// Rows of prompt `i` among those of all.
     pub fn prompt(&self, i: usize) -> Range<usize> {
-        self.prompts[i].clone()
+        self.prompts.lock().unwrap_or_else(PoisonError::into_inner)[i].clone()
     }
 
-    /// Rows of all prompts.
-    pub fn prompts(&self) -> &[Range<usize>] {
-        &self.prompts
+    /// Empties slots that others have written to.
+    pub fn clear(&self, slots: &[usize]) {
+        if slots.is_empty() {
+            return;
+        }
+        for layer in 0..self.layers.len() {
+            let mut layer = self.layer(layer);
+            let Some((keys, values)) = layer.tails.take() else { return };
+            let mut kept = vec![1.0f32; keys.dims()[0]];
+            slots.iter().filter(|slot| **slot < kept.len()).for_each(|slot| kept[*slot] = 0.0);
+            let emptied = |x: Tensor<3>| match kept.contains(&0.0) {
+                true => {
+                    let kept = TensorData::new(kept.clone(), [kept.len(), 1, 1]);
+                    let kept = Tensor::<3>::from_data(kept, (&x.device(), DType::F32));
+                    x * stored(kept, self.dtype)
+                }
+                false => x,
+            };
+            layer.tails = Some((emptied(keys), emptied(values)));
+        }
     }
 
     fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, Layer> {
         self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the keys and values of the tokens that prompts go on with, at `read`; gives those of whole prompts, packed.
+    /// Takes the keys and values of the tokens that prompts go on with, at `read`; gives those of all prompts, packed.
     pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
         let mut layer = self.layer(layer);
         let (k, v) = (stored(k, self.dtype), stored(v, self.dtype));
@@ -102,39 +125,42 @@ impl Cache {
                 (Tensor::cat(keys, 0), Tensor::cat(values, 0))
             }
         };
-        layer.prompts.insert(whole).clone()
+        let all = match layer.prompts.take() {
+            None => whole,
+            Some((k, v)) => (Tensor::cat(vec![k, whole.0], 0), Tensor::cat(vec![v, whole.1], 0)),
+        };
+        layer.prompts.insert(all).clone()
     }
 
-    /// Attention of one token of every row, whose key and value are added to those of its sequence.
+    /// Attention of one token of every row, whose key and value are written at its place in `places`; `call` says what it
+    /// sees then.
     pub fn attend(
         &self,
         layer: usize,
         q: Tensor<2>,
         [k, v]: [Tensor<2>; 2],
-        places: &Arc<[KeyPlace]>,
-        [heads, key_heads]: [usize; 2],
+        places: &[KeyPlace],
+        call: DecodeCall,
     ) -> Tensor<2> {
         let mut layer = self.layer(layer);
         let (device, [_, width]) = (k.device(), k.dims());
         let needed = places.iter().map(|p| p.tail + 1).max().unwrap_or(0);
         let slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
+        let slots = slots.max(layer.tails.as_ref().map_or(0, |(keys, _)| keys.dims()[0]));
         let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
         // Taken out, so that nobody else holds the memory and it is written in place.
         let (keys, values) = match layer.tails.take() {
             None => (empty(slots, FIRST_CAPACITY.max(needed)), empty(slots, FIRST_CAPACITY.max(needed))),
-            Some(tails) if tails.0.dims()[1] >= needed => tails,
+            Some(tails) if tails.0.dims()[1] >= needed && tails.0.dims()[0] == slots => tails,
             Some((keys, values)) => {
-                let [slots, capacity, _] = keys.dims();
-                let larger = |old: Tensor<3>| {
-                    empty(slots, (2 * capacity).max(needed)).slice_assign([0..slots, 0..capacity, 0..width], old)
-                };
+                let [before, capacity, _] = keys.dims();
+                let room = if capacity >= needed { capacity } else { (2 * capacity).max(needed) };
+                let larger = |old: Tensor<3>| empty(slots, room).slice_assign([0..before, 0..capacity, 0..width], old);
                 (larger(keys), larger(values))
             }
         };
         let at: Vec<(usize, usize)> = places.iter().map(|p| (p.slot, p.tail)).collect();
         let (keys, values) = (ops::store_rows(keys, k, &at), ops::store_rows(values, v, &at));
-        let seen = places.iter().map(|p| KeyPlace { tail: p.tail + 1, ..p.clone() }).collect();
-        let call = DecodeCall { heads, key_heads, places: seen };
         let prompts = match &layer.prompts {
             Some((keys, values)) => [keys.clone(), values.clone()],
             None => [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype()))),
@@ -169,6 +195,6 @@ impl Cache {
     }
 }
 
-fn stored(x: Tensor<2>, dtype: DType) -> Tensor<2> {
+fn stored<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }

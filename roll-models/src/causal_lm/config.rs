@@ -5,15 +5,16 @@ use std::path::Path;
 use roll_core::{Error, Result, files};
 use serde::Deserialize;
 
-/// Architectures that share this implementation. They differ in biases and norms, which the weights themselves tell.
-const KNOWN: [&str; 4] = ["qwen2", "qwen3", "llama", "mistral"];
+/// Architectures that share this implementation.
+const KNOWN: [&str; 7] = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"];
 
 /// Sizes that no model reaches; beyond them a file is wrong or hostile.
 const MAX_SIZE: usize = 1 << 24;
 /// As many blocks no model has: a list of their weights would take gigabytes.
-const MAX_LAYERS: usize = 1 << 12;
+pub(super) const MAX_LAYERS: usize = 1 << 12;
 
-/// Shape of a decoder-only transformer with RMS norms, rotary positions, grouped-query attention and SwiGLU.
+/// Shape of a decoder-only transformer with RMS norms, rotary positions, grouped-query attention and gated feed-forward
+/// layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LmConfig {
     /// Number of token ids.
@@ -44,11 +45,69 @@ pub struct LmConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys are normalised head by head.
     pub qk_norm: bool,
-    /// Most tokens of a sequence. Of a model with sliding-window attention the window: within it every token sees all
-    /// before it, as here.
+    /// Most tokens of a sequence.
     pub context: usize,
     /// Ids that end a turn.
     pub end_ids: Vec<u32>,
+    /// Of each layer how many tokens one sees, itself and those before it; `None`: all.
+    pub windows: Vec<Option<usize>>,
+    /// Rotary frequencies of layers with a window, if they are others.
+    pub window_rope: Option<Rope>,
+    /// What products of queries and keys are multiplied by; `1 / sqrt(head_dim)` unless given.
+    pub attention_scale: Option<f32>,
+    /// Bounds of the scores of attention and of the logits: `x` becomes `bound * tanh(x / bound)`.
+    pub softcaps: [Option<f32>; 2],
+    /// What the vectors of tokens are multiplied by.
+    pub embedding_scale: f64,
+    /// What is added to the gains of the norms.
+    pub gain_offset: f64,
+    /// Whether there are norms behind attention and the feed-forward layers too.
+    pub output_norms: bool,
+    /// Whether q, k and v are one layer, and the two that lead into the feed-forward layers.
+    pub fused: bool,
+    /// The function of the gate.
+    pub gate: Gate,
+}
+
+/// The function of the gate of a feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU in its tanh form.
+    Gelu,
+}
+
+impl Default for LmConfig {
+    fn default() -> Self {
+        Self {
+            vocab: 0,
+            dim: 0,
+            ffn_dim: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            norm_eps: 1e-6,
+            rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+            tied: false,
+            qkv_bias: false,
+            out_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            context: 0,
+            end_ids: Vec::new(),
+            windows: Vec::new(),
+            window_rope: None,
+            attention_scale: None,
+            softcaps: [None; 2],
+            embedding_scale: 1.0,
+            gain_offset: 0.0,
+            output_norms: false,
+            fused: false,
+            gate: Gate::Silu,
+        }
+    }
 }
 
 /// Rotary frequencies `theta^(-2i/d)`, and how they are changed for longer contexts.
@@ -110,8 +169,9 @@ struct File {
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
-    #[serde(default = "silu")]
-    hidden_act: String,
+    hidden_act: Option<String>,
+    /// What Gemma calls it.
+    hidden_activation: Option<String>,
     #[serde(default = "default_eps")]
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
@@ -124,9 +184,72 @@ struct File {
     #[serde(default)]
     use_sliding_window: bool,
     sliding_window: Option<usize>,
+    /// `sliding_attention` or `full_attention`, in newer files.
+    layer_types: Option<Vec<String>>,
+    /// One layer in so many sees all tokens.
+    sliding_window_pattern: Option<usize>,
+    /// The first layers, which see all tokens.
+    max_window_layers: Option<usize>,
     #[serde(default = "default_context")]
     max_position_embeddings: usize,
     eos_token_id: Option<Ids>,
+    query_pre_attn_scalar: Option<f64>,
+    attn_logit_softcapping: Option<f32>,
+    final_logit_softcapping: Option<f32>,
+    rope_local_base_freq: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    use_bidirectional_attention: bool,
+}
+
+impl File {
+    fn is_gemma(&self) -> bool {
+        self.model_type.starts_with("gemma")
+    }
+
+    fn gate(&self) -> std::result::Result<Gate, String> {
+        let default = if self.is_gemma() { "gelu_pytorch_tanh" } else { "silu" };
+        let name = self.hidden_activation.as_deref().or(self.hidden_act.as_deref()).unwrap_or(default);
+        match name {
+            "silu" => Ok(Gate::Silu),
+            "gelu_pytorch_tanh" => Ok(Gate::Gelu),
+            other => Err(format!("expected the hidden_act `silu` or `gelu_pytorch_tanh`, found `{other}`")),
+        }
+    }
+
+    /// How many tokens one sees, layer by layer.
+    fn windows(&self) -> std::result::Result<Vec<Option<usize>>, String> {
+        // More are refused anyway.
+        let layers = self.num_hidden_layers.min(MAX_LAYERS + 1);
+        let none = vec![None; layers];
+        let qwen = self.model_type.starts_with("qwen");
+        if (qwen && !self.use_sliding_window) || self.model_type == "llama" {
+            return Ok(none);
+        }
+        let Some(window) = self.sliding_window else {
+            return if qwen { Err("`use_sliding_window` needs the number `sliding_window`".into()) } else { Ok(none) };
+        };
+        if window == 0 {
+            return Err("`sliding_window` is 0; expected at least 1".into());
+        }
+        let slides = |layer: usize| -> std::result::Result<bool, String> {
+            if let Some(types) = &self.layer_types {
+                return match types.get(layer).map(String::as_str) {
+                    Some("sliding_attention") => Ok(true),
+                    Some("full_attention") => Ok(false),
+                    found => Err(format!("the type of layer {layer} in `layer_types` is {found:?}")),
+                };
+            }
+            Ok(match self.model_type.as_str() {
+                "gemma2" => (layer + 1) % self.sliding_window_pattern.unwrap_or(2).max(1) != 0,
+                "gemma3_text" => (layer + 1) % self.sliding_window_pattern.unwrap_or(6).max(1) != 0,
+                // What transformers takes without the key.
+                _ if qwen => layer >= self.max_window_layers.unwrap_or(28),
+                _ => true,
+            })
+        };
+        (0..layers).map(|layer| Ok(slides(layer)?.then_some(window))).collect()
+    }
 }
 
 #[derive(Deserialize)]
@@ -139,10 +262,6 @@ enum Ids {
 #[derive(Deserialize)]
 struct GenerationFile {
     eos_token_id: Option<Ids>,
-}
-
-fn silu() -> String {
-    "silu".into()
 }
 
 fn default_eps() -> f64 {
@@ -186,23 +305,35 @@ impl LmConfig {
         if !KNOWN.contains(&file.model_type.as_str()) {
             return Err(format!("the model_type `{}` is not supported; known: {}", file.model_type, KNOWN.join(", ")));
         }
-        if file.hidden_act != "silu" {
-            return Err(format!("expected the hidden_act `silu`, found `{}`", file.hidden_act));
+        let (gate, windows, gemma) = (file.gate()?, file.windows()?, file.is_gemma());
+        if file.partial_rotary_factor.is_some_and(|factor| factor != 1.0) {
+            return Err("rotary positions on part of a head (`partial_rotary_factor`) are not supported".into());
         }
-        let rope = rope(file.rope_theta, file.rope_parameters.or(file.rope_scaling), file.max_position_embeddings)?;
+        if file.use_bidirectional_attention {
+            return Err("`use_bidirectional_attention` is not supported: such a model writes no text".into());
+        }
+        // The newest files have those of layers with a window apart.
+        let apart = |kind: &str| file.rope_parameters.as_ref()?.get(kind).cloned();
+        let window_theta = apart("sliding_attention").and_then(|parameters| parameters.get("rope_theta")?.as_f64());
+        let scaling = apart("full_attention").or(file.rope_parameters.clone()).or(file.rope_scaling.clone());
+        let theta = if file.model_type == "gemma3_text" { 1e6 } else { 1e4 };
+        let rope = rope(file.rope_theta, theta, scaling, file.max_position_embeddings)?;
         let mut context = file.max_position_embeddings;
         if let RopeScaling::Yarn { factor, original, .. } = rope.scaling {
             context = context.max((factor * original) as usize);
         }
-        // Mistral has no switch: a window that is named is used.
-        if file.use_sliding_window || file.model_type == "mistral" {
-            context = match (file.sliding_window, file.use_sliding_window) {
-                (Some(window), _) => context.min(window),
-                (None, true) => return Err("`use_sliding_window` needs the number `sliding_window`".into()),
-                (None, false) => context,
-            };
-        }
         let (qwen2, qwen3) = (file.model_type == "qwen2", file.model_type == "qwen3");
+        let (gemma2, gemma3) = (file.model_type == "gemma2", file.model_type == "gemma3_text");
+        let attention_scale = match file.query_pre_attn_scalar.filter(|_| gemma) {
+            Some(scalar) if scalar > 0.0 => Some(scalar.sqrt().recip() as f32),
+            Some(scalar) => return Err(format!("`query_pre_attn_scalar` is {scalar}; expected a positive number")),
+            // What transformers takes without the key.
+            None => gemma.then_some(1.0 / 16.0),
+        };
+        let softcaps = [file.attn_logit_softcapping, file.final_logit_softcapping].map(|cap| cap.filter(|_| gemma));
+        if softcaps.iter().flatten().any(|cap| !(*cap > 0.0 && cap.is_finite())) {
+            return Err(format!("logit softcappings {softcaps:?}; expected positive numbers"));
+        }
         let attention_bias = file.attention_bias.unwrap_or(false);
         let heads = file.num_attention_heads;
         let config = Self {
@@ -212,16 +343,28 @@ impl LmConfig {
             layers: file.num_hidden_layers,
             heads,
             kv_heads: file.num_key_value_heads.unwrap_or(heads),
-            head_dim: file.head_dim.unwrap_or(file.hidden_size / heads.max(1)),
+            head_dim: file.head_dim.unwrap_or(if gemma { 256 } else { file.hidden_size / heads.max(1) }),
             norm_eps: file.rms_norm_eps,
             rope,
-            tied: file.tie_word_embeddings.unwrap_or(false),
+            tied: file.tie_word_embeddings.unwrap_or(gemma),
             qkv_bias: qwen2 || attention_bias,
             out_bias: !qwen2 && attention_bias,
             mlp_bias: file.mlp_bias.unwrap_or(false),
-            qk_norm: qwen3,
+            qk_norm: qwen3 || gemma3,
             context,
             end_ids: file.eos_token_id.map(Into::into).unwrap_or_default(),
+            windows,
+            window_rope: gemma3.then(|| Rope {
+                theta: file.rope_local_base_freq.or(window_theta).unwrap_or(10_000.0),
+                scaling: RopeScaling::None,
+            }),
+            attention_scale,
+            softcaps,
+            embedding_scale: if gemma { (file.hidden_size as f64).sqrt() } else { 1.0 },
+            gain_offset: if gemma { 1.0 } else { 0.0 },
+            output_norms: gemma2 || gemma3,
+            fused: file.model_type == "phi3",
+            gate,
         };
         config.check()?;
         Ok(config)
@@ -257,6 +400,9 @@ impl LmConfig {
             let expected = self.head_dim / 2;
             return Err(format!("expected {expected} rope factors above 0, found {} numbers", factors.len()));
         }
+        if self.windows.len() != self.layers {
+            return Err(format!("windows of {} layers for {}", self.windows.len(), self.layers));
+        }
         if !(self.norm_eps >= 0.0 && self.rope.theta > 0.0) {
             return Err(format!("rms_norm_eps {} or rope_theta {} is out of range", self.norm_eps, self.rope.theta));
         }
@@ -276,12 +422,18 @@ impl LmConfig {
                     add(&format!("{name}.bias"), &[out]);
                 }
             };
-            linear("self_attn.q_proj", q, self.dim, self.qkv_bias);
-            linear("self_attn.k_proj", kv, self.dim, self.qkv_bias);
-            linear("self_attn.v_proj", kv, self.dim, self.qkv_bias);
-            linear("self_attn.o_proj", self.dim, q, self.out_bias);
-            linear("mlp.gate_proj", self.ffn_dim, self.dim, self.mlp_bias);
-            linear("mlp.up_proj", self.ffn_dim, self.dim, self.mlp_bias);
+            if self.fused {
+                linear("self_attn.qkv_proj", q + 2 * kv, self.dim, self.qkv_bias);
+                linear("self_attn.o_proj", self.dim, q, self.out_bias);
+                linear("mlp.gate_up_proj", 2 * self.ffn_dim, self.dim, self.mlp_bias);
+            } else {
+                linear("self_attn.q_proj", q, self.dim, self.qkv_bias);
+                linear("self_attn.k_proj", kv, self.dim, self.qkv_bias);
+                linear("self_attn.v_proj", kv, self.dim, self.qkv_bias);
+                linear("self_attn.o_proj", self.dim, q, self.out_bias);
+                linear("mlp.gate_proj", self.ffn_dim, self.dim, self.mlp_bias);
+                linear("mlp.up_proj", self.ffn_dim, self.dim, self.mlp_bias);
+            }
             linear("mlp.down_proj", self.dim, self.ffn_dim, self.mlp_bias);
             if self.qk_norm {
                 add("self_attn.q_norm.weight", &[self.head_dim]);
@@ -289,6 +441,10 @@ impl LmConfig {
             }
             add("input_layernorm.weight", &[self.dim]);
             add("post_attention_layernorm.weight", &[self.dim]);
+            if self.output_norms {
+                add("pre_feedforward_layernorm.weight", &[self.dim]);
+                add("post_feedforward_layernorm.weight", &[self.dim]);
+            }
         }
         weights.push(("model.norm.weight".into(), vec![self.dim]));
         if !self.tied {
@@ -297,20 +453,33 @@ impl LmConfig {
         weights
     }
 
+    /// The linear layers of a block.
+    pub fn linear_layers(&self) -> &'static str {
+        match self.fused {
+            true => "qkv_proj,o_proj,gate_up_proj,down_proj",
+            false => "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+        }
+    }
+
     /// Name of the output layer's weight.
     pub fn head_weight(&self) -> &'static str {
         if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" }
     }
 }
 
-fn rope(theta: Option<f64>, scaling: Option<serde_json::Value>, context: usize) -> std::result::Result<Rope, String> {
+fn rope(
+    theta: Option<f64>,
+    default_theta: f64,
+    scaling: Option<serde_json::Value>,
+    context: usize,
+) -> std::result::Result<Rope, String> {
     let scaling = scaling.unwrap_or_default();
     let number = |key: &str| scaling.get(key).and_then(serde_json::Value::as_f64);
     let needed = |key: &str| match number(key) {
         Some(value) if value > 0.0 && value.is_finite() => Ok(value),
         _ => Err(format!("`rope_scaling` needs a positive number `{key}`")),
     };
-    let theta = theta.or_else(|| number("rope_theta")).unwrap_or(10_000.0);
+    let theta = theta.or_else(|| number("rope_theta")).unwrap_or(default_theta);
     let kind = ["rope_type", "type"].iter().find_map(|key| scaling.get(key)?.as_str()).unwrap_or("default");
     let scaling = match kind {
         "default" => RopeScaling::None,
@@ -413,7 +582,8 @@ mod tests {
         for (key, value, word) in [
             ("model_type", serde_json::json!("gpt2"), "gpt2"),
             ("hidden_act", serde_json::json!("gelu"), "gelu"),
-            ("use_sliding_window", serde_json::json!(true), "`sliding_window`"),
+            ("partial_rotary_factor", serde_json::json!(0.75), "partial_rotary_factor"),
+            ("model_type", serde_json::json!("gemma3"), "gemma3_text"),
             ("num_key_value_heads", serde_json::json!(3), "share"),
             ("num_hidden_layers", serde_json::json!(0), "num_hidden_layers"),
             // Names of so many weights would not fit into memory.
@@ -429,13 +599,25 @@ mod tests {
     }
 
     #[test]
-    fn the_window_of_sliding_attention_is_the_longest_sequence() {
-        let context = |changes: &[(&str, serde_json::Value)]| LmConfig::parse(&json(changes)).unwrap().context;
-        let window = || ("sliding_window", serde_json::json!(512));
-        assert_eq!(context(&[("model_type", "mistral".into()), window()]), 512);
-        assert_eq!(context(&[("model_type", "mistral".into()), ("sliding_window", serde_json::Value::Null)]), 2048);
-        assert_eq!(context(&[("model_type", "qwen2".into()), window()]), 2048, "there it must be switched on");
-        assert_eq!(context(&[("use_sliding_window", true.into()), window()]), 512);
+    fn layers_have_the_windows_that_their_family_gives_them() {
+        let windows = |kind: &str, changes: &[(&str, serde_json::Value)]| {
+            let changes = [changes, &[("model_type", kind.into()), ("sliding_window", 512.into())]].concat();
+            let config = LmConfig::parse(&json(&changes)).unwrap();
+            assert_eq!(config.context, 2048);
+            config.windows
+        };
+        let (all, none) = ([Some(512); 2], [None; 2]);
+        assert_eq!(windows("mistral", &[]), all);
+        assert_eq!(windows("phi3", &[]), all);
+        assert_eq!(windows("qwen2", &[]), none, "there it must be switched on");
+        assert_eq!(windows("qwen2", &[("use_sliding_window", true.into())]), none, "but on the first 28 layers");
+        let late = [("use_sliding_window", true.into()), ("max_window_layers", 1.into())];
+        assert_eq!(windows("qwen2", &late), [None, Some(512)]);
+        assert_eq!(windows("gemma2", &[]), [Some(512), None]);
+        assert_eq!(windows("gemma3_text", &[]), all);
+        let types = serde_json::json!(["full_attention", "sliding_attention"]);
+        assert_eq!(windows("gemma3_text", &[("layer_types", types)]), [None, Some(512)]);
+        assert_eq!(windows("llama", &[]), none);
     }
 
     const YARN: [(usize, f64); 6] = [

@@ -1,11 +1,12 @@
 //! Generation of many continuations at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use roll_backends::Snapshot;
 use roll_backends::ops::KeyPlace;
-use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling};
+use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling, Tensor};
 
 use super::cache::{Cache, Reads};
 use super::config::LmConfig;
@@ -56,15 +57,26 @@ impl<'a> Distinct<'a> {
     }
 }
 
+/// A prompt that was read.
+#[derive(Clone)]
+struct Read {
+    /// Its number in the cache.
+    number: usize,
+    /// Logits of the token after it.
+    logits: Arc<[f32]>,
+}
+
 /// Continues each prompt until an ending, its limit, or the end of the context. An empty prompt gets an empty
 /// continuation, as does one that fills the context. What a row gets depends on its prompt, its place and the seed
-/// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again.
+/// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again. At most `at_once` rows are
+/// written at a time: when one ends, the next takes its place.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
     sampling: &Sampling,
     endings: &Endings<'_>,
     prefixes: &Prefixes,
+    at_once: usize,
 ) -> Result<Vec<Generation>> {
     sampling.check()?;
     let LmConfig { context, vocab, layers, .. } = *network.config();
@@ -72,70 +84,111 @@ pub fn generate(
     let trainable = network.trainable(Adapter::On);
     let empty = || Generation::default();
     let mut finished: Vec<Generation> = prompts.iter().map(|_| empty()).collect();
-    let fits = |index: usize| (1..context).contains(&prompts[index].len()) && sampling.limit(index) > 0;
-    let mut rows: Vec<Row> = (0..prompts.len())
-        .filter(|index| fits(*index))
-        .map(|index| {
+    let fits = |index: &usize| (1..context).contains(&prompts[*index].len()) && sampling.limit(*index) > 0;
+    let indices: Vec<usize> = (0..prompts.len()).filter(fits).collect();
+    let distinct = Distinct::new(indices.iter().map(|index| &prompts[*index]));
+    let mut waiting: VecDeque<Row> = indices
+        .into_iter()
+        .zip(&distinct.of)
+        .map(|(index, prompt)| {
             let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
-            Row { index, prompt: 0, slot: 0, rng, generation: empty() }
+            Row { index, prompt: *prompt, slot: 0, rng, generation: empty() }
         })
         .collect();
-    if rows.is_empty() {
-        return Ok(finished);
-    }
-
-    let distinct = Distinct::new(rows.iter().map(|row| &prompts[row.index]));
     prefixes.turn(sampling.seed);
-    let (mut packed, mut known) = (Packed::default(), Vec::new());
-    for prompt in &distinct.prompts {
-        let found = prefixes.take(prompt);
-        let from = found.as_ref().map_or(0, |(length, _)| *length);
-        packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
-        known.push((from, found.map(|(_, given)| given)));
-    }
-    for ((slot, row), prompt) in rows.iter_mut().enumerate().zip(&distinct.of) {
-        (row.slot, row.prompt) = (slot, *prompt);
-    }
-    let cache = Arc::new(Cache::new(layers, known, &packed.spans, network.products()));
-    let mut logits = network.next_logits(&packed, &cache, Reads::Prompts, trainable.as_ref())?;
-    // Which row of the logits each sequence draws from.
-    let mut drawn_from = distinct.of;
-    loop {
-        let draws = rows.par_iter_mut().zip(&drawn_from);
-        let drawn = draws.map(|(row, from)| draw(&logits[from * vocab..][..vocab], sampling, &mut row.rng));
-        let drawn: Vec<Drawn> = drawn.collect::<Result<_>>()?;
+
+    let cache = Arc::new(Cache::new(layers, network.products()));
+    let mut read: Vec<Option<Read>> = vec![None; distinct.prompts.len()];
+    let mut free: Vec<usize> = (0..at_once.max(1).min(waiting.len())).rev().collect();
+    // Those that go on, whose rows of `logits` are in their order.
+    let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
+    while !rows.is_empty() || !waiting.is_empty() {
+        let mut entering: Vec<Row> = Vec::new();
+        while !free.is_empty()
+            && let Some(mut row) = waiting.pop_front()
+        {
+            row.slot = free.pop().unwrap_or_default();
+            entering.push(row);
+        }
+        cache.clear(&entering.iter().map(|row| row.slot).collect::<Vec<_>>());
+        let mut unread: Vec<usize> = entering.iter().map(|row| row.prompt).collect();
+        unread.retain(|prompt| read[*prompt].is_none());
+        unread.sort_unstable();
+        unread.dedup();
+        read_prompts(network, trainable.as_ref(), &cache, prefixes, &distinct, &unread, &mut read)?;
+
+        let going_on = logits.as_ref().map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(vocab);
+        let first: Vec<Arc<[f32]>> =
+            entering.iter().filter_map(|row| Some(read[row.prompt].as_ref()?.logits.clone())).collect();
+        let sources: Vec<&[f32]> = going_on.chain(first.iter().map(|logits| &**logits)).collect();
+        rows.append(&mut entering);
+        let draws = rows.par_iter_mut().zip(sources);
+        let drawn: Vec<Drawn> =
+            draws.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect::<Result<_>>()?;
+
         let (mut going, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
         for (mut row, drawn) in rows.into_iter().zip(drawn) {
             // The cache has what was read; the token that is drawn now will be read next.
             let written = row.generation.tokens.len();
-            let read = prompts[row.index].len() + written;
+            let held = prompts[row.index].len() + written;
+            let number = read[row.prompt].as_ref().map_or(0, |read| read.number);
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
             row.generation.raw_log_probs.push(drawn.raw_log_prob);
             let ended = endings.ids.contains(&drawn.id)
                 || row.generation.tokens.len() >= sampling.limit(row.index)
-                || read + 1 >= context
+                || held + 1 >= context
                 || stops(&row.generation.tokens, sampling, endings)?;
             match ended {
                 true => {
-                    let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(read).copied().collect();
-                    prefixes.keep(tokens, cache.of(row.prompt, row.slot, written));
+                    let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(held).copied().collect();
+                    prefixes.keep(tokens, cache.of(number, row.slot, written));
+                    free.push(row.slot);
                     finished[row.index] = row.generation;
                 }
                 false => {
-                    packed.push(std::iter::once(i64::from(drawn.id)), read);
-                    places.push(KeyPlace { prompt: cache.prompt(row.prompt), slot: row.slot, tail: written });
+                    packed.push(std::iter::once(i64::from(drawn.id)), held);
+                    places.push(KeyPlace { prompt: cache.prompt(number), slot: row.slot, tail: written, skip: 0 });
                     going.push(row);
                 }
             }
         }
-        if going.is_empty() {
-            return Ok(finished);
-        }
         rows = going;
-        logits = network.next_logits(&packed, &cache, Reads::Tokens(places.into()), trainable.as_ref())?;
-        drawn_from = (0..rows.len()).collect();
+        logits = match rows.is_empty() {
+            true => None,
+            false => Some(network.next_logits(&packed, &cache, Reads::Tokens(places.into()), trainable.as_ref())?),
+        };
     }
+    Ok(finished)
+}
+
+/// Reads those of the `distinct` prompts that are `unread`.
+fn read_prompts(
+    network: &Network,
+    trainable: Option<&Snapshot>,
+    cache: &Arc<Cache>,
+    prefixes: &Prefixes,
+    distinct: &Distinct<'_>,
+    unread: &[usize],
+    read: &mut [Option<Read>],
+) -> Result<()> {
+    if unread.is_empty() {
+        return Ok(());
+    }
+    let (mut packed, mut known) = (Packed::default(), Vec::new());
+    for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
+        let found = prefixes.take(prompt);
+        let from = found.as_ref().map_or(0, |(length, _)| *length);
+        packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
+        known.push((from, found.map(|(_, given)| given)));
+    }
+    let first = cache.expect(known, &packed.spans);
+    let logits = network.next_logits(&packed, cache, Reads::Prompts { first }, trainable)?;
+    let rows = logits.f32s()?.chunks_exact(network.config().vocab);
+    for ((number, prompt), logits) in (first..).zip(unread).zip(rows) {
+        read[*prompt] = Some(Read { number, logits: logits.into() });
+    }
+    Ok(())
 }
 
 /// Whether one of the stop texts stands at the end of what was written.
@@ -151,9 +204,11 @@ fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<b
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
     use burn::tensor::DType;
     use rand_distr::{Distribution, StandardNormal};
-    use roll_core::{StateDict, Tensor};
+    use roll_core::StateDict;
 
     use super::*;
 
@@ -178,7 +233,7 @@ mod tests {
     fn turn(network: &Network, prompts: &[Vec<u32>], seed: u64, prefixes: &Prefixes) -> Vec<Generation> {
         let sampling = Sampling { temperature: 1.0, seed, max_new_tokens: 5, ..Sampling::greedy(5) };
         let decode = |_: &[u32]| Ok(String::new());
-        generate(network, prompts, &sampling, &Endings { ids: &[0], decode: &decode }, prefixes).unwrap()
+        generate(network, prompts, &sampling, &Endings { ids: &[0], decode: &decode }, prefixes, 64).unwrap()
     }
 
     fn assert_close(found: &[Generation], expected: &[Generation]) {
@@ -218,7 +273,14 @@ mod tests {
         let made = |limits: Vec<usize>, max_new_tokens: usize| {
             let sampling = Sampling { temperature: 1.0, seed: 2, limits, ..Sampling::greedy(max_new_tokens) };
             let endings = Endings { ids: &[], decode: &decode };
-            generate(&network, &[vec![3, 4], vec![5], vec![6], vec![3, 4]], &sampling, &endings, &Prefixes::default())
+            generate(
+                &network,
+                &[vec![3, 4], vec![5], vec![6], vec![3, 4]],
+                &sampling,
+                &endings,
+                &Prefixes::default(),
+                64,
+            )
         };
         let (whole, cut) = (made(Vec::new(), 6).unwrap(), made(vec![2, 9, 0, 5], 6).unwrap());
         assert_eq!(cut.iter().map(|g| g.tokens.len()).collect::<Vec<_>>(), [2, 6, 0, 5]);
@@ -234,7 +296,7 @@ mod tests {
         let decode = |_: &[u32]| Ok(String::new());
         let sampling = Sampling { temperature: 1.0, seed: 5, ..Sampling::greedy(36) };
         let (prompts, endings) = ([vec![3, 4], vec![5, 6, 7], vec![3, 4]], Endings { ids: &[], decode: &decode });
-        let made = generate(&network, &prompts, &sampling, &endings, &Prefixes::default()).unwrap();
+        let made = generate(&network, &prompts, &sampling, &endings, &Prefixes::default(), 64).unwrap();
         for (prompt, made) in prompts.iter().zip(&made) {
             let whole: Vec<i64> = prompt.iter().chain(&made.tokens).map(|id| i64::from(*id)).collect();
             let (length, mask) = (whole.len(), vec![1u8; whole.len()]);
@@ -266,6 +328,38 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_take_the_place_of_others_get_the_same_bits() {
+        let (network, decode) = (network(), |_: &[u32]| Ok(String::new()));
+        let mut prompts: Vec<Vec<u32>> = (0..12).map(|i| vec![3 + i % 5, 4, 1 + i % 3]).collect();
+        prompts[3] = (0..9).map(|i| 1 + i % 11).collect();
+        let kept = Prefixes::default();
+        // Rows end at any time: by an id, by their limit.
+        let made = |seed: u64, at_once: usize, order: &[usize], prefixes: &Prefixes| {
+            let prompts: Vec<Vec<u32>> = order.iter().map(|i| prompts[*i].clone()).collect();
+            let numbers = order.iter().map(|i| *i as u64).collect();
+            let limits = order.iter().map(|i| 3 + 3 * i).collect();
+            let sampling = Sampling { temperature: 1.0, seed, numbers, limits, ..Sampling::greedy(30) };
+            let endings = Endings { ids: &[0], decode: &decode };
+            let made = generate(&network, &prompts, &sampling, &endings, prefixes, at_once).unwrap();
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            made.into_iter().map(|g| (g.tokens, bits(g.log_probs), bits(g.raw_log_probs))).collect::<Vec<_>>()
+        };
+        let order: Vec<usize> = (0..12).collect();
+        let together = made(6, 64, &order, &kept);
+        let lengths: BTreeSet<usize> = together.iter().map(|(tokens, ..)| tokens.len()).collect();
+        assert!(lengths.len() > 4, "{lengths:?}");
+        for at_once in [1, 2, 5] {
+            assert_eq!(made(6, at_once, &order, &Prefixes::default()), together, "{at_once} at once");
+        }
+        for (i, expected) in together.iter().enumerate() {
+            assert_eq!(made(6, 64, &[i], &Prefixes::default())[0], *expected, "alone");
+        }
+        let backwards: Vec<usize> = order.into_iter().rev().collect();
+        let found = made(6, 4, &backwards, &Prefixes::default());
+        assert!(found.iter().rev().eq(&together), "in another order");
+    }
+
+    #[test]
     fn equal_prompts_get_what_each_would_get_alone() {
         let network = network();
         let together = turn(&network, &[vec![3, 4], vec![5], vec![3, 4]], 9, &Prefixes::default());
@@ -279,7 +373,7 @@ mod tests {
         let decode = |_: &[u32]| Ok(String::new());
         for (number, prompt) in [(0, vec![3, 4]), (1, vec![5]), (2, vec![3, 4])] {
             let endings = Endings { ids: &[0], decode: &decode };
-            let alone = generate(&network, &[prompt], &sampling(number), &endings, &Prefixes::default()).unwrap();
+            let alone = generate(&network, &[prompt], &sampling(number), &endings, &Prefixes::default(), 64).unwrap();
             assert_close(&together[number as usize..][..1], &alone);
         }
         assert_ne!(together[0].tokens, together[2].tokens, "each draws for itself");

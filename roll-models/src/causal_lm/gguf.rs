@@ -1,12 +1,14 @@
 //! A language model out of one GGUF file: shape, weights, tokenizer and chat template.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use roll_backends::BlockMatrix;
 use roll_core::{Error, Result, StateDict, Tensor};
 use serde_json::{Value as Json, json};
 
 use super::chat::ChatTemplate;
-use super::config::{LmConfig, Rope, RopeScaling};
+use super::config::{LmConfig, MAX_LAYERS, Rope, RopeScaling};
 use super::parts::Parts;
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
@@ -19,7 +21,7 @@ pub fn open(path: &Path) -> Result<Parts> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
-    let state = state(&file, &config)?;
+    let (state, blocks) = weights(&file, &config)?;
     let tokens = Tokens::of(&file).map_err(bad)?;
     let tokenizer = tokens.as_ref().map(|t| t.tokenizer(&file)).transpose().map_err(bad)?;
     let template = match file.text("tokenizer.chat_template") {
@@ -32,7 +34,7 @@ pub fn open(path: &Path) -> Result<Parts> {
         }
         None => None,
     };
-    Ok(Parts { config, state, tokenizer, template, place: path.display().to_string() })
+    Ok(Parts { config, state, blocks, tokenizer, template, place: path.display().to_string() })
 }
 
 /// Shape of the network, from the metadata and the tensors that are there.
@@ -68,11 +70,12 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
     let mut end_ids: Vec<u32> = ends.filter_map(|id| u32::try_from(id).ok()).collect();
     end_ids.sort_unstable();
     end_ids.dedup();
+    let layers = size("block_count")?.min(MAX_LAYERS + 1);
     let config = LmConfig {
         vocab: embedding.first().copied().unwrap_or_default(),
         dim,
         ffn_dim: size("feed_forward_length")?,
-        layers: size("block_count")?,
+        layers,
         heads,
         kv_heads: maybe("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -88,6 +91,8 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
         qk_norm: has("blk.0.attn_q_norm.weight"),
         context: size("context_length")?,
         end_ids,
+        windows: vec![None; layers],
+        ..LmConfig::default()
     };
     config.check()?;
     Ok(config)
@@ -108,32 +113,38 @@ fn scaling(file: &GgufFile, family: &str) -> std::result::Result<RopeScaling, St
     }
 }
 
-/// The weights under the names of Hugging Face, as f32.
-fn state(file: &GgufFile, config: &LmConfig) -> Result<StateDict> {
+/// The weights under the names of Hugging Face: as f32, and in the blocks of the file.
+fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<String, BlockMatrix>)> {
     let interleaved = file.text("general.architecture") == Some("llama");
-    let mut state = StateDict::new();
+    let (mut state, mut matrices) = (StateDict::new(), BTreeMap::new());
     for (name, shape) in config.weights() {
         let stored = stored_name(&name);
-        let tensor = file.tensor(&stored)?;
-        if tensor.shape() != shape {
-            return Err(Error::shape(
-                format!("{stored} of {}", file.path().display()),
-                format!("{shape:?}"),
-                tensor.shape(),
-            ));
+        if let Some(found) = file.shape(&stored).filter(|found| *found != shape) {
+            let what = format!("{stored} of {}", file.path().display());
+            return Err(Error::shape(what, format!("{shape:?}"), found));
         }
         let heads = match interleaved {
             true if name.contains(".q_proj.") => Some(config.heads),
             true if name.contains(".k_proj.") => Some(config.kv_heads),
             _ => None,
         };
-        let tensor = match heads {
-            Some(heads) => halves_apart(&tensor, heads)?,
+        let order = heads.map(|heads| halves_apart(shape[0], heads));
+        if let Some(matrix) = file.blocks(&stored)? {
+            let matrix = match order {
+                Some(order) => matrix.reordered(&order),
+                None => matrix,
+            };
+            matrices.insert(name, matrix);
+            continue;
+        }
+        let tensor = file.tensor(&stored)?;
+        let tensor = match order {
+            Some(order) => reordered(&tensor, &order)?,
             None => tensor,
         };
         state.insert(name, tensor);
     }
-    Ok(state)
+    Ok((state, matrices))
 }
 
 /// The name in GGUF of a weight that Hugging Face calls `name`.
@@ -166,21 +177,21 @@ fn stored_name(name: &str) -> String {
     found.unwrap_or_else(|| name.into())
 }
 
-/// Llama's converter interleaves the two halves of each head, for rotations of neighbours. This puts them apart again.
-fn halves_apart(tensor: &Tensor, heads: usize) -> Result<Tensor> {
+/// Llama's converter interleaves the two halves of each head, for rotations of neighbours. The order of rows that puts
+/// them apart again.
+fn halves_apart(rows: usize, heads: usize) -> Vec<usize> {
+    let per_head = rows / heads;
+    let row = |head: usize, half: usize, pair: usize| head * per_head + 2 * pair + half;
+    let halves = (0..heads).flat_map(|head| [(head, 0), (head, 1)]);
+    halves.flat_map(|(head, half)| (0..per_head / 2).map(move |pair| row(head, half, pair))).collect()
+}
+
+/// Rows in another order.
+fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     let values = tensor.to_f32_vec();
-    let rows = tensor.shape()[0];
-    let (width, per_head) = (values.len() / rows.max(1), rows / heads);
-    let mut apart = Vec::with_capacity(values.len());
-    for head in 0..heads {
-        for half in 0..2 {
-            for pair in 0..per_head / 2 {
-                let row = head * per_head + 2 * pair + half;
-                apart.extend_from_slice(&values[row * width..][..width]);
-            }
-        }
-    }
-    Tensor::new(apart, tensor.shape().to_vec())
+    let width = values.len() / order.len().max(1);
+    let values = order.iter().flat_map(|row| &values[row * width..][..width]).copied().collect::<Vec<_>>();
+    Tensor::new(values, tensor.shape().to_vec())
 }
 
 /// The vocabulary of a file.
@@ -296,7 +307,7 @@ mod tests {
     fn halves_of_heads_are_put_apart() {
         // One head of four channels: stored 0 2 1 3 (pairs), wanted 0 1 2 3 (halves).
         let stored = Tensor::new(vec![0.0f32, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0], [8, 1]).unwrap();
-        let apart = halves_apart(&stored, 2).unwrap();
+        let apart = reordered(&stored, &halves_apart(8, 2)).unwrap();
         assert_eq!(apart.f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);
     }
 

@@ -14,6 +14,15 @@ const CHUNK_LOGITS: usize = 1 << 22;
 /// Ids of one chunk.
 const CHUNK_IDS: usize = 1 << 13;
 
+/// The output layer.
+#[derive(Clone)]
+pub struct Head {
+    /// Its weight.
+    pub weight: HeadWeight,
+    /// Logits `l` become `softcap * tanh(l / softcap)`.
+    pub softcap: Option<f32>,
+}
+
 /// The weight of the output layer, `[V, D]`.
 #[derive(Clone)]
 pub enum HeadWeight {
@@ -34,7 +43,7 @@ pub struct Statistics {
 /// What the pull needs: nothing of the size of the logits.
 pub struct HeadRecord {
     hidden: Tensor<2>,
-    weight: HeadWeight,
+    head: Head,
     targets: Tensor<1, Int>,
     /// Logarithm of the sum of exponentials, `[N, 1]`.
     log_sum: Tensor<2>,
@@ -53,7 +62,7 @@ impl HeadWeight {
     /// The weights of some ids.
     fn chunk(&self, start: usize, len: usize) -> Result<Tensor<2>> {
         let chunk = match self {
-            Self::Frozen(weight) => weight.stored::<2>()?.narrow(0, start, len),
+            Self::Frozen(weight) => weight.rows(start, len)?,
             Self::Trained(weight, _) => weight.clone().narrow(0, start, len),
         };
         Ok(widened(chunk))
@@ -62,27 +71,53 @@ impl HeadWeight {
     /// The weights of single ids.
     fn rows(&self, ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
         let rows = match self {
-            Self::Frozen(weight) => weight.stored::<2>()?.select(0, ids.clone()),
+            Self::Frozen(weight) => weight.select(ids.clone())?,
             Self::Trained(weight, _) => weight.clone().select(0, ids.clone()),
         };
         Ok(widened(rows))
     }
+}
 
+impl Head {
     /// Logits of all ids, `[N, V]`: for few rows.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        let [vocab, _] = self.shape();
-        let chunks =
-            pieces(vocab, CHUNK_IDS).map(|(start, len)| Ok(logits_of(hidden.clone(), self.chunk(start, len)?)));
+        let [vocab, _] = self.weight.shape();
+        let chunks = pieces(vocab, CHUNK_IDS)
+            .map(|(start, len)| Ok(self.logits_of(hidden.clone(), self.weight.chunk(start, len)?)));
         Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
+    }
+
+    /// As [`Head::logits`], for passes that are not differentiated: see [`ops::linear_rows`].
+    pub fn next_logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(self.bounded(match &self.weight {
+            HeadWeight::Trained(weight, _) => ops::linear_rows(hidden, weight.clone(), None),
+            HeadWeight::Frozen(weight) => match weight.blocks() {
+                Some(blocks) => ops::linear_blocks(hidden, blocks, None),
+                None => ops::linear_rows(hidden, weight.stored::<2>()?, None),
+            },
+        }))
+    }
+
+    fn logits_of(&self, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+        self.bounded(ops::linear(x, weight, None))
+    }
+
+    fn bounded(&self, logits: Tensor<2>) -> Tensor<2> {
+        match self.softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
+    }
+
+    /// What cotangents of `logits` are multiplied by, going back through their bound.
+    fn slope(&self, logits: Tensor<2>) -> Option<Tensor<2>> {
+        let part = logits / self.softcap?;
+        Some(-(part.clone() * part) + 1.0)
     }
 }
 
 fn widened(x: Tensor<2>) -> Tensor<2> {
     if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
-}
-
-fn logits_of(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    ops::linear(x, weight, None)
 }
 
 /// (start, length) of the pieces of `0..total`.
@@ -95,9 +130,9 @@ fn rows_per_chunk(vocab: usize) -> usize {
 }
 
 /// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and what their pull needs.
-pub fn evaluate(hidden: Tensor<2>, weight: HeadWeight, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
+pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
     let device = hidden.device();
-    let [vocab, _] = weight.shape();
+    let [vocab, _] = head.weight.shape();
     let rows = targets.len();
     let targets = integers(targets.to_vec(), &device);
     let mut parts: Vec<[Tensor<2>; 2]> = Vec::new();
@@ -107,7 +142,7 @@ pub fn evaluate(hidden: Tensor<2>, weight: HeadWeight, targets: &[i64]) -> Resul
         // times (l - max).
         let mut running: Option<[Tensor<2>; 3]> = None;
         for (start, ids) in pieces(vocab, CHUNK_IDS) {
-            let logits = logits_of(h.clone(), weight.chunk(start, ids)?);
+            let logits = head.logits_of(h.clone(), head.weight.chunk(start, ids)?);
             let own = logits.clone().max_dim(1);
             let (max, kept) = match running {
                 None => (own, None),
@@ -141,15 +176,15 @@ pub fn evaluate(hidden: Tensor<2>, weight: HeadWeight, targets: &[i64]) -> Resul
     };
     let (log_sum, entropy) = (column(0), column(1));
     if rows == 0 {
-        let record = HeadRecord { hidden, weight, targets, log_sum, entropy };
+        let record = HeadRecord { hidden, head, targets, log_sum, entropy };
         return Ok((Statistics { log_probs: Vec::new(), entropy: Vec::new() }, record));
     }
-    let own = (weight.rows(&targets)? * hidden.clone()).sum_dim(1);
+    let own = head.bounded((head.weight.rows(&targets)? * hidden.clone()).sum_dim(1));
     let statistics = Statistics {
         log_probs: roll_backends::to_host(own - log_sum.clone())?.to_f32_vec(),
         entropy: roll_backends::to_host(entropy.clone())?.to_f32_vec(),
     };
-    Ok((statistics, HeadRecord { hidden, weight, targets, log_sum, entropy }))
+    Ok((statistics, HeadRecord { hidden, head, targets, log_sum, entropy }))
 }
 
 impl HeadRecord {
@@ -161,29 +196,41 @@ impl HeadRecord {
         if rows == 0 {
             return Ok(self.hidden);
         }
-        let [vocab, _] = self.weight.shape();
+        let (head, [vocab, _]) = (&self.head, self.head.weight.shape());
         let column = |values: &[f32]| {
             Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), (&device, DType::F32))
         };
         let (d_log, d_entropy) = (column(d_log_probs), column(d_entropy));
-        let trains = match (&self.weight, parameters) {
+        let trains = match (&head.weight, parameters) {
             (HeadWeight::Trained(_, index), Some(parameters)) => Some((*index, parameters)),
             _ => None,
         };
         // d log p(target) / d l_v = [v = target] - p_v: the first part belongs to single rows of the weight.
-        let mut d_hidden = self.weight.rows(&self.targets)? * d_log.clone();
+        let own_rows = head.weight.rows(&self.targets)?;
+        let own_logits = head.bounded((own_rows.clone() * self.hidden.clone()).sum_dim(1));
+        let d_own = match head.slope(own_logits) {
+            Some(slope) => slope * d_log.clone(),
+            None => d_log.clone(),
+        };
+        let mut d_hidden = own_rows * d_own.clone();
         let mut d_weight = Vec::new();
         for (start, ids) in pieces(vocab, CHUNK_IDS) {
-            let weight = self.weight.chunk(start, ids)?;
+            let weight = head.weight.chunk(start, ids)?;
             let mut d_chunk: Option<Tensor<2>> = None;
             let mut d_rows = Vec::new();
             for (first, len) in pieces(rows, rows_per_chunk(vocab)) {
                 let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
                 let h = part(&self.hidden);
-                let log_p = logits_of(h.clone(), weight.clone()) - part(&self.log_sum);
+                let logits = head.logits_of(h.clone(), weight.clone());
+                let bound = head.slope(logits.clone());
+                let log_p = logits - part(&self.log_sum);
                 // d H / d l_v = -p_v (log p_v + H).
                 let slope = (log_p.clone() + part(&self.entropy)) * part(&d_entropy) + part(&d_log);
                 let d_logits = -(log_p.exp() * slope);
+                let d_logits = match bound {
+                    Some(bound) => d_logits * bound,
+                    None => d_logits,
+                };
                 d_rows.push(ops::product(d_logits.clone(), weight.clone()));
                 if trains.is_some() {
                     let d = ops::product(d_logits.transpose(), h);
@@ -198,7 +245,7 @@ impl HeadRecord {
         }
         if let Some((index, parameters)) = trains {
             let dense = Tensor::cat(d_weight, 0);
-            let own = self.hidden * d_log;
+            let own = self.hidden * d_own;
             let d_weight = dense.select_assign(0, self.targets, own, burn::tensor::IndexingUpdateOp::Add);
             let count = d_weight.shape().num_elements();
             parameters.add_gradient(index, d_weight.reshape([count]));

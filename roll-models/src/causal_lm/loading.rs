@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
-use roll_backends::Memory;
+use roll_backends::{Backend, Memory};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::config::LmConfig;
 use super::model::CausalLm;
 use super::network::Network;
-use super::parts::Parts;
+use super::parts::{Parts, decode};
 use super::source;
 use crate::comma_list::{self, split};
 use crate::hub::Hub;
@@ -48,13 +48,17 @@ pub struct CausalLmOptions {
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
     pub use_gradient_checkpointing_offload: bool,
-    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU.
+    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU (quantised weights of
+    /// a GGUF file stay quantised).
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
+    /// Most sequences that are written at a time: when one ends, the next takes its place. What is written does not
+    /// depend on it; the memory for keys and values does.
+    pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,
 }
@@ -72,6 +76,7 @@ impl Default for CausalLmOptions {
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
             max_length: None,
+            rows_at_once: ROWS_AT_ONCE,
             chat_template_args: Options::new(),
         }
     }
@@ -79,13 +84,13 @@ impl Default for CausalLmOptions {
 
 impl CausalLmOptions {
     /// What is trained.
-    fn trainable(&self) -> Trainable {
+    fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
             rank => Trainable::Lora {
                 rank,
                 alpha: self.lora_alpha.unwrap_or(rank as f64),
-                targets: split(self.lora_target_modules.as_deref().unwrap_or(TARGETS)),
+                targets: split(self.lora_target_modules.as_deref().unwrap_or(config.linear_layers())),
             },
         }
     }
@@ -101,8 +106,8 @@ impl CausalLmOptions {
 
 /// Rank of a LoRA that is not started from a file.
 const RANK: usize = 32;
-/// Its layers.
-const TARGETS: &str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj";
+/// Sequences that are written at a time.
+const ROWS_AT_ONCE: usize = 256;
 
 roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "causal_lm", notes }
@@ -124,7 +129,7 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
 roll_core::inventory::submit! {
     Registration {
         name: "causal_lm",
-        summary: "Language models: Qwen2, Qwen2.5, Qwen3, Llama",
+        summary: "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<CausalLmOptions>,
@@ -141,7 +146,7 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let Parts { mut config, state, tokenizer, template, place } = match &options.model_path {
+    let Parts { mut config, mut state, mut blocks, tokenizer, template, place } = match &options.model_path {
         Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };
@@ -165,18 +170,30 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let reading = || format!("reading {place}");
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;
-    let mut network = Network::new(config, &state, dtype, &device)
+    let start = start(options, context, &config)?;
+    let trainable = start.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
+    // Other backends than ours have no products with blocks: they would decode a matrix at every use.
+    let stay = options.weights_dtype == WeightsDType::Auto && Backend::of(&context.backend)? == Backend::Flex;
+    if !stay || trainable == Trainable::Full {
+        decode(&mut state, &blocks)?;
+    }
+    if !stay {
+        blocks.clear();
+    }
+    let mut network = Network::with_blocks(config, &state, blocks, dtype, &device)
         .while_doing(reading)?
         .with_memory(options.memory())
         .with_products(options.compute_dtype.of(dtype, &device)?);
-    let start = start(options, context, network.config())?;
-    let trainable = start.as_ref().map_or_else(|| options.trainable(), Start::trainable);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(start), Some(parameters)) = (&start, network.parameters()) {
         let values = flat::from_state(parameters.specs(), start.parameters());
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
-    CausalLm::new(network, tokenizer, template).while_doing(reading)
+    if options.rows_at_once == 0 {
+        return Err(Error::config("model.rows_at_once", "expected at least 1, found 0"));
+    }
+    let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
+    Ok(model.with_rows_at_once(options.rows_at_once))
 }
 
 /// What `lora_checkpoint` holds.

@@ -25,6 +25,8 @@ pub struct CausalLm {
     specs: Vec<ParameterSpec>,
     /// What the last turn of conversations gave.
     prefixes: Prefixes,
+    /// Most rows that are written at a time.
+    rows_at_once: usize,
 }
 
 impl CausalLm {
@@ -40,7 +42,14 @@ impl CausalLm {
         let end_ids = network.config().end_ids.clone();
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
         let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
-        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes: Prefixes::default() })
+        let prefixes = Prefixes::default();
+        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX })
+    }
+
+    /// Chooses how many rows are written at a time; others wait until one ends. All, unless chosen.
+    pub fn with_rows_at_once(mut self, rows: usize) -> Self {
+        self.rows_at_once = rows;
+        self
     }
 
     /// The network.
@@ -175,16 +184,6 @@ impl LanguageModel for CausalLm {
         self.template.as_ref().ok_or_else(missing)?.render(messages, continue_as_assistant)
     }
 
-    fn render_chat_with_tools(
-        &self,
-        messages: &[Message],
-        tools: &[serde_json::Value],
-        continue_as_assistant: bool,
-    ) -> Result<Option<String>> {
-        let template = self.template.as_ref().filter(|template| template.knows_tools());
-        template.map(|template| template.render_with_tools(messages, tools, continue_as_assistant)).transpose()
-    }
-
     fn end_tokens(&self) -> Vec<u32> {
         self.end_ids.clone()
     }
@@ -195,7 +194,8 @@ impl LanguageModel for CausalLm {
 
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         let decode = |tokens: &[u32]| self.detokenize(tokens);
-        generate(&self.network, prompts, sampling, &Endings { ids: &self.end_ids, decode: &decode }, &self.prefixes)
+        let endings = Endings { ids: &self.end_ids, decode: &decode };
+        generate(&self.network, prompts, sampling, &endings, &self.prefixes, self.rows_at_once)
     }
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
@@ -206,6 +206,7 @@ impl LanguageModel for CausalLm {
             end_ids: self.end_ids.clone(),
             specs: self.specs.clone(),
             prefixes: Prefixes::default(),
+            rows_at_once: self.rows_at_once,
         }))
     }
 

@@ -1,15 +1,19 @@
 //! The network: hidden states, statistics of tokens with their pullback, and one step of generation.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor as Burn};
-use roll_backends::{Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, WeightStore, to_host, weights};
+use roll_backends::{
+    BlockMatrix, Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Weight, WeightStore, to_host,
+    weights,
+};
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
 use super::block::{Block, Embedding, FinalNorm, Pass, integers};
 use super::cache::{Cache, Reads};
 use super::config::LmConfig;
-use super::head::{self, HeadWeight};
+use super::head::{self, Head, HeadWeight};
 use super::packed::{Batch, Packed};
 use crate::trainable::{Trainable, lora_parameters};
 
@@ -27,15 +31,30 @@ impl Network {
     /// Takes resident weights (Hugging Face names), stored as `dtype`. Fails when one is missing or misshapen; weights
     /// that the network does not have are left aside, as is an output layer that the configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
-        let mut own = StateDict::new();
+        Self::with_blocks(config, state, BTreeMap::new(), dtype, device)
+    }
+
+    /// As [`Network::new`], with some matrices that stay in blocks.
+    pub fn with_blocks(
+        config: LmConfig,
+        state: &StateDict,
+        mut blocks: BTreeMap<String, BlockMatrix>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut own = HashMap::new();
         for (name, shape) in config.weights() {
-            let tensor = state.get(&name).ok_or_else(|| Error::Misuse(format!("the weight `{name}` is missing")))?;
-            if tensor.shape() != shape {
-                return Err(Error::shape(&name, format!("{shape:?}, as config.json has it"), tensor.shape()));
+            let weight = match (blocks.remove(&name), state.get(&name)) {
+                (Some(matrix), _) => Weight::from_blocks(matrix, device),
+                (None, Some(tensor)) => Weight::new(tensor, dtype, device),
+                (None, None) => return Err(Error::Misuse(format!("the weight `{name}` is missing"))),
+            };
+            if weight.shape() != shape {
+                return Err(Error::shape(&name, format!("{shape:?}, as config.json has it"), weight.shape()));
             }
-            own.insert(name, tensor.clone());
+            own.insert(name, weight);
         }
-        let store = Arc::new(Resident::new(&own, dtype, device));
+        let store = Arc::new(Resident::from_weights(own, device));
         let (products, memory) = (DType::F32, Memory::default());
         Ok(Self { config, store, parameters: None, lora_scale: 1.0, products, memory })
     }
@@ -66,7 +85,7 @@ impl Network {
                     self.config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
                     trainable,
                     noise,
-                    "layers of a block: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+                    &format!("layers of a block: {}", self.config.linear_layers().replace(',', ", ")),
                 )?;
                 self.lora_scale = trainable.lora_scale();
                 (specs, values)
@@ -120,6 +139,11 @@ impl Network {
     /// Trainable parameters, if there are any.
     pub fn parameters(&self) -> Option<&Parameters> {
         self.parameters.as_ref()
+    }
+
+    /// Bytes that the frozen weights take.
+    pub fn frozen_bytes(&self) -> Result<usize> {
+        Ok(self.store.segment("")?.values().map(Weight::size).sum())
     }
 
     /// alpha / rank.
@@ -217,12 +241,12 @@ impl Network {
         cache: &Arc<Cache>,
         reads: Reads,
         trainable: Option<&Snapshot>,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Tensor> {
         self.check(packed)?;
         let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), reads))))?;
         let last: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
         let last = hidden.select(0, integers(last, self.store.device()));
-        Ok(to_host(self.head(trainable)?.logits(last)?)?.to_f32_vec())
+        to_host(self.head(trainable)?.next_logits(last)?)
     }
 
     /// What products are taken in, and keys and values kept in.
@@ -247,7 +271,11 @@ impl Network {
         Arc::new(pass)
     }
 
-    fn head(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
+    fn head(&self, trainable: Option<&Snapshot>) -> Result<Head> {
+        Ok(Head { weight: self.head_weight(trainable)?, softcap: self.config.softcaps[1] })
+    }
+
+    fn head_weight(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
         let name = self.config.head_weight();
         let trainable = trainable.map(|all| all.segment(name)).transpose()?;
         if let Some((index, shape, value)) = trainable.as_ref().and_then(|s| s.get(name)) {

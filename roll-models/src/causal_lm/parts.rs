@@ -1,6 +1,9 @@
 //! What a language model is put together from.
 
-use roll_core::StateDict;
+use std::collections::BTreeMap;
+
+use roll_backends::BlockMatrix;
+use roll_core::{Result, StateDict, Tensor};
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
@@ -10,12 +13,23 @@ use super::tokenizer::Tokenizer;
 pub struct Parts {
     /// Shape of the network.
     pub config: LmConfig,
-    /// Weights under the names of Hugging Face.
+    /// Weights under the names of Hugging Face, but those in `blocks`.
     pub state: StateDict,
+    /// Matrices that the file has in blocks of small integers.
+    pub blocks: BTreeMap<String, BlockMatrix>,
     /// Text to ids, where there is one.
     pub tokenizer: Option<Tokenizer>,
     /// How conversations are written, where it is told.
     pub template: Option<ChatTemplate>,
     /// Where all this was found, for messages.
     pub place: String,
+}
+
+/// Adds `blocks` to `state`, as f32.
+pub fn decode(state: &mut StateDict, blocks: &BTreeMap<String, BlockMatrix>) -> Result<()> {
+    for (name, matrix) in blocks {
+        let shape = matrix.shape();
+        state.insert(name.clone(), Tensor::new(matrix.decode(0..shape[0]), shape)?);
+    }
+    Ok(())
 }

@@ -14,69 +14,146 @@ pub struct Drawn {
     pub raw_log_prob: f32,
 }
 
+/// Likelihoods that are summed up at a time; a token is looked for in one such stretch.
+const STRETCH: usize = 1 << 10;
+/// Tokens among which a nucleus is looked for at first.
+const FIRST_CANDIDATES: usize = 1 << 8;
+
 /// Draws one token from a row of logits. Temperature 0 takes the likeliest, the lowest id among equals, with the
 /// log-probability it has at temperature 1. Fails when the logits are not finite.
 pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
     let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
-    if logits.iter().any(|l| l.is_nan()) {
-        return Err(nonfinite());
-    }
-    let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).ok_or_else(nonfinite)?;
-    if !logits[best].is_finite() {
-        return Err(nonfinite());
-    }
-    let max = f64::from(logits[best]);
-    let raw = |id: usize| -> f32 {
-        let sum: f64 = logits.iter().map(|l| (f64::from(*l) - max).exp()).sum();
-        (f64::from(logits[id]) - max - sum.ln()) as f32
-    };
+    let max = largest(logits).filter(|max| max.is_finite()).ok_or_else(nonfinite)?;
+    let row = Row { logits, max };
+    let raw = |id: usize| row.log_prob(id, 1.0, row.likelihoods(1.0).total());
     if sampling.temperature == 0.0 {
+        let best = logits.iter().position(|l| *l == max).ok_or_else(nonfinite)?;
         let log_prob = raw(best);
         return Ok(Drawn { id: best as u32, log_prob, raw_log_prob: log_prob });
     }
-    // Likelihoods relative to the best token's.
-    let weight = |i: usize| ((f64::from(logits[i]) - max) / sampling.temperature).exp();
+    let likelihoods = row.likelihoods(sampling.temperature);
     // 53 bits of a uniform number in [0, 1).
     let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
-        let total: f64 = (0..logits.len()).map(weight).sum();
-        let mut left = uniform * total;
-        let drawn = (0..logits.len()).find(|i| {
-            left -= weight(*i);
-            left < 0.0
-        });
-        // Rounding can leave a rest beyond the last token; the first is then as good as any.
-        let id = drawn.unwrap_or(0);
-        let log_prob = (weight(id) / total).ln() as f32;
+        let total = likelihoods.total();
+        let id = likelihoods.at(uniform * total);
+        let log_prob = row.log_prob(id, sampling.temperature, total);
         let raw_log_prob = if sampling.temperature == 1.0 { log_prob } else { raw(id) };
         return Ok(Drawn { id: id as u32, log_prob, raw_log_prob });
     }
-    let mut candidates: Vec<(usize, f64)> = (0..logits.len()).map(|i| (i, weight(i))).collect();
-    let descending = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if sampling.top_k > 0 && sampling.top_k < candidates.len() {
-        candidates.select_nth_unstable_by(sampling.top_k - 1, descending);
-        candidates.truncate(sampling.top_k);
-    }
-    if sampling.top_p < 1.0 {
-        candidates.sort_unstable_by(descending);
-        let wanted = sampling.top_p * candidates.iter().map(|(_, w)| w).sum::<f64>();
-        // The token that reaches the mass belongs to it.
-        let reached = candidates.iter().scan(0.0, |mass, (_, w)| {
-            *mass += w;
-            Some(*mass)
-        });
-        let short = reached.take_while(|mass| *mass < wanted).count();
-        candidates.truncate(short + 1);
-    }
-    let total: f64 = candidates.iter().map(|(_, w)| w).sum();
+    let candidates = likelihoods.candidates(sampling);
+    let total: f64 = candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum();
     let mut left = uniform * total;
-    let chosen = candidates.iter().find(|(_, w)| {
-        left -= w;
+    let chosen = candidates.iter().find(|(_, likelihood)| {
+        left -= f64::from(*likelihood);
         left < 0.0
     });
     // Rounding can leave a rest beyond the last candidate; the likeliest is then as good as any.
-    let (id, weight) = chosen.or(candidates.first()).copied().ok_or_else(nonfinite)?;
-    Ok(Drawn { id: id as u32, log_prob: (weight / total).ln() as f32, raw_log_prob: raw(id) })
+    let id = chosen.or(candidates.first()).ok_or_else(nonfinite)?.0 as usize;
+    let log_prob = row.log_prob(id, sampling.temperature, total);
+    Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw(id) })
+}
+
+/// The largest logit; `None` if there is none or one is not a number.
+fn largest(logits: &[f32]) -> Option<f32> {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for (lane, l) in lanes.iter_mut().zip(chunk) {
+            *lane = if *l > *lane { *l } else { *lane };
+        }
+    }
+    let odd = logits.iter().fold(false, |odd, l| odd | l.is_nan());
+    let max = rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+    if odd || logits.is_empty() { None } else { Some(max) }
+}
+
+/// A row of logits and the largest of them.
+struct Row<'a> {
+    logits: &'a [f32],
+    max: f32,
+}
+
+impl Row<'_> {
+    /// How likely each token is, relative to the best.
+    fn likelihoods(&self, temperature: f64) -> Likelihoods {
+        let inverse = (1.0 / temperature) as f32;
+        let mut values: Vec<f32> = self.logits.iter().map(|l| (l - self.max) * inverse).collect();
+        let sums = values.chunks_mut(STRETCH).map(|stretch| f64::from(roll_backends::host::exponentials(stretch)));
+        Likelihoods { sums: sums.collect(), values }
+    }
+
+    /// The log-probability of a token at a temperature, where likelihoods add up to `total`.
+    fn log_prob(&self, id: usize, temperature: f64, total: f64) -> f32 {
+        ((f64::from(self.logits[id]) - f64::from(self.max)) / temperature - total.ln()) as f32
+    }
+}
+
+/// How likely each token is, relative to the best.
+struct Likelihoods {
+    values: Vec<f32>,
+    /// Of each stretch.
+    sums: Vec<f64>,
+}
+
+impl Likelihoods {
+    fn total(&self) -> f64 {
+        self.sums.iter().sum()
+    }
+
+    /// The token at `mass` of the sum of all.
+    fn at(&self, mass: f64) -> usize {
+        let mut left = mass;
+        let stretch = self.sums.iter().position(|sum| {
+            left -= sum;
+            left < 0.0
+        });
+        // Rounding can leave a rest beyond the last; the last that is likely at all is then as good as any.
+        let stretch = stretch.unwrap_or(self.sums.len() - 1);
+        left += self.sums[stretch];
+        let first = stretch * STRETCH;
+        let values = &self.values[first..(first + STRETCH).min(self.values.len())];
+        let found = values.iter().position(|likelihood| {
+            left -= f64::from(*likelihood);
+            left < 0.0
+        });
+        first + found.or_else(|| values.iter().rposition(|likelihood| *likelihood > 0.0)).unwrap_or(0)
+    }
+
+    /// What top-k and top-p leave, ids and likelihoods.
+    fn candidates(&self, sampling: &Sampling) -> Vec<(u32, f32)> {
+        let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let mut candidates: Vec<(u32, f32)> = (0..).zip(self.values.iter().copied()).collect();
+        if sampling.top_k > 0 && sampling.top_k < candidates.len() {
+            candidates.select_nth_unstable_by(sampling.top_k - 1, descending);
+            candidates.truncate(sampling.top_k);
+        }
+        if sampling.top_p >= 1.0 {
+            return candidates;
+        }
+        let wanted = sampling.top_p * candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum::<f64>();
+        // The likeliest alone are sorted, more of them until they have the mass.
+        let mut count = FIRST_CANDIDATES;
+        loop {
+            let whole = count >= candidates.len();
+            if !whole {
+                candidates.select_nth_unstable_by(count, descending);
+            }
+            let first = if whole { &mut candidates[..] } else { &mut candidates[..count] };
+            first.sort_unstable_by(descending);
+            // The token that reaches the mass belongs to it.
+            let reached = first.iter().scan(0.0, |mass, (_, likelihood)| {
+                *mass += f64::from(*likelihood);
+                Some(*mass)
+            });
+            let short = reached.take_while(|mass| *mass < wanted).count();
+            if whole || short < count {
+                candidates.truncate(short + 1);
+                return candidates;
+            }
+            count *= 8;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -143,6 +220,37 @@ mod tests {
         let at = |top_p| frequencies(&[0.0, 1.0, 2.0], &Sampling { top_p, ..sampling() });
         assert_eq!(at(0.5)[..2], [0.0, 0.0]);
         assert!(at(0.7)[0] == 0.0 && at(0.7)[1] > 0.2);
+    }
+
+    #[test]
+    fn a_wide_nucleus_is_that_of_all_tokens_sorted() {
+        let logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 5000) as f32 / 2500.0).collect();
+        let nucleus = Sampling { top_p: 0.7, ..sampling() };
+        let found = Row { logits: &logits, max: largest(&logits).unwrap() }.likelihoods(1.0).candidates(&nucleus);
+        let mut sorted: Vec<(usize, f64)> = logits.iter().map(|l| f64::from(*l).exp()).enumerate().collect();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let total: f64 = sorted.iter().map(|(_, weight)| weight).sum();
+        let mut mass = 0.0;
+        let short = sorted.iter().take_while(|(_, weight)| {
+            mass += weight / total;
+            mass < 0.7
+        });
+        let expected: Vec<usize> = sorted[..=short.count()].iter().map(|(id, _)| *id).collect();
+        assert!(expected.len() > FIRST_CANDIDATES && expected.len() < 4000);
+        assert_eq!(found.iter().map(|(id, _)| *id as usize).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn tokens_of_a_large_vocabulary_come_as_often_as_they_should() {
+        // Two of four stretches have likely tokens.
+        let mut logits = vec![-30.0; 3 * STRETCH + 10];
+        for (id, logit) in [(5, 0.0), (2 * STRETCH + 1, 1.0), (3 * STRETCH - 1, 2.0)] {
+            logits[id] = logit;
+        }
+        let (found, sum) = (frequencies(&logits, &sampling()), 1.0 + 1f64.exp() + 2f64.exp());
+        for (id, logit) in [(5, 0.0f64), (2 * STRETCH + 1, 1.0), (3 * STRETCH - 1, 2.0)] {
+            assert!((found[id] - logit.exp() / sum).abs() < 0.015, "{id}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where a model comes from: a Hugging Face directory, a GGUF file, the Hugging Face hub, or the program itself.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt};
@@ -56,6 +57,7 @@ fn directory(directory: &Path) -> Result<Parts> {
     Ok(Parts {
         config,
         state: open_weights(directory)?.all()?,
+        blocks: BTreeMap::new(),
         tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
         template: ChatTemplate::load(directory)?,
         place: directory.display().to_string(),
@@ -104,6 +106,7 @@ pub fn built_in() -> Result<Parts> {
     Ok(Parts {
         config: LmConfig::parse(CONFIG).map_err(broken)?,
         state: parse_safetensors(place, WEIGHTS)?,
+        blocks: BTreeMap::new(),
         tokenizer: Some(Tokenizer::parse(TOKENIZER).map_err(broken)?),
         template: Some(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).map_err(broken)?),
         place: place.into(),

@@ -25,14 +25,12 @@ pub(super) struct Course {
     pub(super) batch: u64,
     /// `training.max_skipped_steps`.
     pub(super) limit: u64,
-    /// The learning rate of every step done is 0, as in the first step of a warm-up.
-    pub(super) rate_is_zero: bool,
 }
 
-/// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
-/// ranks agree, and so does a run that was resumed.
+/// Fails once too many steps in a row trained nothing. It depends on the record alone, so that all ranks agree, and so
+/// does a run that was resumed.
 pub(super) fn check(record: &Record, course: Course) -> Result<()> {
-    let Course { done, steps, batch, limit, rate_is_zero } = course;
+    let Course { done, steps, batch, limit } = course;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
@@ -44,7 +42,6 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
         return Ok(());
     }
     let which = match never {
-        true if idle == 1 => "the first step".to_string(),
         true => format!("the first {}", counted(idle, "step")),
         false => format!("the last {}, after step {}", counted(idle, "step"), done - idle),
     };
@@ -58,10 +55,6 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
             why = format!("{why}. Samples: {}", reasons(record));
         }
         (format!("every update of {which} was left out"), why)
-    } else if rate_is_zero {
-        let why = "the learning rate was 0: `training.warmup_steps` begins at 0, `training.learning_rate` may be 0. \
-                   Take more steps, or set `training.warmup_steps: 0`";
-        (format!("no parameter changed in {which}"), why.into())
     } else {
         let why = "the gradient is 0 or the learning rate is: look at `actor/grad_norm` and `lr` in the metrics, at \
                    `training.learning_rate` and its schedule, and at what is trained (`model.trainable_models`)";
@@ -112,7 +105,7 @@ mod tests {
 
     /// Of 100 steps, stopped after 5.
     fn course(done: u64, batch: u64) -> Course {
-        Course { done, steps: 100, batch, limit: 5, rate_is_zero: false }
+        Course { done, steps: 100, batch, limit: 5 }
     }
 
     fn told(record: &Record, course: Course) -> String {
@@ -156,9 +149,7 @@ mod tests {
     fn a_run_that_never_changed_a_parameter_fails_at_its_end_however_short_it_was() {
         let end = |done| Course { steps: done, ..course(done, 2) };
         assert!(told(&record(2, 4, 2), end(2)).contains("all 4 samples of the first 2 steps"));
-        assert!(told(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("in the first step"));
-        let warming_up = Course { rate_is_zero: true, ..end(1) };
-        assert!(told(&Record { idle_steps: 1, ..Record::default() }, warming_up).contains("`training.warmup_steps`"));
+        assert!(told(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("the first 1 step"));
         assert!(check(&record(3, 4, 2), end(3)).is_ok(), "it was trained in one");
     }
 }

@@ -120,7 +120,6 @@ impl Trainer {
             saved: None,
             saved_step: None,
             stopped: None,
-            pace: Default::default(),
         })
     }
 }

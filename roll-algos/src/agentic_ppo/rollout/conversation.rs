@@ -2,8 +2,6 @@
 
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
-use crate::agentic_ppo::tools::Tools;
-
 /// Stands for the assistant's words when the template is asked what follows them. Private-use characters, so that no
 /// template and no tokenizer treats them specially.
 const MARK: &str = "\u{f8ff}\u{f8fe}";
@@ -12,8 +10,6 @@ const MARK: &str = "\u{f8ff}\u{f8fe}";
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     messages: Vec<Message>,
-    /// Where the prompt under way begins in the tokens.
-    begins: usize,
     /// All tokens so far.
     pub tokens: Vec<u32>,
     /// Which of them the model wrote.
@@ -25,33 +21,17 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Forgets what was said: the next messages are a prompt of their own.
-    pub fn restart(&mut self) {
-        self.messages.clear();
-        self.begins = self.tokens.len();
-    }
-
-    /// Where the prompt under way begins in the tokens.
-    pub fn begins(&self) -> usize {
-        self.begins
-    }
-
-    /// What the model continues.
-    pub fn prompt(&self) -> &[u32] {
-        &self.tokens[self.begins..]
-    }
-
     /// Adds messages, and the opening of the assistant's answer.
-    pub fn ask(&mut self, model: &dyn LanguageModel, tools: &Tools, messages: Vec<Message>) -> Result<()> {
+    pub fn ask(&mut self, model: &dyn LanguageModel, messages: Vec<Message>) -> Result<()> {
         let text = match self.messages.is_empty() {
             true => {
                 self.messages = messages;
-                tools.render(model, &self.messages)?
+                model.render_chat(&self.messages, true)?
             }
             false => {
                 let with_mark =
                     [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
-                let asked = tools.render(model, &[with_mark, messages.clone()].concat())?;
+                let asked = model.render_chat(&[with_mark, messages.clone()].concat(), true)?;
                 self.messages.extend(messages);
                 self.after_answer(model, &asked)?
             }

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use serde_json::json;
 
-use super::protocol::{self, Answer, Told};
-use child::{Child, Start};
+use child::{Child, Start, shortened};
 
 const NAME: &str = "process";
 
@@ -53,7 +53,21 @@ pub struct Process {
     start: Start,
     restarts: usize,
     child: Option<Child>,
-    told: Told,
+    instructions: String,
+    solved: Option<bool>,
+}
+
+#[derive(serde::Deserialize)]
+struct Answer {
+    error: Option<String>,
+    observation: Option<String>,
+    instructions: Option<String>,
+    reward: Option<f64>,
+    terminated: Option<bool>,
+    #[serde(default)]
+    truncated: bool,
+    valid: Option<bool>,
+    solved: Option<bool>,
 }
 
 impl Process {
@@ -73,7 +87,7 @@ impl Process {
         }
         let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
         let start = Start { command: options.command, directory, timeout, line_bytes: options.max_line_bytes };
-        Ok(Self { start, restarts: options.restarts, child: None, told: Told::default() })
+        Ok(Self { start, restarts: options.restarts, child: None, instructions: String::new(), solved: None })
     }
 
     fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
@@ -86,25 +100,42 @@ impl Process {
             Some(child) => child,
             none => none.insert(Child::start(&self.start)?),
         };
-        let answer = child.ask(&request.to_string()).and_then(|line| Answer::parse(&line));
+        let answer = child.ask(&request.to_string()).and_then(|line| {
+            let parsed: std::result::Result<Answer, _> = serde_json::from_str(&line);
+            parsed.map_err(|e| format!("its answer {} is not what was expected: {e}", shortened(line.as_bytes())))
+        });
         if answer.is_err() {
             self.child = None;
         }
         // An error that it reports itself leaves it in order.
-        answer?.accepted()
+        answer.and_then(|answer| match answer.error {
+            Some(error) => Err(format!("it reports: {error}")),
+            None => Ok(answer),
+        })
     }
 
     fn begin(&mut self, seed: u64) -> std::result::Result<Observation, String> {
-        let answer = self.ask(&protocol::reset(seed))?;
-        self.told.begun(answer)
+        let answer = self.ask(&json!({ "reset": { "seed": seed } }))?;
+        let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
+        self.instructions = answer.instructions.unwrap_or_default();
+        self.solved = answer.solved;
+        Ok(Observation { text })
     }
 
     fn advance(&mut self, action: &str) -> std::result::Result<Transition, String> {
         if self.child.is_none() {
             return Err("a step without an episode".into());
         }
-        let answer = self.ask(&protocol::step(action))?;
-        self.told.advanced(answer)
+        let answer = self.ask(&json!({ "step": { "action": action } }))?;
+        let missing = |key: &str| format!("its answer to `step` has no `{key}`");
+        self.solved = answer.solved;
+        Ok(Transition {
+            observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
+            reward: answer.reward.ok_or_else(|| missing("reward"))?,
+            terminated: answer.terminated.ok_or_else(|| missing("terminated"))?,
+            truncated: answer.truncated,
+            valid: answer.valid.unwrap_or(true),
+        })
     }
 
     fn failed(&self, problem: String) -> Error {
@@ -134,11 +165,11 @@ impl Environment for Process {
     }
 
     fn instructions(&self) -> String {
-        self.told.instructions.clone()
+        self.instructions.clone()
     }
 
     fn solved(&self) -> Option<bool> {
-        self.told.solved
+        self.solved
     }
 }
 

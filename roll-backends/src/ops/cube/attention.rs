@@ -43,7 +43,8 @@ fn on_tensor_cores() -> Strategy {
 fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let own = 1.0 / ((channels / call.heads) as f32).sqrt();
-    queries * keys * channels > 0 && (call.scale - own).abs() <= 1e-6 * own && (!call.causal || queries == keys)
+    let plain = queries * keys * channels > 0 && call.is_plain();
+    plain && (call.scale - own).abs() <= 1e-6 * own && (!call.causal || queries == keys)
 }
 
 /// The result, or `None` where the kernel does not take these sizes or this device.
@@ -84,7 +85,8 @@ fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
 fn agrees(strategy: Strategy, like: &CubeTensor, width: usize, causal: bool) -> bool {
     const HEADS: usize = 2;
     let (queries, keys) = if causal { (150, 150) } else { (75, 150) };
-    let call = AttentionCall { heads: HEADS, scale: 1.0 / (width as f32).sqrt(), causal };
+    let scale = 1.0 / (width as f32).sqrt();
+    let call = AttentionCall { heads: HEADS, scale, causal, window: None, softcap: None };
     let dtype = like.dtype;
     let made = |rows: usize, seed: usize| {
         let wave = |i: usize| (((i + seed) * 7919 % 1009) as f32 / 504.5 - 1.0) * 2.0;
@@ -120,7 +122,7 @@ mod tests {
     #[test]
     fn the_backward_finds_the_softmax_that_a_flash_kernel_does_not_keep() {
         let Some(device) = super::super::test_device() else { return };
-        let call = AttentionCall { heads: 2, scale: 0.3, causal: true };
+        let call = AttentionCall { heads: 2, scale: 0.3, causal: true, window: None, softcap: None };
         let made = |seed: usize| {
             let values: Vec<f32> = (0..21 * 16).map(|i| ((i * 31 + seed) % 17) as f32 / 8.0 - 1.0).collect();
             Cube::float_from_data(TensorData::new(values, [21, 16]), &device)

@@ -21,10 +21,11 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
-use super::{ConvKernel, DecodeKernel};
+use super::{BlockKernel, ConvKernel, DecodeKernel};
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
+impl BlockKernel for Cube {}
 impl ConvKernel for Cube {}
 impl DecodeKernel for Cube {}
 

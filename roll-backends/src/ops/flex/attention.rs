@@ -8,8 +8,8 @@ use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-    let AttentionCall { heads, scale, causal } = call;
-    Shape { queries, keys, heads, width: channels / heads, scale, causal }
+    let AttentionCall { heads, scale, causal, window, softcap } = call;
+    Shape { queries, keys, heads, width: channels / heads, scale, causal, window, softcap }
 }
 
 impl AttentionKernel for Flex {

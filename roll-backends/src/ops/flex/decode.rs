@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
 use super::{Values, rounded};
-use crate::ops::decode::{DecodeCall, DecodeKernel, store_by_index};
+use crate::ops::decode::{DecodeCall, DecodeKernel, KeyPlace, store_by_index};
 use crate::ops::kernels::decode::{KeysValues, Shape, attend};
 
 impl DecodeKernel for Flex {
@@ -14,7 +14,7 @@ impl DecodeKernel for Flex {
         }
         let rows = Values::of(rows);
         let width = rows.slice().len() / places.len().max(1);
-        // Copies first when another tensor holds the memory.
+        // Copies first when somebody else holds the memory.
         let values = into.storage_mut::<f32>();
         for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places) {
             values[place * width..][..width].copy_from_slice(row);
@@ -30,13 +30,17 @@ impl DecodeKernel for Flex {
     ) -> FloatTensor<Self> {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let places: Vec<_> =
-            call.places.iter().map(|p| [p.prompt.clone(), p.slot * capacity..p.slot * capacity + p.tail]).collect();
+        let place = |p: &KeyPlace| {
+            let slot = p.slot * capacity;
+            [p.prompt.clone(), slot + p.skip..slot + p.tail]
+        };
+        let places: Vec<_> = call.places.iter().map(place).collect();
         let shape = Shape {
             key_heads: call.key_heads,
             sharing: call.heads / call.key_heads,
             width,
-            scale: (1.0 / (width as f64).sqrt()) as f32,
+            scale: call.factor(width),
+            softcap: call.softcap,
         };
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
         let prompts = KeysValues { k: pk.slice(), v: pv.slice() };

@@ -1,9 +1,12 @@
 //! Linear layers, with and without a low-rank part.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::DType;
+use half::bf16;
 
 use super::{Values, rounded, tensor};
 use crate::ops::kernels::linear::{self as kernels, Shape};
+use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
@@ -44,6 +47,23 @@ impl LinearKernel for Flex {
             kernels::forward(shape, x.slice(), weight.slice(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
         let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
+    }
+
+    fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        let Shape { rows, inputs, outputs } = shape(&x, &weight);
+        let (x, bias) = (Values::of(x), Values::of(bias));
+        let y = match weight.dtype() {
+            DType::BF16 => {
+                let weight = weight.to_contiguous();
+                let values = &weight.storage::<bf16>()[weight.layout().start_offset()..][..outputs * inputs];
+                row_products::forward(rows, inputs, x.slice(), Stored::Bf16(values), bias.slice())
+            }
+            _ => {
+                let weight = Values::of(weight);
+                row_products::forward(rows, inputs, x.slice(), Stored::F32(weight.slice()), bias.slice())
+            }
+        };
+        tensor(y, [rows, outputs])
     }
 
     fn linear_backward(

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod blocks;
 mod channel_norm;
 mod conv;
 mod decode;

@@ -2,6 +2,8 @@
 //!
 //! The probabilities of one block exist at a time; the backward recomputes them from the log-sum-exp of each row.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
@@ -22,6 +24,10 @@ pub struct Shape {
     pub scale: f32,
     /// Whether query `i` sees only the keys up to `i + keys - queries`.
     pub causal: bool,
+    /// How many of those it sees at most, the last ones.
+    pub window: Option<usize>,
+    /// Scores `s` become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
 }
 
 /// Which gradients [`backward`] computes.
@@ -48,11 +54,26 @@ impl Shape {
         (BLOCK_SCORES / self.keys.max(1)).clamp(16, 256).min(self.queries.max(1))
     }
 
-    /// How many keys the query sees.
-    fn visible(&self, query: usize) -> usize {
-        match self.causal {
+    /// The keys that the query sees.
+    fn seen(&self, query: usize) -> Range<usize> {
+        let end = match self.causal {
             true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
             false => self.keys,
+        };
+        end.saturating_sub(self.window.unwrap_or(end))..end
+    }
+
+    /// The keys that some of the queries see.
+    fn seen_by(&self, queries: Range<usize>) -> Range<usize> {
+        self.seen(queries.start).start..self.seen(queries.end - 1).end
+    }
+
+    /// Scores of `queries` for the keys that some of them see, row-major.
+    fn scores(&self, [q, k]: [View; 2], scores: &mut [f32], rows: usize) {
+        let keys = scores.len() / rows;
+        ViewMut::new(scores, rows, keys).product(q, k.t(), self.scale, false, Threads::One);
+        if let Some(cap) = self.softcap {
+            scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
     }
 
@@ -93,15 +114,15 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
         || vec![0.0; block * shape.keys],
         |scores, (head, first, mut out, softmax)| {
             let rows = out.rows();
-            let keys = shape.visible(first + rows - 1);
+            let part = shape.seen_by(first..first + rows);
+            let keys = part.len();
             let q = shape.head(q, shape.queries, head).rows(first..first + rows);
-            let k = shape.head(k, shape.keys, head).rows(0..keys);
-            let v = shape.head(v, shape.keys, head).rows(0..keys);
+            let k = shape.head(k, shape.keys, head).rows(part.clone());
+            let v = shape.head(v, shape.keys, head).rows(part.clone());
             let scores = &mut scores[..rows * keys];
-            ViewMut::new(scores, rows, keys).product(q, k.t(), shape.scale, false, Threads::One);
+            shape.scores([q, k], scores, rows);
             for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                let (seen, hidden) = row.split_at_mut(shape.visible(first + i));
-                hidden.fill(0.0);
+                let seen = only(row, shape.seen(first + i), part.start);
                 if !seen.is_empty() {
                     let max = maximum(seen);
                     softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(seen, max, 1.0) };
@@ -165,7 +186,11 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
             })
             .collect();
         tasks.into_par_iter().for_each_init(
-            || Scratch { probabilities: vec![0.0; block * keys], d_scores: vec![0.0; block * keys] },
+            || Scratch {
+                probabilities: vec![0.0; block * keys],
+                d_scores: vec![0.0; block * keys],
+                slopes: vec![0.0; if shape.softcap.is_some() { block * keys } else { 0 }],
+            },
             |scratch, task| {
                 let end = (task.first + rows_per_share).min(queries);
                 task.run(shape, &saved, block, end, scratch);
@@ -196,6 +221,8 @@ fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
 struct Scratch {
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
+    /// Of what bounds the scores.
+    slopes: Vec<f32>,
 }
 
 /// The rows of one head from `first` on.
@@ -213,7 +240,8 @@ impl Task<'_> {
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {
             let stop = (start + block).min(end);
-            let (rows, keys) = (stop - start, shape.visible(stop - 1));
+            let part = shape.seen_by(start..stop);
+            let (rows, keys) = (stop - start, part.len());
             let dq = dq_blocks.next();
             if keys == 0 {
                 continue;
@@ -221,20 +249,23 @@ impl Task<'_> {
             let q = shape.head(saved.q, shape.queries, head).rows(start..stop);
             let out = shape.head(saved.out, shape.queries, head).rows(start..stop);
             let d_out = shape.head(saved.d_out, shape.queries, head).rows(start..stop);
-            let k = shape.head(saved.k, shape.keys, head).rows(0..keys);
-            let v = shape.head(saved.v, shape.keys, head).rows(0..keys);
+            let k = shape.head(saved.k, shape.keys, head).rows(part.clone());
+            let v = shape.head(saved.v, shape.keys, head).rows(part.clone());
             let softmax = &saved.softmax[head * shape.queries..][start..stop];
 
             let p = &mut scratch.probabilities[..rows * keys];
-            ViewMut::new(p, rows, keys).product(q, k.t(), shape.scale, false, Threads::One);
+            shape.scores([q, k], p, rows);
+            if let Some(cap) = shape.softcap {
+                let slopes = scratch.slopes.iter_mut().zip(&*p);
+                slopes.for_each(|(slope, score)| *slope = 1.0 - (score / cap) * (score / cap));
+            }
             for (i, row) in p.chunks_exact_mut(keys).enumerate() {
-                let (seen, hidden) = row.split_at_mut(shape.visible(start + i));
-                hidden.fill(0.0);
+                let seen = only(row, shape.seen(start + i), part.start);
                 exp_minus(seen, softmax[i].max, softmax[i].inverse_sum);
             }
             let p = View::new(p, rows, keys);
             if let Some(dv) = &mut dv {
-                dv.top(keys).product(p.t(), d_out, 1.0, true, Threads::One);
+                dv.part(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
             }
             if dq.is_none() && dk.is_none() {
                 continue;
@@ -244,15 +275,26 @@ impl Task<'_> {
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
                 softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.scale);
             }
+            if shape.softcap.is_some() {
+                ds.iter_mut().zip(&scratch.slopes).for_each(|(ds, slope)| *ds *= slope);
+            }
             let ds = View::new(ds, rows, keys);
             if let Some(mut dq) = dq {
                 dq.product(ds, k, 1.0, false, Threads::One);
             }
             if let Some(dk) = &mut dk {
-                dk.top(keys).product(ds.t(), q, 1.0, true, Threads::One);
+                dk.part(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
             }
         }
     }
+}
+
+/// The part of a row of scores, whose first key is `first`, that is `seen`; the others become 0.
+fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
+    let seen = seen.start.saturating_sub(first)..seen.end.saturating_sub(first);
+    row[..seen.start].fill(0.0);
+    row[seen.end..].fill(0.0);
+    &mut row[seen]
 }
 
 vectorised! {
@@ -275,6 +317,11 @@ fn maximum_body<M: MulAdd>(row: &[f32]) -> f32 {
 vectorised! {
     /// Replaces each `x` by `exp(x - offset) * factor` and returns the sum of the exponentials.
     fn exp_minus(row: &mut [f32], offset: f32, factor: f32) -> f32 = exp_minus_body
+}
+
+/// Replaces each number by its exponential and returns their sum.
+pub fn exponentials(row: &mut [f32]) -> f32 {
+    exp_minus(row, 0.0, 1.0)
 }
 
 #[inline(always)]

@@ -6,7 +6,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attention::{exp_minus, maximum};
-use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
+use super::row_products::dots;
+use super::simd::{MulAdd, vectorised};
 
 /// Keys and values, row-major; both alike.
 #[derive(Clone, Copy)]
@@ -28,6 +29,8 @@ pub struct Shape {
     pub width: usize,
     /// What products of queries and keys are multiplied by.
     pub scale: f32,
+    /// Scores `s` become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
 }
 
 /// Attention of row i of `q` over the rows `places[i]` of `prompts` and of `tails`, in this order. What a row gets does not
@@ -60,6 +63,9 @@ pub fn attend(
             }
             for row in scores.chunks_exact_mut(keys.max(1)) {
                 row.iter_mut().for_each(|score| *score *= shape.scale);
+                if let Some(cap) = shape.softcap {
+                    row.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+                }
                 let max = maximum(row);
                 let sum = exp_minus(row, max, 1.0);
                 row.iter_mut().for_each(|p| *p /= sum);
@@ -77,33 +83,43 @@ pub fn attend(
     out
 }
 
-vectorised! {
-    /// Products of each query of `q` with rows of `k`, to the columns from the last of `sizes` on. `sizes`: numbers per
-    /// head, from row to row of `k`, rows, columns of `scores`, first column.
-    fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) = score_body
-}
-
-#[inline(always)]
-fn score_body<M: MulAdd>(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
-    let [width, stride, rows, keys, first] = sizes;
-    for (r, k) in k.chunks(stride).take(rows).enumerate() {
-        let k = &k[..width];
-        for (g, q) in q.chunks_exact(width).enumerate() {
-            scores[g * keys + first + r] = dot::<M>(q, k);
+/// Products of each query of `q` with rows of `k`, to the columns from the last of `sizes` on. `sizes`: numbers per
+/// head, from row to row of `k`, rows, columns of `scores`, first column.
+fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
+    let [width, _, rows, ..] = sizes;
+    let sharing = q.len() / width;
+    for r in (0..rows).step_by(KEYS) {
+        for g in (0..sharing).step_by(QUERIES) {
+            match (rows - r >= KEYS, sharing - g) {
+                (true, 1) => score_tile::<1, KEYS>(q, k, scores, sizes, [g, r]),
+                (true, 2) => score_tile::<2, KEYS>(q, k, scores, sizes, [g, r]),
+                (true, _) => score_tile::<QUERIES, KEYS>(q, k, scores, sizes, [g, r]),
+                (false, left) => {
+                    for g in g..g + left.min(QUERIES) {
+                        (r..rows).for_each(|r| score_tile::<1, 1>(q, k, scores, sizes, [g, r]));
+                    }
+                }
+            }
         }
     }
 }
 
-#[inline(always)]
-fn dot<M: MulAdd>(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = M::mul_add(*a, *b, *lane);
-        }
+/// Queries and keys that share what is in registers.
+const QUERIES: usize = 3;
+const KEYS: usize = 4;
+
+fn score_tile<const R: usize, const O: usize>(
+    q: &[f32],
+    k: &[f32],
+    scores: &mut [f32],
+    [width, stride, _, keys, first]: [usize; 5],
+    [query, key]: [usize; 2],
+) {
+    let q = std::array::from_fn(|g| &q[(query + g) * width..][..width]);
+    let k = std::array::from_fn(|r| &k[(key + r) * stride..][..width]);
+    for (g, products) in dots::<R, O>(q, k).iter().enumerate() {
+        scores[(query + g) * keys + first + key..][..O].copy_from_slice(products);
     }
-    a_rest.iter().zip(b_rest).fold(sum_lanes(lanes), |sum, (a, b)| M::mul_add(*a, *b, sum))
 }
 
 vectorised! {
@@ -114,8 +130,19 @@ vectorised! {
 #[inline(always)]
 fn mix_body<M: MulAdd>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
     let [width, stride, rows, keys, first] = sizes;
-    for (r, v) in v.chunks(stride).take(rows).enumerate() {
-        let v = &v[..width];
+    let whole = rows / KEYS * KEYS;
+    for r in (0..whole).step_by(KEYS) {
+        let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(r + i) * stride..][..width]);
+        for (g, out) in out.chunks_exact_mut(width).enumerate() {
+            let p = &scores[g * keys + first + r..][..KEYS];
+            for (c, o) in out.iter_mut().enumerate() {
+                let sum = M::mul_add(p[1], v[1][c], M::mul_add(p[0], v[0][c], *o));
+                *o = M::mul_add(p[3], v[3][c], M::mul_add(p[2], v[2][c], sum));
+            }
+        }
+    }
+    for r in whole..rows {
+        let v = &v[r * stride..][..width];
         for (g, out) in out.chunks_exact_mut(width).enumerate() {
             let p = scores[g * keys + first + r];
             out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(p, *v, *o));

@@ -124,10 +124,11 @@ impl<'a> ViewMut<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.row_stride), self.columns) }
     }
 
-    /// Its first `rows` rows, for as long as the borrow lives.
-    pub fn top(&mut self, rows: usize) -> ViewMut<'_> {
-        assert!(rows <= self.rows);
-        ViewMut { rows, owner: PhantomData, ..*self }
+    /// Some of its rows, for as long as the borrow lives.
+    pub fn part(&mut self, rows: Range<usize>) -> ViewMut<'_> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        let start = self.start.wrapping_add(rows.start * self.row_stride);
+        ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
     /// `factor * a b`, added to what is there if `accumulate`.

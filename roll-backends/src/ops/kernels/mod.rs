@@ -20,5 +20,6 @@ pub mod linear;
 pub mod matrix;
 pub mod norm;
 pub mod rope;
+pub mod row_products;
 pub mod rows;
 pub mod simd;

@@ -76,8 +76,8 @@ enum Path {
     /// What ATen chooses among its fused kernels for the device. The bindings have no backward of these, so ATen's own
     /// derivative is taken, which computes the call once more.
     Fused,
-    /// Blocks of our own: where ATen's causal mask is not ours (it aligns the first query with the first key), and where
-    /// there is nothing to compute.
+    /// Blocks of our own: where ATen's causal mask is not ours (it aligns the first query with the first key), with a window
+    /// or a bound of the scores, and where there is nothing to compute.
     Tiled,
 }
 
@@ -85,7 +85,8 @@ impl Path {
     fn of([q, k, _]: &[TchTensor; 3], call: AttentionCall) -> Self {
         let (queries, keys) = (q.tensor.size()[0], k.tensor.size()[0]);
         match () {
-            () if queries * keys * q.tensor.size()[1] == 0 || (call.causal && queries != keys) => Self::Tiled,
+            () if queries * keys * q.tensor.size()[1] == 0 || !call.is_plain() => Self::Tiled,
+            () if call.causal && queries != keys => Self::Tiled,
             () if q.tensor.device() == tch::Device::Cpu => Self::Flash,
             () => Self::Fused,
         }
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn the_derivative_that_aten_takes_itself_is_that_of_the_flash_kernel() {
         for (causal, keys) in [(false, 33), (true, 40)] {
-            let call = AttentionCall { heads: 3, scale: 0.3, causal };
+            let call = AttentionCall { heads: 3, scale: 0.3, causal, window: None, softcap: None };
             let normal = |rows: i64| Tensor::randn([1, 3, rows, 8], (tch::Kind::Float, tch::Device::Cpu));
             let (q, k, v, d_out) = (normal(40), normal(keys), normal(keys), normal(40));
             let all = [&q, &k, &v];

@@ -12,8 +12,9 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::{ConvKernel, DecodeKernel, ProductKernel};
+use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel};
 
+impl BlockKernel for LibTorch {}
 impl ConvKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}

@@ -5,27 +5,34 @@ use burn::tensor::{DType, Tensor};
 use super::{Exact, assert_near, devices, download, noise};
 use crate::ops::{DecodeCall, KeyPlace, attend_rows, decode, store_rows};
 
-/// Sequences of one prompt with other tails, of prompts of other lengths, and one without a tail.
+/// A prompt and its tail, a tail whose beginning is not seen, prompts of other lengths, and one without a tail.
 #[test]
 fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
+    let place = |prompt, slot, tail, skip| KeyPlace { prompt, slot, tail, skip };
+    let places = [place(0..7, 2, 3, 0), place(7..7, 0, 5, 2), place(7..40, 3, 0, 0), place(40..41, 1, 1, 0)];
+    for (scale, softcap) in [(None, None), (Some(0.5), Some(1.5))] {
+        attend(&places, scale, softcap);
+    }
+}
+
+fn attend(places: &[KeyPlace; 4], scale: Option<f32>, softcap: Option<f32>) {
     let (heads, key_heads, width, slots, capacity) = (6, 2, 20, 4, 5);
-    let place = |prompt, slot, tail| KeyPlace { prompt, slot, tail };
-    let places = [place(0..7, 2, 3), place(0..7, 0, 5), place(7..40, 3, 0), place(40..41, 1, 1)];
     let (q, prompts) = (noise(4, heads * width, 1), [2, 3].map(|seed| noise(41, key_heads * width, seed)));
     let tails = [4, 5].map(|seed| noise(slots * capacity, key_heads * width, seed));
     let mut expected = Vec::new();
     for (i, place) in places.iter().enumerate() {
         let rows: Vec<usize> = place.prompt.clone().collect();
-        let keys = rows.len() + place.tail;
+        let keys = rows.len() + place.tail - place.skip;
         let at = |which: usize, key: usize, column: usize| match rows.get(key) {
             Some(row) => prompts[which].at(*row, column),
-            None => tails[which].at(place.slot * capacity + key - rows.len(), column),
+            None => tails[which].at(place.slot * capacity + place.skip + key - rows.len(), column),
         };
         for head in 0..heads {
             let first = head / (heads / key_heads) * width;
             let score = |key: usize| {
                 let products = (0..width).map(|c| q.at(i, head * width + c) * at(0, key, first + c));
-                products.sum::<f64>() / (width as f64).sqrt()
+                let score = products.sum::<f64>() * scale.map_or(1.0 / (width as f64).sqrt(), f64::from);
+                softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
             let weights: Vec<f64> = (0..keys).map(|key| score(key).exp()).collect();
             let sum: f64 = weights.iter().sum();
@@ -35,7 +42,7 @@ fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
     }
     for device in devices() {
         let tail = |x: &Exact| x.upload(&device).reshape([slots, capacity, key_heads * width]);
-        let call = DecodeCall { heads, key_heads, places: places.to_vec().into() };
+        let call = DecodeCall { heads, key_heads, places: places.to_vec().into(), scale, softcap };
         let [pk, pv] = prompts.each_ref().map(|x| x.upload(&device));
         let out = attend_rows(q.upload(&device), [pk, pv], [tail(&tails[0]), tail(&tails[1])], call);
         assert_near("attention of rows", &download(out), &expected, 1e-5);
@@ -52,7 +59,7 @@ fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
         let columns = key_heads * width;
         let prompts = prompts.each_ref().map(|x| upload(x, vec![41, columns]));
         let tails = tails.each_ref().map(|x| upload(x, vec![slots, capacity, columns]));
-        let call = DecodeCall { heads, key_heads, places: places.to_vec().into() };
+        let call = DecodeCall { heads, key_heads, places: places.to_vec().into(), scale, softcap };
         let out = decode::attend_by_index::<Flex>(upload(&q, vec![4, heads * width]), prompts, tails, &call);
         assert_near("that of any backend", out.storage::<f32>(), &expected, 1e-5);
     }

@@ -101,7 +101,8 @@ impl Plan {
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;
-        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * work.held;
+        let recorded = work.videos.map_or(work.recorded, |videos| videos.at_once);
+        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * recorded;
         let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
@@ -109,7 +110,7 @@ impl Plan {
             on_host,
             format!(
                 "{} velocities x {} segments x {tokens} tokens x {dim} x {kept} B",
-                work.held,
+                recorded,
                 networks.dit.layers + 2
             ),
         ));

@@ -3,7 +3,6 @@
 //! Read here rather than through a crate because what a file says of its own lengths must be bounded by the file, and
 //! an error must name the key or tensor.
 
-pub mod blocks;
 #[cfg(test)]
 mod tests;
 
@@ -12,10 +11,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use roll_backends::blocks::{self, BlockMatrix, BlockType};
 use roll_core::{Tensor, files};
 
 use super::error::WeightsError;
-use blocks::BlockType;
 
 /// Most dimensions of a tensor.
 const MAX_RANK: u32 = 4;
@@ -117,14 +116,32 @@ impl GgufFile {
 
     /// Reads a tensor as f32.
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
+        let (place, kind) = self.place_of(name)?;
+        let values = kind.decode(&self.map[place.bytes.clone()]);
+        Tensor::new(values, place.shape.clone()).map_err(|e| self.problem(name, &e))
+    }
+
+    /// A copy of a matrix in the blocks that the file has; `None` if its numbers are plain or it is no matrix.
+    pub fn blocks(&self, name: &str) -> Result<Option<BlockMatrix>, WeightsError> {
+        let (place, kind) = self.place_of(name)?;
+        let Ok(shape) = <[usize; 2]>::try_from(place.shape.as_slice()) else { return Ok(None) };
+        if !kind.is_quantised() {
+            return Ok(None);
+        }
+        let bytes = self.map[place.bytes.clone()].to_vec();
+        BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| self.problem(name, &e))
+    }
+
+    fn place_of(&self, name: &str) -> Result<(&Place, BlockType), WeightsError> {
         let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
         let place = self.tensors.get(name).ok_or_else(missing)?;
         let unsupported =
             || WeightsError::DType { path: self.path.clone(), tensor: name.into(), found: blocks::name_of(place.kind) };
-        let kind = BlockType::of(place.kind).ok_or_else(unsupported)?;
-        let values = kind.decode(&self.map[place.bytes.clone()]);
-        let problem = |e| WeightsError::Header { path: self.path.clone(), problem: format!("tensor `{name}`: {e}") };
-        Tensor::new(values, place.shape.clone()).map_err(problem)
+        Ok((place, BlockType::of(place.kind).ok_or_else(unsupported)?))
+    }
+
+    fn problem(&self, name: &str, problem: &roll_core::Error) -> WeightsError {
+        WeightsError::Header { path: self.path.clone(), problem: format!("tensor `{name}`: {problem}") }
     }
 }
 

@@ -1,5 +1,4 @@
 #![allow(clippy::unwrap_used)]
-use super::blocks::BlockType;
 use super::*;
 
 /// Writes a file of version 3.

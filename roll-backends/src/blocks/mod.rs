@@ -1,0 +1,115 @@
+//! Matrices that stay in blocks of small integers, as quantised files have them.
+
+mod types;
+
+use std::ops::Range;
+
+use roll_core::{Error, Result};
+
+pub use types::{BlockType, name_of};
+
+/// A matrix whose rows are blocks; it is decoded a few rows at a time, where it is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockMatrix {
+    kind: BlockType,
+    bytes: Vec<u8>,
+    rows: usize,
+    columns: usize,
+}
+
+impl BlockMatrix {
+    /// From the blocks of all rows. Fails unless they are those of `shape`, `[rows, columns]`.
+    pub fn new(kind: BlockType, bytes: Vec<u8>, shape: [usize; 2]) -> Result<Self> {
+        let [rows, columns] = shape;
+        let expected = (columns / kind.values()).checked_mul(kind.bytes()).and_then(|row| row.checked_mul(rows));
+        if columns % kind.values() != 0 || expected != Some(bytes.len()) {
+            return Err(Error::Misuse(format!(
+                "a matrix of {rows} x {columns} in blocks of {kind:?} cannot have {} bytes",
+                bytes.len()
+            )));
+        }
+        Ok(Self { kind, bytes, rows, columns })
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// How the numbers are stored.
+    pub fn kind(&self) -> BlockType {
+        self.kind
+    }
+
+    /// Bytes in memory.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Its rows in another order: row `i` of the result is row `order[i]` of this matrix.
+    pub fn reordered(&self, order: &[usize]) -> Self {
+        let width = self.row_bytes();
+        let bytes = order.iter().flat_map(|row| &self.bytes[row * width..][..width]).copied().collect();
+        Self { bytes, rows: order.len(), ..*self }
+    }
+
+    /// All numbers of some rows, row-major.
+    pub fn decode(&self, rows: Range<usize>) -> Vec<f32> {
+        let mut values = vec![0.0; rows.len() * self.columns];
+        self.decode_into(rows, &mut values);
+        values
+    }
+
+    /// As [`BlockMatrix::decode`], written to `values`, which has as many numbers.
+    pub fn decode_into(&self, rows: Range<usize>, values: &mut [f32]) {
+        let width = self.row_bytes();
+        self.kind.decode_into(&self.bytes[rows.start * width..rows.end * width], values);
+    }
+
+    /// Some columns of some rows, row-major; `columns` begins and ends with a block.
+    pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
+        let (width, unit) = (self.row_bytes(), self.kind.values());
+        assert!(columns.start % unit == 0 && columns.end % unit == 0, "columns {columns:?} in blocks of {unit}");
+        let part = columns.start / unit * self.kind.bytes()..columns.end / unit * self.kind.bytes();
+        for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
+            self.kind.decode_into(&self.bytes[row * width..][part.clone()], values);
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.columns / self.kind.values() * self.kind.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn sample() -> BlockMatrix {
+        // Scales of 2^-8, numbers that differ.
+        let mut bytes: Vec<u8> = (0..3 * 2 * 34).map(|i| (i * 37 + 11) as u8).collect();
+        bytes.chunks_exact_mut(34).for_each(|block| block[..2].copy_from_slice(&0x1c00u16.to_le_bytes()));
+        BlockMatrix::new(BlockType::Q8_0, bytes, [3, 64]).unwrap()
+    }
+
+    #[test]
+    fn parts_are_those_of_the_whole() {
+        let matrix = sample();
+        let whole = matrix.decode(0..3);
+        assert_eq!(whole[64..], matrix.decode(1..3));
+        let mut part = vec![0.0; 64];
+        matrix.decode_part(1..3, 32..64, &mut part);
+        assert_eq!((&part[..32], &part[32..]), (&whole[96..128], &whole[160..]));
+        let turned = matrix.reordered(&[2, 0]);
+        assert_eq!((turned.shape(), turned.decode(0..1)), ([2, 64], whole[128..].to_vec()));
+        assert_eq!(matrix.size(), 3 * 2 * 34);
+    }
+
+    #[test]
+    fn blocks_that_do_not_fill_the_matrix_are_refused() {
+        for (length, shape) in [(68, [2, 64]), (68, [1, 48]), (34, [1, 64])] {
+            assert!(BlockMatrix::new(BlockType::Q8_0, vec![0; length], shape).is_err());
+        }
+    }
+}

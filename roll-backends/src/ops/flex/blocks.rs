@@ -1,0 +1,23 @@
+//! Linear layers whose weight stays in blocks.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+
+use super::{Values, tensor};
+use crate::BlockMatrix;
+use crate::ops::BlockKernel;
+use crate::ops::kernels::row_products::{Stored, forward, pull};
+
+impl BlockKernel for Flex {
+    fn blocks_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
+        let [rows, inputs] = x.shape().dims::<2>();
+        let (x, bias) = (Values::of(x), Values::of(bias));
+        let y = forward(rows, inputs, x.slice(), Stored::Blocks(weight), bias.slice());
+        tensor(y, [rows, weight.shape()[0]])
+    }
+
+    fn blocks_backward(d_y: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
+        let [rows, _] = d_y.shape().dims::<2>();
+        let d_y = Values::of(d_y);
+        tensor(pull(rows, d_y.slice(), weight), [rows, weight.shape()[1]])
+    }
+}

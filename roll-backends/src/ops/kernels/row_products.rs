@@ -1,0 +1,330 @@
+//! `x W^T` as products of rows with rows, of weights as they are stored.
+//!
+//! Both operands lie along the inputs, so nothing is packed: three rows of x and four of W share what is in registers.
+//! What is not f32 is widened a few rows at a time, into memory that stays in the cache. Every sum is taken in one order
+//! (eight lanes over the inputs, then the lanes), whatever the number of rows and threads: what a row of x gets does not
+//! depend on the others, to the bit.
+
+use std::ops::Range;
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::matrix::{Threads, View, ViewMut};
+use super::simd::MulAdd;
+use crate::BlockMatrix;
+
+/// Numbers in a vector register.
+const LANES: usize = 8;
+/// Rows of x that share rows of W.
+const X_ROWS: usize = 3;
+/// Rows of W that share rows of x.
+const W_ROWS: usize = 4;
+/// Numbers of W that one task widens at a time: 128 KiB, and as many of x beside them.
+const TILE: usize = 1 << 15;
+/// Products below which one thread is faster than several.
+const LEAST: usize = 1 << 16;
+/// Outputs that [`pull`] widens at a time.
+const PULLED: usize = 128;
+/// Inputs of one of its tasks: a block at most.
+const PULLED_INPUTS: usize = 256;
+
+/// A matrix `[outputs, inputs]`, row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum Stored<'a> {
+    /// As products are taken.
+    F32(&'a [f32]),
+    /// Upper halves of f32.
+    Bf16(&'a [bf16]),
+    /// In blocks.
+    Blocks(&'a BlockMatrix),
+}
+
+impl<'a> Stored<'a> {
+    /// Some rows, in `scratch` if they have to be widened.
+    fn widened<'b>(self, rows: Range<usize>, inputs: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let part = rows.start * inputs..rows.end * inputs;
+        if let Self::F32(values) = self {
+            return &values[part];
+        }
+        let count = part.len();
+        scratch.resize(count.max(scratch.len()), 0.0);
+        match self {
+            Self::Blocks(matrix) => matrix.decode_into(rows, &mut scratch[..count]),
+            Self::Bf16(values) => {
+                let pairs = scratch.iter_mut().zip(&values[part]);
+                pairs.for_each(|(to, from)| *to = f32::from_bits(u32::from(from.to_bits()) << 16));
+            }
+            Self::F32(_) => {}
+        }
+        &scratch[..count]
+    }
+}
+
+/// `x W^T + bias`: x `[rows, inputs]`, weight `[outputs, inputs]`, bias `[outputs]`.
+pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f32]) -> Vec<f32> {
+    let outputs = bias.len();
+    assert_eq!(x.len(), rows * inputs, "{rows} rows of {inputs}");
+    let mut y = vec![0.0; rows * outputs];
+    if y.is_empty() || inputs == 0 {
+        y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
+        return y;
+    }
+    let few = rows * inputs * outputs <= LEAST;
+    let parts = if few { 1 } else { 8 * rayon::current_num_threads() };
+    let most = (TILE / inputs / W_ROWS).max(1) * W_ROWS;
+    let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(most);
+    let stripe = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
+        let outputs = i * width..((i + 1) * width).min(outputs);
+        let weight = weight.widened(outputs.clone(), inputs, scratch);
+        stripe(&mut out, x, inputs, weight, &bias[outputs]);
+    };
+    let stripes = ViewMut::new(&mut y, rows, outputs).stretches(width);
+    match few {
+        true => stripes.into_iter().enumerate().for_each(|part| stripe(&mut Vec::new(), part)),
+        false => stripes.into_par_iter().enumerate().for_each_init(Vec::new, stripe),
+    }
+    y
+}
+
+/// The columns of the result that some rows of the weight give.
+fn stripe(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
+    let rows = out.rows();
+    // So many rows of x stay in the cache while all of the weight passes by.
+    let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
+    if rows == 1 {
+        let whole = bias.len() / LANES * LANES;
+        (0..whole).step_by(LANES).for_each(|o| tile::<1, LANES>(out, x, inputs, weight, bias, [0, o]));
+        return (whole..bias.len()).for_each(|o| tile::<1, 1>(out, x, inputs, weight, bias, [0, o]));
+    }
+    for first in (0..rows).step_by(block) {
+        let end = (first + block).min(rows);
+        let mut o = 0;
+        while o < bias.len() {
+            let step = if o + W_ROWS <= bias.len() { W_ROWS } else { 1 };
+            for r in (first..end).step_by(X_ROWS) {
+                match (end - r, step) {
+                    (1, 1) => tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (2, 1) => tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (_, 1) => tile::<X_ROWS, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (1, _) => tile::<1, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                    (2, _) => tile::<2, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                    _ => tile::<X_ROWS, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                }
+            }
+            o += step;
+        }
+    }
+}
+
+/// `R` rows from `at[0]` and `O` columns from `at[1]` of the result.
+fn tile<const R: usize, const O: usize>(
+    out: &mut ViewMut,
+    x: &[f32],
+    inputs: usize,
+    weight: &[f32],
+    bias: &[f32],
+    at: [usize; 2],
+) {
+    let x: [&[f32]; R] = std::array::from_fn(|r| &x[(at[0] + r) * inputs..][..inputs]);
+    let w: [&[f32]; O] = std::array::from_fn(|o| &weight[(at[1] + o) * inputs..][..inputs]);
+    let sums = dots(x, w);
+    for (r, sums) in sums.iter().enumerate() {
+        let row = &mut out.row(at[0] + r)[at[1]..][..O];
+        row.iter_mut().zip(sums).zip(&bias[at[1]..]).for_each(|((y, sum), bias)| *y = sum + bias);
+    }
+}
+
+/// Products of every row of x with every row of w; all have one length.
+pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if super::simd::has_avx2_fma() {
+            // SAFETY: the features were detected just now.
+            return unsafe { wide(x, w) };
+        }
+        plain::<super::simd::Separate, R, O>(x, w)
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        plain::<super::simd::Fused, R, O>(x, w)
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        plain::<super::simd::Separate, R, O>(x, w)
+    }
+}
+
+/// In vector registers by name: the compiler does not keep so many sums in them by itself.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+    use std::arch::x86_64::{
+        __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_castps256_ps128,
+        _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
+    };
+    let inputs = x[0].len();
+    assert!(x.iter().chain(&w).all(|row| row.len() == inputs));
+    let whole = inputs / LANES * LANES;
+    let mut sums = [[_mm256_setzero_ps(); O]; R];
+    let mut k = 0;
+    while k < whole {
+        // SAFETY: eight numbers from `k` lie within every row, whose length is asserted above.
+        let load = |row: &[f32]| -> __m256 { unsafe { _mm256_loadu_ps(row.as_ptr().add(k)) } };
+        let mut a = [_mm256_setzero_ps(); R];
+        for r in 0..R {
+            a[r] = load(x[r]);
+        }
+        for o in 0..O {
+            let b = load(w[o]);
+            for r in 0..R {
+                sums[r][o] = _mm256_fmadd_ps(a[r], b, sums[r][o]);
+            }
+        }
+        k += LANES;
+    }
+    let mut out = [[0.0; O]; R];
+    for r in 0..R {
+        for o in 0..O {
+            let four = _mm_add_ps(_mm256_castps256_ps128(sums[r][o]), _mm256_extractf128_ps::<1>(sums[r][o]));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            let sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)));
+            out[r][o] = (whole..inputs).fold(sum, |sum, k| x[r][k].mul_add(w[o][k], sum));
+        }
+    }
+    out
+}
+
+/// The same sums on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+    std::array::from_fn(|r| {
+        std::array::from_fn(|o| {
+            let ((a, a_rest), (b, b_rest)) = (x[r].as_chunks::<LANES>(), w[o].as_chunks::<LANES>());
+            let mut lanes = [0.0; LANES];
+            for (a, b) in a.iter().zip(b) {
+                (0..LANES).for_each(|i| lanes[i] = M::mul_add(a[i], b[i], lanes[i]));
+            }
+            let four: [f32; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
+            let sum = (four[0] + four[2]) + (four[1] + four[3]);
+            a_rest.iter().zip(b_rest).fold(sum, |sum, (a, b)| M::mul_add(*a, *b, sum))
+        })
+    })
+}
+
+/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`. The weight is widened part by part.
+pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
+    let [outputs, inputs] = weight.shape();
+    let d_y = View::new(d_y, rows, outputs);
+    let mut d_x = vec![0.0; rows * inputs];
+    let stripes = ViewMut::new(&mut d_x, rows, inputs).stretches(PULLED_INPUTS);
+    stripes.into_par_iter().enumerate().for_each_init(Vec::new, |scratch, (i, mut d_x)| {
+        let columns = i * PULLED_INPUTS..((i + 1) * PULLED_INPUTS).min(inputs);
+        for first in (0..outputs).step_by(PULLED) {
+            let part = first..(first + PULLED).min(outputs);
+            let count = part.len() * columns.len();
+            scratch.resize(count.max(scratch.len()), 0.0);
+            weight.decode_part(part.clone(), columns.clone(), &mut scratch[..count]);
+            let w = View::new(&scratch[..count], part.len(), columns.len());
+            d_x.product(d_y.columns(part), w, 1.0, true, Threads::One);
+        }
+    });
+    d_x
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::blocks::BlockType;
+
+    fn noise(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// Blocks with small scales.
+    fn blocks(kind: BlockType, shape: [usize; 2]) -> BlockMatrix {
+        let count = shape[0] * shape[1] / kind.values();
+        let mut bytes: Vec<u8> = noise(count * kind.bytes(), 7).iter().map(|v| (v * 127.0) as i8 as u8).collect();
+        for block in bytes.chunks_exact_mut(kind.bytes()) {
+            let scales: &[usize] = match kind {
+                BlockType::Q4_1 | BlockType::Q4K => &[0, 2],
+                BlockType::Q6K => &[208],
+                _ => &[0],
+            };
+            scales.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes()));
+        }
+        BlockMatrix::new(kind, bytes, shape).unwrap()
+    }
+
+    fn assert_close(what: &str, found: &[f32], expected: impl Fn(usize) -> f64) {
+        let worst = found.iter().enumerate().map(|(i, f)| (f64::from(*f) - expected(i)).abs()).fold(0.0, f64::max);
+        let largest = (0..found.len()).map(|i| expected(i).abs()).fold(0.0, f64::max);
+        assert!(worst <= 2e-6 * largest, "{what}: {worst:e} of {largest}");
+    }
+
+    const QUANTISED: [BlockType; 5] =
+        [BlockType::Q4_0, BlockType::Q4_1, BlockType::Q8_0, BlockType::Q4K, BlockType::Q6K];
+
+    #[test]
+    fn products_with_blocks_are_those_with_the_decoded_matrix_to_two_millionths() {
+        for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5]) {
+            let (outputs, inputs) = (37, 512);
+            let (matrix, x, bias) = (blocks(kind, [outputs, inputs]), noise(rows * inputs, 1), noise(outputs, 2));
+            let w = matrix.decode(0..outputs);
+            let y = forward(rows, inputs, &x, Stored::Blocks(&matrix), &bias);
+            let product = |i: usize, o: usize| {
+                let products = (0..inputs).map(|k| f64::from(x[i * inputs + k]) * f64::from(w[o * inputs + k]));
+                products.sum::<f64>() + f64::from(bias[o])
+            };
+            assert_close(&format!("{kind:?}"), &y, |i| product(i / outputs, i % outputs));
+            assert_eq!(y, forward(rows, inputs, &x, Stored::F32(&w), &bias), "{kind:?}");
+
+            let d_y = noise(rows * outputs, 3);
+            let d_x = pull(rows, &d_y, &matrix);
+            let pulled = |i: usize, k: usize| {
+                (0..outputs).map(|o| f64::from(d_y[i * outputs + o]) * f64::from(w[o * inputs + k])).sum::<f64>()
+            };
+            assert_close(&format!("pull of {kind:?}"), &d_x, |i| pulled(i / inputs, i % inputs));
+        }
+    }
+
+    #[test]
+    fn a_row_gets_the_same_bits_whatever_rows_are_beside_it() {
+        // Inputs that fill no whole register, outputs that fill no whole tile, more rows than a block holds.
+        let (inputs, outputs, rows) = (1037, 21, 80);
+        let (x, w, bias) = (noise(rows * inputs, 4), noise(outputs * inputs, 5), noise(outputs, 6));
+        let narrow: Vec<bf16> = w.iter().map(|v| bf16::from_f32(*v)).collect();
+        for weight in [Stored::F32(&w), Stored::Bf16(&narrow)] {
+            let together = forward(rows, inputs, &x, weight, &bias);
+            for count in [1, 2, 3, 4, 50] {
+                for first in [0, 7, rows - count] {
+                    let x = &x[first * inputs..][..count * inputs];
+                    let alone = forward(count, inputs, x, weight, &bias);
+                    assert_eq!(alone, together[first * outputs..][..count * outputs], "{count} from {first}");
+                }
+            }
+            let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            assert_eq!(one_thread.install(|| forward(rows, inputs, &x, weight, &bias)), together);
+        }
+    }
+
+    #[test]
+    fn sums_without_vector_registers_are_near() {
+        let (x, w) = (noise(3 * 203, 8), noise(4 * 203, 9));
+        let (x, w): (Vec<_>, Vec<_>) = (x.chunks(203).collect(), w.chunks(203).collect());
+        let (x, w): ([&[f32]; 3], [&[f32]; 4]) = (x.try_into().unwrap(), w.try_into().unwrap());
+        let (fast, slow) = (dots(x, w), plain::<crate::ops::kernels::simd::Separate, 3, 4>(x, w));
+        for (fast, slow) in fast.iter().flatten().zip(slow.iter().flatten()) {
+            assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");
+        }
+    }
+}
