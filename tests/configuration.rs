@@ -129,6 +129,24 @@ fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_pla
     fails(&set("algo.group_size=0"), 2, &["`algo.group_size`", "at least 1, found 0"]);
     fails(&set("training.betas=[0.9, 1]"), 2, &["`training.betas`", "below 1"]);
     fails(&set("training.lr_scheduler_type=cosin"), 2, &["`training.lr_scheduler_type`", "cosine_with_restarts"]);
+    fails(
+        &set("training.learning_rate=fast"),
+        2,
+        &["`training.learning_rate`", "a number of at least 0, found `fast`"],
+    );
+    fails(&set("steps=1.5"), 2, &["`steps`", "a whole number", "found 1.5"]);
+    fails(&set("steps=1e400"), 2, &["`steps`", "a finite number"]);
+}
+
+#[test]
+fn a_choice_with_a_value_is_refused_where_it_is_none() {
+    let world = World::new(0);
+    let set = |assignment: &str| world.roll(&["config", "--set", assignment]);
+    fails(&set("algo.trained_steps={last:1}"), 2, &["a space stands after the colon", "`last: 1`"]);
+    for wrong in ["{latest: 1}", "{last: 1, random: 2}", "{last: many}", "[last]", "3"] {
+        fails(&set(&format!("algo.trained_steps={wrong}")), 2, &["`algo.trained_steps", "expected"]);
+    }
+    assert!(set("algo.trained_steps={last: 1}").status.success());
 }
 
 #[test]

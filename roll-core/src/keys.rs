@@ -43,7 +43,7 @@ fn undescribed(defaults: Options) -> Vec<Key> {
 }
 
 #[cfg(feature = "schema")]
-pub use schema::{about, check_ranges, of};
+pub use schema::{about, check_ranges, expectation, of};
 
 #[cfg(feature = "schema")]
 mod schema {
@@ -76,8 +76,9 @@ mod schema {
     }
 
     impl Key {
-        /// Fails on a number outside the range of this key, and on a word that is none of its words; `place` is its full
-        /// name. What else is wrong with a value is told by the type that reads it.
+        /// Fails on a value of another type than this key takes, on a number outside its range, a word that is none of its
+        /// words, a list of another length, and a key that a map of it does not know; `place` is its full name. What else
+        /// is wrong with a value is told by the type that reads it.
         pub fn check(&self, place: &str, value: &Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
@@ -251,60 +252,139 @@ mod schema {
         }
     }
 
-    /// The words that a text may be, which are none where a number or a list is wanted; `None` where it may be any.
-    fn words(schema: &Json) -> Option<Vec<&str>> {
-        let mut words = Vec::new();
-        for alternative in alternatives(schema) {
-            match (alternative.get("const"), alternative.get("enum"), alternative.get("type")) {
-                (Some(word), ..) => words.extend(word.as_str()),
-                (_, Some(Json::Array(several)), _) => words.extend(several.iter().filter_map(Json::as_str)),
-                (_, _, Some(Json::String(name))) if name != "string" => {}
-                (_, _, Some(Json::Array(names))) if names.iter().all(|name| name != "string") => {}
-                _ => return None,
-            }
+    /// The JSON types that a schema takes; `None` where it does not say.
+    fn types(schema: &Json) -> Option<Vec<&str>> {
+        match (schema.get("const").or(schema.get("enum")), schema.get("type")) {
+            (_, Some(Json::String(name))) => Some(vec![name]),
+            (_, Some(Json::Array(names))) => Some(names.iter().filter_map(Json::as_str).collect()),
+            (Some(_), _) => Some(vec!["string"]),
+            (None, _) => None,
         }
-        Some(words)
+    }
+
+    /// Whether a schema takes values of this one's type. What reads numbers takes whole ones for any.
+    fn takes(schema: &Json, value: &Json) -> bool {
+        let Some(types) = types(schema) else { return true };
+        types.iter().any(|name| match *name {
+            "boolean" => value.is_boolean(),
+            // Some are written as `5e8`.
+            "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+            "number" => value.is_number(),
+            "string" => value.is_string(),
+            "null" => value.is_null(),
+            "array" => value.is_array(),
+            "object" => value.is_object(),
+            _ => true,
+        })
     }
 
     fn check(key: &str, schema: &Json, value: &Json) -> Result<()> {
-        let wrong = |found: String| Err(Error::config(key, format!("expected {}, found {found}", values(schema))));
+        let several = alternatives(schema);
+        let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
+        let wrong = || Err(Error::config(key, format!("expected {}, found {}", values(schema), shown(value))));
+        match fitting[..] {
+            // Numbers that are not finite have no JSON.
+            [] if value.is_null() && of_one(schema).iter().all(|one| one.starts_with("a number")) => {
+                Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
+            }
+            // What `null` stands for, the type that reads it knows.
+            [] if value.is_null() => Ok(()),
+            [] => wrong(),
+            [only] => check_one(key, only, value, &wrong),
+            _ if fitting.iter().any(|a| check_one(key, a, value, &wrong).is_ok()) => Ok(()),
+            _ => wrong(),
+        }
+    }
+
+    /// Whether a map has the word that tells this choice from the others beside it, where it is one.
+    fn is_tagged(schema: &Json, value: &Json) -> bool {
+        match (tag(schema), value) {
+            (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
+            _ => true,
+        }
+    }
+
+    /// The word of a choice that is written as a map of a word and its value.
+    fn tag(schema: &Json) -> Option<&String> {
+        let closed = schema.get("additionalProperties") == Some(&Json::Bool(false));
+        let mut names = fields(schema).filter(|_| closed)?.keys();
+        let required = schema.get("required").and_then(Json::as_array)?;
+        names.next().filter(|name| names.next().is_none() && required.iter().any(|one| one == *name))
+    }
+
+    /// As [`check`], of a schema that is no choice and takes values of this type.
+    fn check_one(key: &str, schema: &Json, value: &Json, wrong: &dyn Fn() -> Result<()>) -> Result<()> {
         match value {
             Json::Number(number) => {
                 let number = number.as_f64().unwrap_or(f64::NAN);
-                let fits = |schema: &&Json| {
-                    let limit = |key| limit(schema, key);
-                    limit("minimum").is_none_or(|least| number >= least)
-                        && limit("maximum").is_none_or(|most| number <= most)
-                        && limit("exclusiveMinimum").is_none_or(|least| number > least)
-                        && limit("exclusiveMaximum").is_none_or(|most| number < most)
-                };
-                if alternatives(schema).iter().any(fits) { Ok(()) } else { wrong(number.to_string()) }
+                let limit = |key| limit(schema, key);
+                let fits = limit("minimum").is_none_or(|least| number >= least)
+                    && limit("maximum").is_none_or(|most| number <= most)
+                    && limit("exclusiveMinimum").is_none_or(|least| number > least)
+                    && limit("exclusiveMaximum").is_none_or(|most| number < most);
+                if fits { Ok(()) } else { wrong() }
             }
-            // Numbers that are not finite have no JSON.
-            Json::Null
-                if of_one(schema).iter().all(|one| one.starts_with("a number")) && schema.get("type").is_some() =>
-            {
-                wrong("one that is not finite".into())
+            Json::String(_) => {
+                let fits = schema.get("const").is_none_or(|word| word == value)
+                    && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(value));
+                if fits { Ok(()) } else { wrong() }
             }
-            Json::String(word) => match words(schema) {
-                Some(words) if !words.contains(&word.as_str()) => wrong(format!("`{word}`")),
-                _ => Ok(()),
-            },
             Json::Array(items) => {
-                let entry = alternatives(schema).into_iter().find_map(|a| a.get("items"));
-                let entries = entry.map(|entry| items.iter().map(move |item| (entry, item)));
-                entries.into_iter().flatten().try_for_each(|(entry, item)| check(key, entry, item))
+                let count = |key: &str| schema.get(key).and_then(Json::as_u64);
+                let fits = count("minItems").is_none_or(|least| items.len() as u64 >= least)
+                    && count("maxItems").is_none_or(|most| items.len() as u64 <= most);
+                if !fits {
+                    return wrong();
+                }
+                let entry = schema.get("items");
+                let entries = entry.map(|entry| items.iter().enumerate().map(move |(i, item)| (i, entry, item)));
+                entries.into_iter().flatten().try_for_each(|(i, entry, item)| check(&format!("{key}.{i}"), entry, item))
             }
             Json::Object(map) => {
-                let fields = alternatives(schema).into_iter().find_map(fields);
-                fields.into_iter().flatten().try_for_each(|(name, field)| match map.get(name) {
-                    Some(value) if key.is_empty() => check(name, field, value),
-                    Some(value) => check(&format!("{key}.{name}"), field, value),
+                let Some(fields) = fields(schema) else { return Ok(()) };
+                let below = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
+                if schema.get("additionalProperties") == Some(&Json::Bool(false))
+                    && let Some(name) = map.keys().find(|name| !fields.contains_key(*name))
+                {
+                    let known = fields.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+                    return Err(Error::config(below(name), format!("unknown key; known keys: {known}")));
+                }
+                fields.iter().try_for_each(|(name, field)| match map.get(name) {
+                    Some(value) => check(&below(name), field, value),
                     None => Ok(()),
                 })
             }
-            _ => Ok(()),
+            Json::Null | Json::Bool(_) => Ok(()),
         }
+    }
+
+    /// A value that was found, for messages: texts apart from numbers, and not longer than a line.
+    fn shown(value: &Json) -> String {
+        let text = match value {
+            Json::String(text) => format!("`{text}`"),
+            other => other.to_string(),
+        };
+        match text.char_indices().nth(80) {
+            Some((end, _)) => format!("{}...", &text[..end]),
+            None => text,
+        }
+    }
+
+    /// What is wrong with the value at `key`, a dotted path below `T`, in the words of its documentation; `None` where
+    /// nothing is known of it. For the words of a parser that knows types but no configuration.
+    pub fn expectation<T: JsonSchema + Serialize + Default>(key: &str, tree: &Json) -> Option<String> {
+        let parts: Vec<&str> = key.split('.').collect();
+        let general: Vec<&str> =
+            parts.iter().map(|part| if part.parse::<usize>().is_ok() { "N" } else { part }).collect();
+        let keys = of::<T>();
+        // The entries of a plain list are told with the list.
+        let end = (1..=parts.len()).rev().find(|end| keys.iter().any(|key| key.name == general[..*end].join(".")))?;
+        let values = &keys.iter().find(|key| key.name == general[..end].join("."))?.values;
+        let found = parts[..end].iter().try_fold(tree, |tree, part| match part.parse::<usize>() {
+            Ok(index) if tree.is_array() => tree.get(index),
+            _ => tree.get(part),
+        })?;
+        Some(format!("expected {values}, found {}", shown(found)))
     }
 }
 
@@ -436,7 +516,36 @@ mod tests {
         assert!(word.contains("expected `skip` or `{value: ...}` with a number, found `leave`"), "{word}");
         assert!(told("count", "many".into()).contains("a whole number of at least 1, found `many`"));
         assert!(told("inner.depth", 5.into()).contains("`inner.depth`"));
+        for (name, value, part) in [
+            ("missing", serde_json::json!({"valu": 1}), "found {\"valu\":1}"),
+            ("missing", serde_json::json!({"value": 1, "skip": 2}), "`{value: ...}` with a number"),
+            ("missing", serde_json::json!({"value": null}), "found {\"value\":null}"),
+            ("missing", serde_json::json!({"value": "much"}), "`missing.value`: expected a number, found `much`"),
+            ("missing", serde_json::json!([1]), "found [1]"),
+            ("count", serde_json::json!(1.5), "found 1.5"),
+            ("count", serde_json::json!({"n": 1}), "a whole number of at least 1, found {\"n\":1}"),
+            ("rates", serde_json::json!([0.5]), "2 entries, each a number of at least 0, found [0.5]"),
+            ("rates", serde_json::json!([0.5, "x"]), "`rates.1`"),
+            ("rates", 0.5.into(), "2 entries"),
+            ("filters", serde_json::json!([{"depth": 9}]), "`filters.0.depth`"),
+        ] {
+            let told = told(name, value);
+            assert!(told.contains(part), "no {part} in: {told}");
+        }
+        assert_eq!(told("share", 0.into()) + &told("rates", serde_json::json!([0, 1])), "");
+        assert_eq!(told("filters", serde_json::json!([{"depth": 3}, {}])), "");
+        assert!(told("share", "9".repeat(300).into()).len() < 200);
         assert_eq!(told("bound", Json::Null), "");
+    }
+
+    #[test]
+    fn what_a_parser_refuses_is_told_in_the_words_of_the_key() {
+        let tree = serde_json::json!({"count": "many", "rates": [1, "x"], "filters": [{"depth": -1}], "more": 1});
+        let told = |key: &str| expectation::<Outer>(key, &tree);
+        assert_eq!(told("count").unwrap(), "expected a whole number of at least 1, found `many`");
+        assert_eq!(told("rates.1").unwrap(), "expected 2 entries, each a number of at least 0, found [1,\"x\"]");
+        assert_eq!(told("filters.0.depth").unwrap(), "expected a whole number from 0 to 4, found -1");
+        assert_eq!(told("more"), None);
     }
 
     #[test]

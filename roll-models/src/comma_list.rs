@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
 /// The entries of a list.
@@ -14,6 +15,16 @@ pub(crate) fn split(list: &str) -> Vec<String> {
 /// Reads a list.
 pub(crate) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     deserializer.deserialize_any(List)
+}
+
+/// What [`required`] reads.
+pub(crate) fn required_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+}
+
+/// What [`optional`] reads.
+pub(crate) fn optional_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
 }
 
 /// Reads a list that may be `null`.

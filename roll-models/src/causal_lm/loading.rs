@@ -36,6 +36,7 @@ pub struct CausalLmOptions {
     /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. As in
     /// `lora_checkpoint` unless given; without it all linear layers of the blocks.
     #[serde(deserialize_with = "comma_list::optional")]
+    #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
     /// Rank of the LoRA; 0 trains every weight instead. As in `lora_checkpoint` unless given; without it 32.
     pub lora_rank: Option<usize>,

@@ -25,19 +25,23 @@ pub struct WanOptions {
     pub model_paths: Option<PathBuf>,
     /// List of `ORG/NAME:PATTERN` entries: files of the Hugging Face cache, downloaded where they are missing.
     #[serde(deserialize_with = "comma_list::optional")]
+    #[schemars(schema_with = "comma_list::optional_schema")]
     pub model_id_with_origin_paths: Option<String>,
     /// Directory of the UMT5 `tokenizer.json` or `spiece.model`.
     pub tokenizer_path: Option<PathBuf>,
     /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
     /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
     #[serde(deserialize_with = "comma_list::optional")]
+    #[schemars(schema_with = "comma_list::optional_schema")]
     pub trainable_models: Option<String>,
     /// List of the experts that carry the LoRA; those of `trainable_models` unless given.
     #[serde(deserialize_with = "comma_list::optional")]
+    #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_base_model: Option<String>,
     /// List of the layers that carry the LoRA, by the end of their name. As in `lora_checkpoint` unless given; without it
     /// `q,k,v,o,ffn.0,ffn.2`.
     #[serde(deserialize_with = "comma_list::optional")]
+    #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
     /// Rank of the LoRA; 0 trains every weight of the experts instead. As in `lora_checkpoint` unless given; without it
     /// 32.
@@ -54,6 +58,7 @@ pub struct WanOptions {
     pub use_gradient_checkpointing_offload: bool,
     /// List of the inputs beside the prompt: `input_image`, `end_image`.
     #[serde(deserialize_with = "comma_list::required")]
+    #[schemars(schema_with = "comma_list::required_schema")]
     pub extra_inputs: String,
     /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs (what an f32 file has of the embedding of time
     /// and of the head stays f32), as in the file on the CPU.

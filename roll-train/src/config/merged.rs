@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::RunConfig;
 use super::loaded::{Loaded, Provenance};
 use super::{schema, trackers};
-use roll_core::{Error, Registry, Result};
+use roll_core::{Error, Registry, Result, keys};
 
 /// A configuration that is merged but not checked: component names and options can be checked only with a registry,
 /// and which plugins the registry needs is part of the configuration.
@@ -54,9 +54,13 @@ impl MergedConfig {
         if let Some(registry) = registry {
             notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
         }
-        let config: RunConfig = serde_path_to_error::deserialize(tree).map_err(|e| {
+        let config: RunConfig = serde_path_to_error::deserialize(&tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");
             let problem = e.inner().to_string();
+            // The parser knows types by their names in Rust.
+            let by_type = ["invalid type", "invalid value", "invalid length", "unknown variant"];
+            let by_type = by_type.iter().any(|words| problem.starts_with(words));
+            let problem = keys::expectation::<RunConfig>(&key, &tree).filter(|_| by_type).unwrap_or(problem);
             Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
         })?;
         config.check().map_err(|e| provenance.placed(e))?;

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use config::{Value, ValueKind};
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
 use roll_core::{Error, Result};
@@ -60,8 +60,17 @@ impl Document {
         let map = match document.value {
             Node::Map(map) => map.into_iter().map(|(key, value)| (key, value.into_value(&origin))).collect(),
             Node::Scalar(ValueKind::Nil) => Map::new(),
-            Node::Scalar(_) | Node::List(_) => {
-                return Err(Error::bad_file(path, "expected a mapping of configuration keys, found something else"));
+            Node::Scalar(found) => {
+                let found = match found {
+                    ValueKind::String(text) if text.contains(':') => {
+                        format!("the text `{}`: a space stands after the colon of a key", first_word(&text))
+                    }
+                    _ => "a single value".into(),
+                };
+                return Err(Error::bad_file(path, format!("expected a mapping of configuration keys, found {found}")));
+            }
+            Node::List(_) => {
+                return Err(Error::bad_file(path, "expected a mapping of configuration keys, found a list"));
             }
         };
         Ok(Self { path: path.to_path_buf(), text, map })
@@ -71,6 +80,10 @@ impl Document {
 /// Reads the value of an environment variable or `--set`: a YAML scalar, list or map on one line.
 pub(super) fn parse_value(text: &str, origin: &str) -> std::result::Result<Value, String> {
     Ok(parse(text)?.into_value(&|_| origin.to_string()))
+}
+
+fn first_word(text: &str) -> &str {
+    text.split_whitespace().next().unwrap_or_default()
 }
 
 fn parse(text: &str) -> std::result::Result<Located, String> {
@@ -94,6 +107,9 @@ fn parse(text: &str) -> std::result::Result<Located, String> {
     };
     let spanned: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let message = e.to_string();
+        // The parser speaks of its own options, which nobody who writes a configuration has.
+        let message = message.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+        let message = message.replace(" rejected by the configured policy", ", expected a finite number");
         match e.location() {
             // Some messages bring their place along.
             Some(at) if !message.contains("line ") => {
@@ -192,6 +208,12 @@ impl<'de> Visitor<'de> for NodeVisitor {
         let mut items = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             let item = map.next_value::<Spanned<Node>>()?;
+            // `{last:1}` is one word to YAML, a key without a value.
+            if let (Some((word, rest)), Node::Scalar(ValueKind::Nil)) = (key.split_once(':'), &item.value)
+                && !rest.is_empty()
+            {
+                return Err(A::Error::custom(format!("`{key}`: a space stands after the colon, `{word}: {rest}`")));
+            }
             items.push((key, Located { line: item.referenced.line(), value: item.value }));
         }
         Ok(Node::Map(items))
@@ -226,6 +248,25 @@ mod tests {
     fn a_duplicate_key_is_an_error_with_its_line() {
         let message = problem("a: 1\nb: 2\na: 3\n");
         assert!(message.contains("line 3") && message.contains("duplicate"), "{message}");
+        assert!(!message.contains("Policy"), "{message}");
+    }
+
+    #[test]
+    fn a_colon_without_a_space_is_told() {
+        for text in ["algo: {name: reward_fl, trained_steps: {last:1}}", "{a: [{level:0.5}]}", "{level:0.5: }"] {
+            let told = problem(text);
+            assert!(told.contains("a space stands after the colon"), "{text}: {told}");
+        }
+        let told = parse_value("{last:1}", "--set").unwrap_err();
+        assert!(told.contains("`last: 1`"), "{told}");
+        assert!(problem("algo:reward_fl\nsteps:5\n").contains("a space stands after the colon"));
+        assert!(read("a: 'x:y'\nb: {c: }\nd: http://x\n").is_ok());
+    }
+
+    #[test]
+    fn what_the_parser_says_of_its_own_options_is_left_out() {
+        let told = parse_value("1e400", "--set").unwrap_err();
+        assert!(told.contains("finite number") && !told.contains("policy"), "{told}");
     }
 
     #[test]
