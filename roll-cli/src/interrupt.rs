@@ -1,4 +1,4 @@
-//! Signals that ask a run to stop.
+//! Signals that ask a run to stop, and the one that a process dies of.
 
 use roll_core::{Error, Result};
 use roll_train::StopSignal;
@@ -28,6 +28,38 @@ pub fn catch() -> Result<StopSignal> {
             .map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
     Ok(signal)
+}
+
+/// From now on a process that is aborted within a call of a plugin says which: its code may have called `abort`, panicked
+/// while it panicked, or overflowed its stack.
+#[cfg(unix)]
+pub fn tell_of_aborts() {
+    // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and it
+    // does not panic. `abort` ends the process behind it.
+    let told = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, tell) };
+    if let Err(error) = told {
+        tracing::debug!("a plugin that aborts will not be named: {error}");
+    }
+}
+
+/// Elsewhere the system tells nobody.
+#[cfg(not(unix))]
+pub fn tell_of_aborts() {}
+
+#[cfg(unix)]
+fn tell() {
+    let Some((plugin, function)) = roll_core::plugin::under_way() else { return };
+    for part in [
+        "error: the process was aborted while it was calling `",
+        function,
+        "` of the plugin ",
+        plugin,
+        "\n  because: native code that ends the process cannot be held back; a run goes on from its newest checkpoint with \
+         `roll run --resume RUN`\n",
+    ] {
+        // Nothing can be done about a reader that went away.
+        let _ = rustix::io::write(std::io::stderr(), part.as_bytes());
+    }
 }
 
 /// Whether the process ignores a signal, where the system says it in `/proc`.

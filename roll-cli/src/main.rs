@@ -40,6 +40,7 @@ fn main() -> ExitCode {
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
     logging::init(logging::Verbosity { quiet: args.quiet, verbose: args.verbose }, rank);
+    interrupt::tell_of_aborts();
     let (job, result) = match job {
         Ok(job) => {
             let result = job.run(|| commands::dispatch(args.command));
@@ -73,5 +74,5 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
     // At once, so that the lines of several ranks do not mix.
     // Its reader may have gone away.
-    let _ = std::io::stderr().write_all(lines.collect::<String>().as_bytes());
+    let _ = std::io::stderr().write_all(logging::fitted(&lines.collect::<String>()).as_bytes());
 }

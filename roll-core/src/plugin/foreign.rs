@@ -38,6 +38,7 @@ impl Foreign {
     ) -> Result<Option<R>> {
         let Some(function) = function else { return Ok(None) };
         let (mut out, mut error) = (R::Wire::default(), RollError::default());
+        let _entered = self.source.entered(name);
         let status = call(function, self.object.state, &mut out, &mut error);
         let out = self.source.outcome(name, status, out, error)?;
         // SAFETY: P2: the call succeeded, so the answer is ours.
@@ -58,6 +59,7 @@ impl Foreign {
 impl Drop for Foreign {
     fn drop(&mut self) {
         if let Some(release) = self.object.release {
+            let _entered = self.source.entered("release");
             // SAFETY: P2.
             unsafe { release(self.object.state) };
         }

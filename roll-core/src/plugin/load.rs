@@ -102,10 +102,12 @@ fn open(path: &Path) -> Result<Plugin> {
 
     let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
-    let unnamed = Source::Plugin(Arc::new(Origin { plugin: label.clone(), path: path.into() }));
+    let unnamed = Source::Plugin(Arc::new(Origin::new(label.clone(), path.into())));
     let (mut plugin, mut error) = (std::ptr::null(), RollError::default());
+    let entered = unnamed.entered("init");
     // SAFETY: P3 and P7; the version was compared.
     let status = unsafe { init(host(label), &mut plugin, &mut error) };
+    drop(entered);
     let plugin = unnamed.outcome("init", status, plugin, error)?;
     let description = |e: Error| PluginError::Description { path: path.into(), problem: e.to_string() };
     // SAFETY: P3.
@@ -207,7 +209,7 @@ unsafe fn describe(raw: *const RollPlugin, path: &Path, abi: [u32; 2], layout_ch
     if name.is_empty() || components.is_empty() {
         return Err(Error::Misuse("it has no name, or offers nothing".into()));
     }
-    let origin = Arc::new(Origin { plugin: name.into(), path: path.into() });
+    let origin = Arc::new(Origin::new(name.into(), path.into()));
     let mut loaded: Vec<&'static LoadedComponent> = Vec::new();
     for component in components {
         // SAFETY: as the caller promises.
@@ -327,6 +329,7 @@ impl LoadedComponent {
             placement: placement_number(context.placement),
         };
         let (mut out, mut error) = (RollObject::default(), RollError::default());
+        let _entered = self.source.entered("make");
         // SAFETY: P1, P3 and P7.
         let status = unsafe { make(data, RollStr::lend(&options), &context, &mut out, &mut error) };
         self.source.outcome("make", status, out, error)
@@ -346,6 +349,7 @@ impl LoadedComponent {
         let options = self.complete("plan", options)?;
         let input = serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("what to plan with: {e}")))?;
         let (mut out, mut error) = (RollOwned::default(), RollError::default());
+        let _entered = self.source.entered("plan");
         // SAFETY: P1, P3 and P7.
         let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
         let out = self.source.outcome("plan", status, out, error)?;

@@ -51,6 +51,8 @@ mod discover;
 mod load;
 #[cfg(feature = "host")]
 mod object_file;
+#[cfg(feature = "host")]
+mod under_way;
 
 #[cfg(feature = "host")]
 pub use discover::discover;
@@ -61,6 +63,8 @@ pub use error::PluginError;
 pub use load::{LoadedComponent, Plugin, load};
 pub use options::{OptionKind, OptionSpec};
 pub use roll_abi::ABI_VERSION;
+#[cfg(feature = "host")]
+pub use under_way::under_way;
 
 /// Lists directories, separated as in `PATH`, whose libraries are loaded when they are plugins.
 pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";

@@ -67,6 +67,7 @@ pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullba
         // All of it, not its parts: dropped with this closure.
         let theirs = &theirs;
         let (lent, mut out, mut error) = (Lent::new(cotangent), RollTensor::default(), RollError::default());
+        let _entered = source.entered("pull");
         // SAFETY: P1; the pullback is not released.
         let status = unsafe { pull(theirs.0.state, &lent.get(), &mut out, &mut error) };
         let out = source.outcome("pull", status, out, error)?;

@@ -24,12 +24,32 @@ pub(super) enum Source {
 pub(super) struct Origin {
     pub(super) plugin: String,
     pub(super) path: PathBuf,
+    /// Both, for messages of a process that is dying. Kept for ever, as the library is (P3).
+    pub(super) label: &'static str,
+}
+
+#[cfg(feature = "host")]
+impl Origin {
+    pub(super) fn new(plugin: String, path: PathBuf) -> Self {
+        let label = format!("`{plugin}` ({})", path.display());
+        Self { plugin, path, label: Box::leak(label.into_boxed_str()) }
+    }
 }
 
 impl Source {
     pub(super) fn is_plugin(&self) -> bool {
         !matches!(self, Self::Host)
     }
+
+    /// Says, while what is returned lives, that this thread is in a function of the other side.
+    #[cfg(feature = "host")]
+    pub(super) fn entered(&self, function: &'static str) -> super::under_way::UnderWay {
+        super::under_way::UnderWay::begin(self, function)
+    }
+
+    /// Only a host tells of the calls that it makes.
+    #[cfg(not(feature = "host"))]
+    pub(super) fn entered(&self, _function: &'static str) {}
 
     /// `problem` with the plugin's name, file and method before it.
     pub(super) fn blame(&self, _call: &'static str, problem: Error) -> Error {
