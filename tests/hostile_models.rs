@@ -35,9 +35,14 @@ impl Model {
 
     /// Asks it something, under limits. Fails when it crashed or hung.
     fn ask(&self, prompt: &str) -> Output {
+        self.ask_model("lm", prompt)
+    }
+
+    /// As [`Self::ask`], of another model in its directory.
+    fn ask_model(&self, path: &str, prompt: &str) -> Output {
         let mut command = Command::new("prlimit");
         command.arg(format!("--as={MEMORY}")).arg("--core=0").arg(env!("CARGO_BIN_EXE_roll"));
-        command.args(["ask", "--model-path", "lm", prompt]).current_dir(self.dir.path());
+        command.args(["ask", "--model-path", path, prompt]).current_dir(self.dir.path());
         command.env("ROLL_CACHE", "none").env("RAYON_NUM_THREADS", "1");
         let begun = Instant::now();
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -147,6 +152,37 @@ fn templates_that_take_memory_without_bound_are_errors() {
         refused(&model.with_template(template), "chat template");
     }
     refused(&model.with_template(&"x".repeat(50_000_000)), "chat_template.jinja");
+}
+
+/// A small model in a GGUF file with another chat template. Texts have their length before them, and tensors begin at a
+/// multiple of 32 bytes.
+fn gguf_with(template: &str) -> Vec<u8> {
+    let bytes = include_bytes!("../fuzz/corpus/gguf/llama.gguf");
+    let key = b"tokenizer.chat_template";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let mut template = template.to_string();
+    while template.len() % 32 != length % 32 {
+        template.push(' ');
+    }
+    let parts = [&bytes[..at], &(template.len() as u64).to_le_bytes(), template.as_bytes(), &bytes[at + 8 + length..]];
+    parts.concat()
+}
+
+#[test]
+fn a_template_in_a_gguf_file_has_the_same_limits() {
+    let model = Model::new();
+    let ask = |template: &str| {
+        let path = model.path("model.gguf");
+        std::fs::write(&path, gguf_with(template)).unwrap();
+        model.ask_model("lm/model.gguf", "ab")
+    };
+    let answered = ask("{% for m in messages %}{{ m.content }}{% endfor %}");
+    assert_eq!(answered.status.code(), Some(0), "{}", text(&answered));
+    rendered_or_refused(&ask(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000))));
+    let itself = "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}";
+    refused(&ask(itself), "chat template failed");
+    refused(&ask("{{ 'a\nb'|indent(10**12) }}"), "chat template");
 }
 
 #[test]

@@ -247,3 +247,23 @@ fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>
     }
     Ok(to_rgb(yuv, matrix))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn an_index_that_is_larger_than_any_is_refused_and_not_read() {
+        let mut file = tempfile::tempfile().unwrap();
+        let length = MAX_MOOV_BYTES + 9;
+        file.write_all(&(length as u32).to_be_bytes()).unwrap();
+        file.write_all(b"moov").unwrap();
+        // The rest is a hole: nothing is on the disk.
+        file.set_len(length).unwrap();
+        let told = find_moov(&mut file, length).unwrap_err();
+        assert!(told.contains(&format!("of {} bytes is larger than {MAX_MOOV_BYTES}", MAX_MOOV_BYTES + 1)), "{told}");
+    }
+}

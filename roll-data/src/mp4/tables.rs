@@ -236,3 +236,36 @@ fn orientation(mut tkhd: Cursor<'_>) -> Option<Orientation> {
     let (a, b, _, c, d) = (number()?, number()?, number()?, number()?, number()?);
     Some(Orientation::from_matrix([a, b, c, d]))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn numbers(numbers: &[u32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
+    }
+
+    #[test]
+    fn tables_of_more_frames_than_a_film_has_are_refused_before_they_are_made() {
+        let many = MAX_FRAMES + 1;
+        // Frames of one size have no table: twelve bytes claim any number of them.
+        let told = sizes(Cursor(&numbers(&[0, 1, many])), u64::MAX).unwrap_err();
+        assert!(told.contains("4000001 frames are too many"), "{told}");
+        let told = sizes(Cursor(&numbers(&[0, 1000, MAX_FRAMES])), 1 << 20).unwrap_err();
+        assert!(told.contains("do not fit the file of 1048576 bytes"), "{told}");
+        // A table that has all entries that it claims.
+        let mut whole = numbers(&[0, many]);
+        whole.resize(8 + 4 * many as usize, 0);
+        let told = table::<1>(Cursor(&whole)).unwrap_err();
+        assert!(told.contains("4000001 frames are too many"), "{told}");
+        assert_eq!(table::<3>(Cursor(&numbers(&[0, 1, 7, 8, 9]))).unwrap(), [[7, 8, 9]]);
+    }
+
+    #[test]
+    fn a_table_that_claims_more_than_its_box_holds_is_refused() {
+        let told = table::<2>(Cursor(&numbers(&[0, 60_000_000, 1, 2]))).unwrap_err();
+        assert!(told.contains("60000000 entries") && told.contains("room for 1"), "{told}");
+        assert!(table::<1>(Cursor(&numbers(&[0]))).is_err());
+    }
+}

@@ -270,6 +270,17 @@ fn a_pickle_that_would_run_code_is_refused_and_not_run() {
 }
 
 #[test]
+fn a_small_torch_checkpoint_of_large_tensors_is_refused_before_one_is_read() {
+    // 40 tensors of 800 MB that are one number each, and 72 MB of zeros that are 70 KB in the file.
+    for (name, found) in [("strides.pth", "32000000000 bytes"), ("deflated.pth", "72000000 bytes")] {
+        let e = open_error(&data(name));
+        assert!(matches!(e, WeightsError::Pickle { .. }), "{e}");
+        let told = e.to_string();
+        assert!(told.contains(name) && told.contains(found) && told.contains("contiguous"), "{told}");
+    }
+}
+
+#[test]
 fn an_unsupported_dtype_is_listed_and_named_when_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let header = r#"{"w":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#;
