@@ -8,7 +8,11 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
+use crate::output::wrapped;
 use crate::progress;
+
+/// Columns of the level before a message.
+const LEVEL: usize = 6;
 
 /// Variables that hold a filter ("debug", "roll_models=trace"), the first one that is there counts.
 const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
@@ -76,14 +80,20 @@ struct Line {
 impl Write for Line {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = [self.prefix.as_bytes(), event].concat();
+        let line = fitted(&String::from_utf8_lossy(&line));
         // A reader that went away, or a terminal that was closed, is no reason to stop.
-        progress::above_bars(|| drop(std::io::stderr().write_all(&line)));
+        progress::above_bars(|| drop(std::io::stderr().write_all(line.as_bytes())));
         Ok(event.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// The text as the terminal shows it, where standard error is one.
+pub fn fitted(text: &str) -> String {
+    progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL))
 }
 
 /// `2026-11-22T14:26:51Z`.

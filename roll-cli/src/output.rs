@@ -1,7 +1,11 @@
-//! Standard output, whose reader may go away before all is written: `roll config | head`.
+//! Standard output, whose reader may go away before all is written: `roll config | head`; and files that a command
+//! writes, which may be there already.
 
 use std::fmt::Arguments;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::Path;
+
+use roll_core::{Error, Result};
 
 /// As the standard macro, which panics when the reader has closed the pipe.
 macro_rules! println {
@@ -21,5 +25,117 @@ pub fn line(text: Arguments<'_>) {
     {
         eprintln!("error: cannot write to the standard output: {error}");
         std::process::exit(1);
+    }
+}
+
+/// Prints a line for people: one that is longer than the terminal goes on below its last column.
+pub fn tell(text: Arguments<'_>) {
+    let text = text.to_string();
+    let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
+    match columns.map(|(_, columns)| usize::from(columns)) {
+        Some(columns @ 1..) => line(format_args!("{}", wrapped(&text, columns, last_column))),
+        _ => line(format_args!("{text}")),
+    }
+}
+
+/// As `println!`, by [`tell`].
+macro_rules! tellln {
+    ($($text:tt)*) => {
+        $crate::output::tell(format_args!($($text)*))
+    };
+}
+
+/// Where the last column of a row begins, behind two spaces or more; a little in where that is beyond the middle.
+fn last_column(row: &str) -> usize {
+    let begins = row.rfind("  ").map_or(0, |at| row[..at + 2].chars().count());
+    if begins > 60 { 4 } else { begins.max(2) }
+}
+
+/// Lines that are longer than `columns` go on below, between words, behind as many spaces as `indent` says of the line.
+/// Sequences of colours take no column; a word that fits nowhere stays where it is.
+pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String {
+    let mut wrapped = String::with_capacity(text.len());
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            wrapped.push('\n');
+        }
+        let indent = indent(line);
+        let mut column = 0;
+        for word in words(line) {
+            let (width, alone) = (console::measure_text_width(&word), console::measure_text_width(word.trim_start()));
+            if column > indent && column + width > columns && indent + alone <= columns {
+                wrapped.push('\n');
+                wrapped.extend(std::iter::repeat_n(' ', indent));
+                wrapped.push_str(word.trim_start());
+                column = indent + alone;
+            } else {
+                wrapped.push_str(&word);
+                column += width;
+            }
+        }
+    }
+    wrapped
+}
+
+/// Words, each with the spaces before it.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for next in line.chars() {
+        match words.last_mut() {
+            Some(word) if next != ' ' || word.is_empty() || word.ends_with(' ') => word.push(next),
+            _ => words.push(next.into()),
+        }
+    }
+    words
+}
+
+/// Fails where `path` is a file already, or a directory with something in it, unless `force` says that it may be replaced.
+pub fn refuse_existing(path: &Path, force: bool) -> Result<()> {
+    let holds = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    match !force && (path.is_file() || holds()) {
+        true => Err(Error::bad_file(path, "is there already; --force replaces it")),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_go_on_below_between_words() {
+        let line = "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654  kl 0  lr 6.0e-4\n";
+        let six = |columns| wrapped(line, columns, |_| 6);
+        assert_eq!(six(30), "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654\n      kl 0  lr 6.0e-4\n");
+        assert_eq!(six(80), line);
+        let path = " INFO wrote /a/long/path/that/fits/nowhere\n";
+        assert_eq!(wrapped(path, 20, |_| 6), path);
+        assert_eq!(wrapped("", 10, |_| 6), "");
+    }
+
+    #[test]
+    fn a_row_of_a_table_goes_on_in_its_last_column() {
+        let row = "reward       motion         How much changes from frame to frame";
+        let there = " ".repeat(28);
+        assert_eq!(
+            wrapped(row, 50, last_column),
+            format!("reward       motion         How much changes from\n{there}frame to frame")
+        );
+        assert_eq!(last_column("no columns at all"), 2);
+    }
+
+    #[test]
+    fn what_is_there_is_replaced_by_force_alone() -> Result<()> {
+        let dir = tempfile::tempdir().map_err(Error::failed("a directory"))?;
+        let (file, new) = (dir.path().join("a.mp4"), dir.path().join("b.mp4"));
+        refuse_existing(dir.path(), false)?;
+        std::fs::write(&file, "x").map_err(Error::file("write", &file))?;
+        refuse_existing(&new, false)?;
+        refuse_existing(&file, true)?;
+        for path in [file.as_path(), dir.path()] {
+            let told = refuse_existing(path, false).map_or_else(|e| e.to_string(), |()| String::new());
+            assert!(told.contains("--force"), "{told}");
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Progress bars of long work: steps, what is going on, time left. Nothing where there is no terminal.
 
 use std::fmt::Write;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -23,6 +24,36 @@ pub fn above_bars(write: impl FnOnce()) {
     bars().suspend(write);
 }
 
+/// Columns of the terminal that standard error is; `None` where it is none.
+pub fn columns() -> Option<usize> {
+    let size = console::Term::stderr().size_checked().filter(|_| std::io::stderr().is_terminal());
+    size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
+}
+
+/// Columns at the end of a line that stay free: a terminal writes `^C` behind it, and clearing a line that was wrapped
+/// clears half of it.
+const MARGIN: usize = 3;
+/// Columns of a bar, with the space behind it.
+const BAR: usize = 21;
+/// Columns of a spinner and of its time.
+const SPINNER: usize = 10;
+
+/// `text` as far as it fits behind `taken` columns.
+fn fitting(text: &str, taken: usize, columns: usize) -> String {
+    text.chars().take(columns.saturating_sub(taken + MARGIN)).collect()
+}
+
+/// What stands behind a bar.
+#[derive(Default)]
+struct Told {
+    left: String,
+    phase: String,
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Bars in the terminal.
 pub struct Terminal;
 
@@ -37,33 +68,40 @@ pub struct TerminalBar {
     bar: ProgressBar,
     /// When the first position was told, and which: what a process before this one did took no time of this one.
     first: Mutex<Option<(Instant, u64)>>,
+    told: Arc<Mutex<Told>>,
 }
 
 impl TerminalBar {
     /// A bar of `total` units.
     pub fn new(total: u64, unit: &str) -> Self {
         let bar = bars().add(ProgressBar::new(total));
-        // The message takes what is left of the line, and is cut there.
-        let template = format!("{{bar:20}} {{pos}}/{{len}} {unit}{{prefix}}  {{wide_msg}}");
-        if let Ok(style) = ProgressStyle::with_template(&template) {
-            bar.set_style(style);
+        let told = Arc::new(Mutex::new(Told::default()));
+        let (shown, unit) = (Arc::clone(&told), unit.to_string());
+        let text = move |state: &ProgressState, line: &mut dyn Write| {
+            let Told { left, phase } = &*locked(&shown);
+            let text = format!("{}/{} {unit}{left}  {phase}", state.pos(), state.len().unwrap_or(total));
+            let _ = line.write_str(&fitting(&text, BAR, columns().unwrap_or(80))); // a line that cannot be drawn is no failure
+        };
+        if let Ok(style) = ProgressStyle::with_template("{bar:20} {text}") {
+            bar.set_style(style.with_key("text", text));
         }
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar, first: Mutex::default() }
+        Self { bar, first: Mutex::default(), told }
     }
 }
 
 impl Bar for TerminalBar {
     fn set(&self, done: u64) {
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, begun) = *first.get_or_insert((Instant::now(), done));
-        self.bar.set_position(done);
+        let (since, begun) = *locked(&self.first).get_or_insert((Instant::now(), done));
         let total = self.bar.length().unwrap_or(done);
-        self.bar.set_prefix(time_left(since.elapsed(), done - begun.min(done), total.saturating_sub(done)));
+        locked(&self.told).left = time_left(since.elapsed(), done - begun.min(done), total.saturating_sub(done));
+        self.bar.set_position(done);
     }
 
     fn phase(&self, phase: &str) {
-        self.bar.set_message(phase.to_string());
+        locked(&self.told).phase = phase.to_string();
+        // Draws it at once: the text is not in the template.
+        self.bar.set_message(String::new());
     }
 
     fn finish(&self) {
@@ -87,40 +125,55 @@ fn time_left(taken: Duration, done: u64, left: u64) -> String {
 }
 
 /// A line for work whose length is not known: what is going on, and for how long.
-pub struct Spinner(ProgressBar);
+pub struct Spinner {
+    line: ProgressBar,
+    told: Arc<Mutex<String>>,
+}
 
 impl Spinner {
     /// Begins with this.
     pub fn new(phase: &str) -> Self {
         let line = bars().add(ProgressBar::new_spinner());
-        let elapsed = |state: &ProgressState, line: &mut dyn Write| {
-            let _ = write!(line, "{:.0} s", state.elapsed().as_secs_f64()); // a line that cannot be drawn is no failure
+        let told = Arc::new(Mutex::new(phase.to_string()));
+        let shown = Arc::clone(&told);
+        let text = move |state: &ProgressState, line: &mut dyn Write| {
+            let phase = fitting(&locked(&shown), SPINNER, columns().unwrap_or(80));
+            let _ = write!(line, "{:.0} s  {phase}", state.elapsed().as_secs_f64()); // a line that cannot be drawn is no failure
         };
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {taken}  {wide_msg}") {
-            line.set_style(style.with_key("taken", elapsed));
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {text}") {
+            line.set_style(style.with_key("text", text));
         }
-        line.set_message(phase.to_string());
         line.enable_steady_tick(Duration::from_millis(500));
-        Self(line)
+        Self { line, told }
     }
 }
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
-        bars().remove(&self.0);
+        self.line.finish_and_clear();
+        bars().remove(&self.line);
     }
 }
 
 impl roll_core::Progress for Spinner {
     fn phase(&self, phase: &str) {
-        self.0.set_message(phase.to_string());
+        *locked(&self.told) = phase.to_string();
+        self.line.set_message(String::new());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stands_behind_a_bar_leaves_room_at_the_end_of_the_line() {
+        let text = "2/40 steps, 81 s left  pulling back through reward and decoder";
+        let cut = fitting(text, BAR, 80);
+        assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR - MARGIN, true));
+        assert_eq!(fitting(text, BAR, 120), text);
+        assert_eq!(fitting(text, BAR, 10), "");
+    }
 
     #[test]
     fn the_time_left_is_told_once_it_is_known() {

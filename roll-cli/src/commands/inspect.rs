@@ -40,14 +40,14 @@ pub fn print(args: Inspect) -> Result<()> {
 fn show(about: &About) {
     let files = if about.files == 1 { String::new() } else { format!(" in {} files", about.files) };
     let dtypes = about.dtypes.iter().map(|(dtype, n)| format!("{dtype} ({n})")).collect::<Vec<_>>().join(", ");
-    println!("{}", about.what);
-    println!("  {:<14} {}{files}", "format", about.format);
-    println!("  {:<14} {} of {} elements, {dtypes}", "tensors", about.tensors, about.elements);
+    tellln!("{}", about.what);
+    tellln!("  {:<14} {}{files}", "format", about.format);
+    tellln!("  {:<14} {} of {} elements, {dtypes}", "tensors", about.tensors, about.elements);
     for (name, value) in &about.details {
-        println!("  {name:<14} {value}");
+        tellln!("  {name:<14} {value}");
     }
     for (name, value) in &about.metadata {
         let short: String = value.chars().take(SHOWN).collect();
-        println!("  {:<14} {name}: {short}{}", "metadata", if short.len() < value.len() { " ..." } else { "" });
+        tellln!("  {:<14} {name}: {short}{}", "metadata", if short.len() < value.len() { " ..." } else { "" });
     }
 }

@@ -35,7 +35,7 @@ pub fn config(args: Config) -> Result<()> {
     }
     // One line per value, which together are a configuration that `--config` takes.
     for entry in loaded.listing()? {
-        println!("{:<44} {:<32} # {}", entry.key + ":", entry.value, entry.origin);
+        println!("{:<40} {:<14} # {}", entry.key + ":", entry.value, entry.origin);
     }
     Ok(())
 }
