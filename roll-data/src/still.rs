@@ -7,7 +7,7 @@ use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
 use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
-use roll_core::files;
+use roll_core::{Error, files};
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -32,7 +32,11 @@ fn limits() -> Limits {
 /// Reads a picture, turned as its EXIF data says; transparency is dropped, as by PIL's `convert("RGB")`. PNG, JPEG, WebP
 /// and the first frame of a GIF are read here, others through ffmpeg where `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
-    let head = Head::read(path).map_err(|e| e.chain())?;
+    // Who asks names the file.
+    let head = Head::read(path).map_err(|e| match e {
+        Error::File { source, .. } => source.to_string(),
+        other => other.chain(),
+    })?;
     let picture = match head.container() {
         Container::Picture | Container::Gif => decode_picture(path)?,
         Container::Mp4 | Container::OtherVideo(_) => return Err("a video, expected a picture".into()),
@@ -41,7 +45,7 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
             ffmpeg::picture(path, format).map_err(|failure| match failure {
                 Failure::Absent(program) => format!("{}; `{program}` is not in the PATH", head.unread()),
-                Failure::Failed(problem) => problem,
+                Failure::Failed(problem) => format!("{}; {problem}", head.unread()),
             })?
         }
     };

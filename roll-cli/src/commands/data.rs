@@ -5,7 +5,7 @@ use std::path::Path;
 
 use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
-use roll_train::progress::Bar;
+use roll_train::progress::{Bar, counted};
 use roll_train::trainer::reward;
 
 use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
@@ -100,11 +100,14 @@ fn inspect(args: InspectData) -> Result<()> {
         true => println!("{:#}", serde_json::json!(found)),
         false => print(&found, &args.data.path),
     }
-    Ok(())
+    match found.usable {
+        0 => Err(Error::bad_file(&args.data.path, "no clip of it can be used, for the reasons above")),
+        _ => Ok(()),
+    }
 }
 
 fn print(found: &Found, path: &Path) {
-    println!("{}: {} clips, {} can be used", path.display(), found.clips, found.usable);
+    println!("{}: {}, {} can be used", path.display(), counted(found.clips as u64, "clip"), found.usable);
     table("format", &found.formats);
     table("width x height", &found.sizes);
     table("frames", &found.lengths);

@@ -16,6 +16,9 @@ const VIDEOS: [&str; 18] = [
     "vob", "mts",
 ];
 
+/// Tables that may lie beside the videos.
+const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
+
 /// The videos in `directory`, by name, with the text of the `.txt` of the same name.
 pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
     let mut videos: Vec<PathBuf> = Vec::new();
@@ -30,7 +33,7 @@ pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
     if videos.is_empty() {
         let problem = "a directory without videos; expected a table (CSV, TSV, JSON lines or a JSON list with `video` and \
                        `prompt`), or a directory of videos, each with its prompt in a .txt of the same name";
-        return Err(Error::bad_file(directory, problem));
+        return Err(Error::bad_file(directory, format!("{problem}{}", table_beside(directory))));
     }
     let caption = |video: &PathBuf| video.with_extension("txt");
     let missing: Vec<_> = videos.iter().map(caption).filter(|caption| !caption.is_file()).collect();
@@ -39,14 +42,21 @@ pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
         let more = if missing.len() > NAMED { ", ..." } else { "" };
         let problem = format!(
-            "{} of its {} videos have no prompt beside them: expected {}{more}",
+            "{} of its {} videos have no prompt beside them: expected {}{more}{}",
             missing.len(),
             videos.len(),
-            names.join(", ")
+            names.join(", "),
+            table_beside(directory)
         );
         return Err(Error::bad_file(directory, problem));
     }
     videos.into_iter().map(|video| row(&caption(&video), video)).collect()
+}
+
+/// Names the table that is in the directory, where there is one.
+fn table_beside(directory: &Path) -> String {
+    let table = TABLES.iter().map(|name| directory.join(name)).find(|table| table.is_file());
+    table.map(|table| format!("; {} is there: name that file", table.display())).unwrap_or_default()
 }
 
 fn row(caption: &Path, video: PathBuf) -> Result<Row> {

@@ -162,6 +162,9 @@ mod tests {
         assert!(told("video,prompt\n").contains("no rows"));
         assert!(told("video,prompt\na,b\n,c\n").contains("line 3"));
         assert!(told("video,prompt\na,b, c\n").contains("quotes"));
+        let open = told("video,prompt\na,\"a \"\"man\"\"\"\nb,\"a dog\nc,a cat\n");
+        assert!(open.contains("line 3") && open.contains("never closed"), "{open}");
+        assert_eq!(read("video,prompt\na,a 5\" disk\nb,\"a\n\"\"dog\"\"\"\n").unwrap().rows[1].prompt, "a\n\"dog\"");
         assert!(Metadata::read("/nowhere/metadata.csv", None).is_err());
     }
 
@@ -207,6 +210,8 @@ mod tests {
         put("a.webm", "");
         put("a.txt", "\u{feff}a man,\nand a dog\n");
         assert!(told().contains("1 of its 2 videos") && told().contains("b.txt"), "{}", told());
+        put("metadata.csv", "");
+        assert!(told().contains("metadata.csv is there: name that file"), "{}", told());
         put("b.txt", " a cat ");
         let metadata = Metadata::read(dir.path(), None).unwrap();
         let rows: Vec<_> = metadata.rows.iter().map(|row| (row.video.clone(), row.prompt.as_str())).collect();

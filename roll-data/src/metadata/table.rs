@@ -12,7 +12,13 @@ const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
     let bad = |problem: String| Error::bad_file(path, problem);
-    let mut reader = reader(text, delimiter(text));
+    let delimiter = delimiter(text);
+    if let Some(line) = unclosed_quote(text, delimiter) {
+        return Err(bad(format!(
+            "line {line}: a quote is opened and never closed: all that follows would be one field"
+        )));
+    }
+    let mut reader = reader(text, delimiter);
     let headers = reader.headers().map_err(|e| bad(problem(&e)))?.clone();
     let find = |name: &str| headers.iter().position(|h| h == name);
     let need = |name: &str| {
@@ -45,6 +51,35 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
         return Err(bad("no rows after the first line, which names the columns".into()));
     }
     Ok(rows)
+}
+
+/// The line of a quote that is still open at the end, which the reader takes for a field that ends there.
+fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
+    #[derive(PartialEq)]
+    enum At {
+        Begin,
+        Plain,
+        Quoted,
+        /// Behind a quote within quotes: the end of them, or the first of two that stand for one.
+        Closed,
+    }
+    let (mut at, mut line, mut opened) = (At::Begin, 1, 1);
+    for byte in text.bytes() {
+        at = match (at, byte) {
+            (At::Begin, b'"') => {
+                opened = line;
+                At::Quoted
+            }
+            (At::Quoted, b'"') => At::Closed,
+            (At::Closed, b'"') => At::Quoted,
+            (At::Quoted, _) => At::Quoted,
+            (_, b'\n' | b'\r') => At::Begin,
+            (_, byte) if byte == delimiter => At::Begin,
+            _ => At::Plain,
+        };
+        line += u64::from(byte == b'\n');
+    }
+    (at == At::Quoted).then_some(opened)
 }
 
 fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {
