@@ -85,6 +85,24 @@ fn a_reward_is_tried_on_a_video_frame_by_frame_with_a_picture_of_its_gradient() 
 }
 
 #[test]
+fn what_a_person_has_is_not_written_over() {
+    let world = World::new(2);
+    std::fs::write(world.path("notes.md"), "mine").unwrap();
+    world.train("run", 1, &["reward.name=brightness", "training.learning_rate=1e-3"]);
+    fails(&world.roll(&["report", "run", "--output", "notes.md"]), 2, &["--output", ".html"]);
+    assert_eq!(std::fs::read_to_string(world.path("notes.md")).unwrap(), "mine");
+    let convert = ["convert-lora", "run/checkpoints/step-000001/adapter.safetensors", "k.safetensors", "--to", "kohya"];
+    world.done(&convert);
+    fails(&world.roll(&convert), 2, &["k.safetensors", "--force"]);
+    world.done(&[&convert[..], &["--force"]].concat());
+    fails(
+        &world.roll(&["convert-lora", convert[1], "none/k.safetensors", "--to", "kohya"]),
+        2,
+        &["none/k.safetensors"],
+    );
+}
+
+#[test]
 fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
     let world = World::new(0);
     fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);

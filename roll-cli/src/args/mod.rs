@@ -25,6 +25,15 @@ pub use weights::{
     MergeShards, SplitShards, TinyKind, TinyModel,
 };
 
+/// A number of at least 1.
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("expected a whole number".into()),
+    }
+}
+
 /// Post-trains generative models against rewards.
 #[derive(Debug, Parser)]
 #[command(

@@ -49,6 +49,9 @@ pub struct Generate {
     /// File to write: .mp4 or .gif, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace a video that is there already.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// How a video is sampled. Defaults are those of the configuration's `algo`, as in its evaluations.
@@ -106,7 +109,7 @@ pub struct Ask {
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
     /// Upper limit on the number of new tokens.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = super::positive)]
     pub max_new_tokens: usize,
     /// Key of the random draws.
     #[arg(long, default_value_t = 0)]
@@ -130,7 +133,7 @@ pub struct Score {
     #[arg(long, default_value = "")]
     pub prompt: String,
     /// Score every N-th frame.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = super::positive)]
     pub every: usize,
     /// Print JSON.
     #[arg(long)]

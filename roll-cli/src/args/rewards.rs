@@ -36,7 +36,7 @@ pub struct TryReward {
     #[arg(long, default_value = "")]
     pub prompt: String,
     /// Take every N-th frame.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = super::positive)]
     pub every: usize,
     /// PNG to write: frames, and below each the magnitude of its gradient.
     #[arg(long, short, value_name = "FILE")]

@@ -94,6 +94,9 @@ pub struct MergeLora {
     /// Transformer to take from a LoRA file that has adapters for both.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
+    /// Replace a file that is there already.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll convert-lora`.
@@ -115,6 +118,9 @@ pub struct ConvertLora {
     /// The target model, needed only for kohya-style names of models other than Wan.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,
+    /// Replace a file that is there already.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll merge-shards`.
@@ -127,6 +133,9 @@ pub struct MergeShards {
     /// Dtype of the written weights. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
+    /// Replace a file that is there already.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll split-shards`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::{BuildContext, Error, Model, Registry, Result};
+use roll_core::{BuildContext, Error, Model, Registry, Result, ResultExt};
 use roll_train::config::Loaded;
 use serde_json::Value as Json;
 
@@ -31,7 +31,9 @@ pub fn open_model(
                 options.insert(key.into(), Json::Null);
             }
         }
-        return registry.model(name, &options, context);
+        return registry
+            .model(name, &options, context)
+            .while_doing(|| format!("loading --adapter {}", adapters.join(", ")));
     }
     // Another model, which knows nothing but the files that it wrote.
     let [path] = adapters else {

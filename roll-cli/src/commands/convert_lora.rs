@@ -7,6 +7,7 @@ use roll_models::lora::{Convention, LoraFile, Names, PEFT_CONFIG, WriteOptions, 
 use roll_models::weights::Checkpoint;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
+use crate::output::refuse_existing;
 
 /// Writes one file for each adapter and says where.
 pub fn convert_lora(args: ConvertLora) -> Result<()> {
@@ -45,6 +46,7 @@ pub fn convert_lora(args: ConvertLora) -> Result<()> {
             None => args.out.clone(),
         };
         refuse_input(&file_path, &out)?;
+        refuse_existing(&out, args.force)?;
         let written = write_lora(lora, WriteOptions { convention, names }, &metadata, &out)?;
         println!("{}: {} layers, {from} to {convention}", written.display(), lora.layers.len());
         if convention == Convention::Peft {

@@ -10,8 +10,10 @@ use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::{DataConfig, Loaded};
 
 use super::adapters::open_model;
+use super::plan::host_memory;
 use crate::args::{Generate, SamplingArgs};
 use crate::configuration::{Configuration, build_context};
+use crate::output::refuse_existing;
 use crate::progress::Spinner;
 
 /// Size of a video where neither the arguments nor the configuration say it, `[height, width]`.
@@ -43,6 +45,7 @@ pub fn generate(args: Generate) -> Result<()> {
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
     takes(diffusion.video_unit(), frames, size)?;
+    fits(frames, size)?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
     let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
@@ -98,6 +101,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     }
     let Some(first) = outputs.first() else { return Ok(()) };
     format(first)?;
+    outputs.iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let parent = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
         return Err(Error::Unsupported(format!("--output: {} is no directory; make it first", parent.display())));
@@ -132,6 +136,20 @@ fn takes(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<
             let near = (side / unit * unit).max(unit);
             return refused(argument, format!("the model takes multiples of {unit}, such as {near}; found {side}"));
         }
+    }
+    Ok(())
+}
+
+/// Fails on a video that would not even be held in the memory of this machine.
+fn fits(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+    let (needed, there) = (12.0 * frames as f64 * height as f64 * width as f64, host_memory());
+    if there > 0.0 && needed > there {
+        let problem = format!(
+            "{frames} frames of {width}x{height} alone take {:.0} GB, and this machine has {:.0} GB",
+            needed / 1e9,
+            there / 1e9
+        );
+        return Err(Error::Unsupported(format!("--frames, --height, --width: {problem}")));
     }
     Ok(())
 }

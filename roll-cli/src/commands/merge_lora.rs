@@ -8,6 +8,7 @@ use roll_models::weights::Checkpoint;
 
 use super::shards::megabytes;
 use crate::args::{ExpertName, MergeLora};
+use crate::output::refuse_existing;
 
 impl ExpertName {
     /// As the library calls it.
@@ -24,10 +25,16 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     if !args.alpha.is_finite() {
         return Err(Error::config("--alpha", format!("expected a finite number, found {}", args.alpha)));
     }
+    if args.out.is_file() {
+        refuse_existing(&args.out, args.force)?;
+    }
     let file = LoraFile::open(&args.lora)?;
     let convention = file.convention;
     let lora = file.one(args.expert.map(ExpertName::expert))?;
     let base = Checkpoint::open_any(&args.base)?;
+    if let Some(expert) = lora.expert.filter(|expert| other_directory(&args.base, *expert)) {
+        tracing::warn!("the LoRA is for the expert {expert}, and {} is named as the other one", args.base.display());
+    }
     let options = MergeOptions {
         strength: args.alpha,
         dtype: args.dtype.map(|dtype| dtype.dtype()),
@@ -44,6 +51,15 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         companions(from, &args.out)?.iter().for_each(|file| println!("{}", file.display()));
     }
     Ok(())
+}
+
+/// Whether a path has the name that official models give the directory of the other expert.
+fn other_directory(base: &Path, expert: lora::Expert) -> bool {
+    let other = match expert {
+        lora::Expert::High => "low_noise_model",
+        lora::Expert::Low => "high_noise_model",
+    };
+    base.components().any(|part| part.as_os_str() == other)
 }
 
 /// What a language model is read with, beside its weights and its `config.json`.

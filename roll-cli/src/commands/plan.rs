@@ -5,6 +5,7 @@ use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::Loaded;
 
+use super::bench::preset;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
 
@@ -14,14 +15,20 @@ pub fn plan(args: args::Plan) -> Result<()> {
     // What a configuration of ROLL says for all devices is divided among those that are planned for.
     let configuration = Configuration::read_for(&args.config, &[], devices)?;
     let registry = configuration.registry()?;
+    let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
-    let (input, needs) = estimate(&loaded, &registry, args.network.clone(), None, &machine)?;
+    let (input, needs) = estimate(&loaded, &registry, args.network.as_deref().map(network_name), None, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine, &loaded.config.strategy.name),
     }
     Ok(())
+}
+
+/// The published model by the short name that `roll bench` has for it, or by its own.
+fn network_name(name: &str) -> String {
+    preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
 /// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is
@@ -79,7 +86,7 @@ pub struct Machine {
 }
 
 /// The cluster that the arguments name, and the number of devices.
-fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
+pub fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
     let cluster = args.on.as_deref().map(Cluster::parse).transpose()?;
     Ok((
         cluster,
@@ -92,7 +99,8 @@ pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
     let (cluster, devices) = cluster(args)?;
     let mut machine = match cluster {
         Some(Cluster { memory, speed, .. }) => {
-            let name = args.on.clone().unwrap_or_default();
+            let gigabytes = args.memory.unwrap_or(memory / 1e9);
+            let name = format!("{devices}x{gigabytes}");
             Machine { name, devices, memory, speed, shared: false }
         }
         None => {
@@ -125,7 +133,7 @@ pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
 }
 
 /// Bytes of memory that this machine has; 0 where that is not known.
-fn host_memory() -> f64 {
+pub fn host_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     line.and_then(|l| l.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0) * 1024.0
@@ -146,46 +154,50 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
         }
         None => format!("{trained} of {steps} steps trained"),
     };
-    println!(
+    tellln!(
         "{}: {} rank(s), ZeRO stage {}, {}, {trained}",
-        machine.name, input.ranks, input.division.stage, needs.work,
+        machine.name,
+        input.ranks,
+        input.division.stage,
+        needs.work,
     );
     if input.ranks < machine.devices {
-        println!(
+        tellln!(
             "uses {} of the {} devices: the strategy `{strategy}` trains on one; strategy.name=zero on all",
-            input.ranks, machine.devices
+            input.ranks,
+            machine.devices
         );
     }
-    println!("{:<24} {:>10} {:>10}", "GB of each rank", "device", "host");
+    tellln!("{:<24} {:>10} {:>10}", "GB of each rank", "device", "host");
     for item in &needs.memory {
-        println!("{:<24} {:>10.2} {:>10.2}  {}", item.name, gigabytes(item.device), gigabytes(item.host), item.formula);
+        tellln!("{:<24} {:>10.2} {:>10.2}  {}", item.name, gigabytes(item.device), gigabytes(item.host), item.formula);
     }
     let [device, host] = totals(needs);
-    println!("{:<24} {device:>10.2} {host:>10.2}", "together");
+    tellln!("{:<24} {device:>10.2} {host:>10.2}", "together");
     let (need, have) = (if machine.shared { device + host } else { device }, machine.memory / 1e9);
     match need <= have {
-        true => println!("fits: {need:.1} of {have:.1} GB"),
+        true => tellln!("fits: {need:.1} of {have:.1} GB"),
         false => {
-            println!("does not fit: {need:.1} GB are needed, {have:.1} are there");
+            tellln!("does not fit: {need:.1} GB are needed, {have:.1} are there");
             for hint in &needs.hints {
-                println!("  {hint}");
+                tellln!("  {hint}");
             }
         }
     }
     if !machine.shared {
         let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
-        println!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {} share a machine", input.ranks);
+        tellln!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {} share a machine", input.ranks);
         if together > beside {
-            println!("  that is more than the {beside:.0} GB of the devices: see that the machine has it");
+            tellln!("  that is more than the {beside:.0} GB of the devices: see that the machine has it");
         }
     }
-    println!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
+    tellln!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
     for phase in &needs.time {
-        println!("{:<24} {:>10.1} {:>10.1} {:>10.1}", phase.name, phase.flops / 1e12, phase.moved / 1e9, phase.seconds);
+        tellln!("{:<24} {:>10.1} {:>10.1} {:>10.1}", phase.name, phase.flops / 1e12, phase.moved / 1e9, phase.seconds);
     }
     let seconds: f64 = needs.time.iter().map(|p| p.seconds).sum();
-    println!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
-    println!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
+    tellln!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
+    tellln!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
 }
 
 /// GB on the device and on the host.
@@ -217,7 +229,7 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &Machine) {
 
 /// Devices of a machine or cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cluster {
+pub struct Cluster {
     /// Devices.
     devices: usize,
     /// Memory of each, bytes.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use roll_core::error::nearest;
 use roll_core::{Error, Result};
 use roll_train::metrics::read_jsonl;
 use roll_train::results::headlines;
@@ -53,7 +54,15 @@ fn points(run: &Path, x: &str, y: &str) -> Result<Vec<[f64; 2]>> {
         let mut names: Vec<&str> = rows.iter().flat_map(|row| row.keys()).map(String::as_str).collect();
         names.sort_unstable();
         names.dedup();
-        let problem = format!("no line holds both `{x}` and `{y}`; there are: {}", names.join(", "));
+        let near = [x, y]
+            .into_iter()
+            .filter(|name| !names.contains(name))
+            .find_map(|name| nearest(name, names.iter().copied()));
+        let near = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+        let problem = format!(
+            "no line holds both `{x}` and `{y}`{near}; `--x` and `--y` name metrics; there are: {}",
+            names.join(", ")
+        );
         return Err(Error::bad_file(&path, problem));
     }
     Ok(points)

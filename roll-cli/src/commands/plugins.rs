@@ -8,6 +8,7 @@ use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
 use roll_core::{BuildContext, Error, Kind, Options, Registry, Replaces, Result};
 
 use roll_train::config::{Section, sections};
+use roll_train::progress::counted;
 
 use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
@@ -26,10 +27,10 @@ pub fn plugins(args: Plugins) -> Result<()> {
 /// Every component, linked in or from a plugin.
 fn list(args: &ConfigArgs) -> Result<()> {
     let registry = Configuration::read(args, &[])?.registry()?;
-    println!("{:<12} {:<14} {:<24} summary", "kind", "name", "origin");
+    tellln!("{:<12} {:<14} {:<24} summary", "kind", "name", "origin");
     for entry in registry.entries() {
         let origin = format!("{} {}", entry.origin, entry.version);
-        println!("{:<12} {:<14} {:<24} {}", entry.factory.kind(), entry.name, origin, entry.summary);
+        tellln!("{:<12} {:<14} {:<24} {}", entry.factory.kind(), entry.name, origin, entry.summary);
     }
     Ok(())
 }
@@ -118,7 +119,11 @@ fn check(args: &CheckPlugin) -> Result<()> {
         0 => Ok(()),
         n => {
             let path = plugin.path.display();
-            Err(Error::Unsupported(format!("the plugin `{}` ({path}) breaks {n} promises", plugin.name)))
+            Err(Error::Unsupported(format!(
+                "the plugin `{}` ({path}) breaks {}",
+                plugin.name,
+                counted(n as u64, "promise")
+            )))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use roll_core::Result;
+use roll_core::{Error, Result};
 use roll_train::results::report;
 
 use crate::args::Report;
@@ -13,6 +13,10 @@ pub fn write(args: Report) -> Result<()> {
         [run] => run.join("report.html"),
         _ => PathBuf::from("report.html"),
     });
+    if !page.extension().is_some_and(|extension| extension == "html" || extension == "htm") {
+        let problem = format!("a report is a page; {} does not end in .html", page.display());
+        return Err(Error::config("--output", problem));
+    }
     report::write(&page, &args.runs)?;
     println!("{}", page.display());
     Ok(())

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video};
 use roll_data::write_contact_sheet;
+use roll_train::progress::counted;
 
 use super::score::{Scored, prepared};
 use crate::args::{Rewards, RewardsAction, TryReward};
@@ -21,6 +22,10 @@ pub fn rewards(args: Rewards) -> Result<()> {
 }
 
 fn attempt(args: &TryReward) -> Result<()> {
+    if let Some(output) = args.output.as_ref().filter(|path| path.extension().is_none_or(|found| found != "png")) {
+        let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
+        return Err(Error::config("--output", problem));
+    }
     let Scored { mut scorer, video, target } =
         prepared(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
     let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };
@@ -36,7 +41,12 @@ fn attempt(args: &TryReward) -> Result<()> {
     let gradient = pullback.map(|pullback| pullback.pull(&Tensor::scalar(1.0))).transpose()?;
     let seconds = begun.elapsed().as_secs_f64();
     let with = if gradient.is_some() { "with its gradient" } else { "no gradient" };
-    println!("{}: {value:.6}   ({} frames in {:.1} ms, {with})", scorer.name(), video.dims()[0], 1e3 * seconds);
+    println!(
+        "{}: {value:.6}   ({} in {:.1} ms, {with})",
+        scorer.name(),
+        counted(video.dims()[0] as u64, "frame"),
+        1e3 * seconds
+    );
     for (name, value) in details {
         println!("  {name:<28} {value:.6}");
     }

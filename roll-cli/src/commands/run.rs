@@ -93,6 +93,9 @@ fn print(summary: &Summary, dir: &RunDir) {
             println!("  {:<9} {first:>10} at the first step, {last} at the last", headline.label);
         }
     }
+    if summary.lines.is_empty() && summary.steps > 1 {
+        println!("  (steps are of different samples; `evaluation` measures the same ones before and after)");
+    }
     if summary.skipped_samples + summary.skipped_updates > 0 {
         let [samples, updates] =
             [(summary.skipped_samples, "sample"), (summary.skipped_updates, "update")].map(|(n, one)| counted(n, one));

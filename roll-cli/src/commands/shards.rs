@@ -7,10 +7,12 @@ use roll_models::weights::{Checkpoint, Outputs, WeightsError, rewrite};
 use roll_train::progress::Bar;
 
 use crate::args::{MergeShards, SplitShards};
+use crate::output::refuse_existing;
 use crate::progress::TerminalBar;
 
 /// Joins and says where.
 pub fn merge_shards(args: MergeShards) -> Result<()> {
+    refuse_existing(&args.out, args.force)?;
     let source = Checkpoint::open_any(&args.dir)?;
     let outputs = Outputs::one_file(&source, &args.out);
     copy(&source, &outputs, args.dtype.map(|dtype| dtype.dtype()))

@@ -6,7 +6,7 @@
 mod fixture;
 mod measure;
 mod memory;
-mod preset;
+pub(super) mod preset;
 mod report;
 mod scorer;
 mod torch;

@@ -40,12 +40,20 @@ pub struct Preset {
     pub guided: bool,
 }
 
+/// Presets of published models, and what `roll plan` calls those.
+pub const PUBLISHED: [(&str, &str); 3] =
+    [("1.3b", "wan2_1-t2v-1_3b"), ("ti2v-5b", "wan2_2-ti2v-5b"), ("a14b", "wan2_2-i2v-a14b")];
+
 const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
 
 impl Preset {
     /// What the arguments ask for.
     pub fn of(args: &Bench) -> Result<Self> {
-        let name = NAMES.into_iter().find(|name| *name == args.preset).ok_or_else(|| Error::UnknownName {
+        let asked = PUBLISHED
+            .iter()
+            .find(|(_, network)| *network == args.preset)
+            .map_or(args.preset.as_str(), |(short, _)| short);
+        let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
             nearest: error::nearest(&args.preset, NAMES).map(Into::into),
@@ -94,7 +102,10 @@ impl Preset {
         let stride = vae.temporal_stride();
         match self.frames > 0 && (self.frames - 1).is_multiple_of(stride) {
             true => Ok(()),
-            false => Err(Error::config("--frames", format!("must be 1, {}, {}, ...", 1 + stride, 1 + 2 * stride))),
+            false => Err(Error::config(
+                "--frames",
+                format!("must be 1, {}, {}, ...; found {}", 1 + stride, 1 + 2 * stride, self.frames),
+            )),
         }
     }
 

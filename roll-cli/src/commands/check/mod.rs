@@ -9,12 +9,14 @@ use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
-use super::plan::{Machine, estimate, gigabytes, machine, totals};
+use super::plan::{Machine, cluster, estimate, gigabytes, machine, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
 
 /// Prints what is found; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
+    // What the arguments say wrongly is no problem of the run.
+    cluster(&args.machine)?;
     let mut run = args.run;
     if let Some(dir) = &run.resume {
         run.config.config.insert(0, RunDir::open(dir)?.config_path());
