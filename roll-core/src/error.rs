@@ -76,9 +76,9 @@ pub enum Error {
 
     // Configuration
     /// A configuration value is wrong.
-    #[error("configuration key `{key}`: {problem}")]
+    #[error("{}: {problem}", place(.key))]
     Config {
-        /// Dotted path of the key.
+        /// Dotted path of the key, or an argument of the program with its dashes.
         key: String,
         /// Expected and found.
         problem: String,
@@ -284,6 +284,14 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .filter(|(distance, k)| *distance <= 1 + k.len().max(name.len()) / 4)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, k)| k)
+}
+
+/// Where a wrong value stands: arguments are no keys of a configuration.
+fn place(key: &str) -> String {
+    match key.starts_with("--") {
+        true => key.into(),
+        false => format!("configuration key `{key}`"),
+    }
 }
 
 fn suggestion(nearest: &Option<String>) -> String {

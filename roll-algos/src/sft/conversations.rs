@@ -9,6 +9,10 @@ use super::TrainOn;
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
 
+/// Who says something, in the words of chat templates. Another one is a data set of another form (`human`, `gpt`), of which
+/// nothing would be trained on.
+const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+
 /// What one line holds.
 #[derive(serde::Deserialize)]
 struct Line {
@@ -50,6 +54,9 @@ impl Conversations {
                 serde_json::from_str(line).map_err(|e| bad(format!("expected an object with `messages`: {e}")))?;
             if line.messages.is_empty() {
                 return Err(bad("expected at least one message, found none".into()));
+            }
+            if let Some(other) = line.messages.iter().find(|message| !ROLES.contains(&message.role.as_str())) {
+                return Err(bad(format!("the role `{}` is not known; known: {}", other.role, ROLES.join(", "))));
             }
             rows.push((i + 1, line.messages));
         }

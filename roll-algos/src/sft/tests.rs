@@ -34,6 +34,7 @@ fn what_is_no_conversation_is_named_by_its_line() {
         ("{\"messages\": []}\n", "line 1"),
         ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\nno\n", "line 2"),
         ("\n", "found none"),
+        ("{\"messages\": [{\"role\": \"robot\", \"content\": \"a\"}]}\n", "line 1: the role `robot`"),
         ("{\"message\": 3}\n", "messages"),
     ] {
         let (_dir, path) = file(text);

@@ -272,7 +272,9 @@ impl DiffusionModel for Wan {
             }
             (_, None) => {
                 return Err(Error::Unsupported(
-                    "this is an image-to-video model: it needs an image (`extra_inputs: input_image`)".into(),
+                    "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in training \
+                     `model.extra_inputs: input_image`"
+                        .into(),
                 ));
             }
             (n, Some(_)) => {

@@ -68,7 +68,7 @@ impl SafetensorsWriter {
         header.resize(header.len().next_multiple_of(8), b' ');
         let temporary = temporary_name(path)?;
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-        let file = file.map_err(WeightsError::io("write", &temporary))?;
+        let file = file.map_err(WeightsError::io("write", path))?;
         let missing = entries.first().map_or(0, |e| e.bytes);
         let out = BufWriter::with_capacity(1 << 20, file);
         let mut writer = Self { out: Some(out), path: path.into(), temporary, entries, at: 0, missing };
@@ -129,7 +129,7 @@ impl SafetensorsWriter {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), WeightsError> {
         let Some(out) = &mut self.out else { return Ok(()) };
-        out.write_all(bytes).map_err(WeightsError::io("write", &self.temporary))
+        out.write_all(bytes).map_err(WeightsError::io("write", &self.path))
     }
 }
 

@@ -24,6 +24,8 @@ const LINE: u64 = 4096;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a child that ended may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// An answer that takes longer is told of, once: a person in front of a silent terminal does not know what it waits for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a child gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +65,8 @@ pub struct Running {
     requests: Option<SyncSender<Request>>,
     answers: Receiver<Result<Message, FrameError>>,
     said: Arc<Mutex<VecDeque<String>>>,
+    /// Whether the log says that it is waited for.
+    told: bool,
 }
 
 impl Running {
@@ -115,7 +119,7 @@ impl Running {
                 }
             }
         });
-        Ok(Self { group, requests: Some(requests), answers, said })
+        Ok(Self { group, requests: Some(requests), answers, said, told: false })
     }
 
     /// Sends a frame, its tensors in a `shared` file if the child can, and waits for the answer. After an error the child is
@@ -125,7 +129,14 @@ impl Running {
             // A thread that is gone says so through `answers`.
             let _ = requests.send(Request { message, shared });
         }
-        match self.answers.recv_timeout(limit) {
+        let mut answer = self.answers.recv_timeout(limit.min(PATIENCE));
+        if matches!(answer, Err(RecvTimeoutError::Timeout)) && limit > PATIENCE {
+            if !std::mem::replace(&mut self.told, true) {
+                tracing::info!("waiting for the reward's program, at most {} s", limit.as_secs_f64());
+            }
+            answer = self.answers.recv_timeout(limit - PATIENCE);
+        }
+        match answer {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(FrameError::NoFrame(how))) => Err(ChildError::Broken { how, said: self.said() }),
             Ok(Err(FrameError::Io(_))) | Err(RecvTimeoutError::Disconnected) => {

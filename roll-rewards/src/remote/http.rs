@@ -172,7 +172,7 @@ impl Service {
                 let mut said = Vec::new();
                 // What it says is only for the message.
                 let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
-                let problem = format!("status {status}: {}", String::from_utf8_lossy(&said).trim());
+                let problem = format!("status {status}: {}", one_line(&String::from_utf8_lossy(&said)));
                 if status >= 500 { Outcome::Failed(problem) } else { Outcome::Refused(problem) }
             }
         }
@@ -224,6 +224,11 @@ impl Transport for Service {
         };
         Err(Error::component(Fault::Failure, NoAnswer { url: self.config.url.clone(), call, times, problem }))
     }
+}
+
+/// Lines as one: a page of HTML is no message.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 roll_core::inventory::submit! {

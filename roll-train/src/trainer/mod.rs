@@ -172,8 +172,9 @@ impl Trainer {
     /// Fails when nothing is trained.
     fn is_idle(&self) -> Result<()> {
         let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
-        let limit = self.loaded.config.training.max_skipped_steps;
-        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit })
+        let training = &self.loaded.config.training;
+        let (limit, warmup_steps) = (training.max_skipped_steps, training.warmup_steps);
+        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit, warmup_steps })
     }
 
     /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the

@@ -139,11 +139,15 @@ impl Trainer {
         let record = serde_json::to_vec_pretty(&self.record)
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;
-        writer.finish(serde_json::json!({
-            "algorithm": algorithm,
+        let mut info = serde_json::json!({
             "world_size": self.strategy.communicator().world_size(),
             "global_batch": self.data.as_ref().map(Batches::global_batch),
-        }))
+        });
+        // What most algorithms keep is in tensors, or nothing.
+        if !algorithm.is_null() {
+            info["algorithm"] = algorithm;
+        }
+        writer.finish(info)
     }
 
     /// The run was asked to stop: writes a checkpoint to go on from.

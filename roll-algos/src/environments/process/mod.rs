@@ -13,7 +13,9 @@ mod child;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use roll_core::registry::{default_options, parse_options};
@@ -23,6 +25,8 @@ use serde_json::json;
 use child::{Child, Start, shortened};
 
 const NAME: &str = "process";
+/// At most this many different failures are told of.
+const MOST_TOLD: usize = 100;
 
 /// Options of the environment `process`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -144,6 +148,17 @@ impl Process {
     }
 }
 
+/// Says why processes are started again. Many that fail alike say it once.
+fn tell_once(problem: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.len() < MOST_TOLD && told.insert(problem.into()) {
+        tracing::warn!(
+            "the environment process is started again: {problem}; of others that fail alike nothing is said"
+        );
+    }
+}
+
 impl Environment for Process {
     fn reset(&mut self, seed: u64) -> Result<Observation> {
         let mut problem = String::new();
@@ -153,7 +168,7 @@ impl Environment for Process {
                 Err(found) => problem = found,
             }
             if attempt < self.restarts {
-                tracing::warn!("the environment process is started again: {problem}");
+                tell_once(&problem);
                 self.child = None;
             }
         }

@@ -66,6 +66,7 @@ pub const SAME: &[(&str, &str)] = &[
     ("actor_train.model_args.lora_alpha", "model.lora_alpha"),
     ("actor_train.training_args.learning_rate", "training.learning_rate"),
     ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
+    ("actor_train.training_args.lr_scheduler_kwargs", "training.lr_scheduler_kwargs"),
     ("actor_train.training_args.weight_decay", "training.weight_decay"),
     ("actor_train.training_args.adam_epsilon", "training.eps"),
     ("actor_train.training_args.per_device_train_batch_size", "algo.micro_batch_size"),

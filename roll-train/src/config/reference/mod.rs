@@ -335,6 +335,16 @@ mod tests {
     }
 
     #[test]
+    fn options_of_a_schedule_are_the_same_here() {
+        let rate = "    learning_rate: 2.5e-6\n";
+        let schedule =
+            format!("{rate}    lr_scheduler_type: polynomial\n    lr_scheduler_kwargs: {{power: 2, lr_end: 1.0e-7}}\n");
+        let training = load(|text| text.replace(rate, &schedule)).unwrap().config.training;
+        assert_eq!(training.lr_scheduler_type, roll_backends::optimizer::LrSchedulerType::Polynomial);
+        assert_eq!((training.lr_scheduler_kwargs.power, training.lr_scheduler_kwargs.lr_end), (2.0, 1e-7));
+    }
+
+    #[test]
     fn rolls_keys_become_ours_and_those_without_effect_are_listed_once() {
         let loaded = load(|text| text).unwrap();
         let c = &loaded.config;

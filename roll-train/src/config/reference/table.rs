@@ -30,6 +30,7 @@ pub const SAME: &[(&str, &str)] = &[
     ("actor_train.data_args.file_name", "data.metadata"),
     ("actor_train.training_args.learning_rate", "training.learning_rate"),
     ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
+    ("actor_train.training_args.lr_scheduler_kwargs", "training.lr_scheduler_kwargs"),
     ("actor_train.training_args.warmup_steps", "training.warmup_steps"),
     ("actor_train.training_args.weight_decay", "training.weight_decay"),
     ("actor_train.training_args.adam_epsilon", "training.eps"),
