@@ -311,18 +311,19 @@ fn a_video_is_made_for_each_prompt_of_a_file_and_mistakes_are_found_before_the_w
     let made = world.done(&generate("out.gif", &["--prompts", "prompts.txt", "--image", "0.png", "--seed", "3"]));
     assert_eq!(made.lines().collect::<Vec<_>>(), ["out-001.gif", "out-002.gif"]);
     let alone = |seed: &str| {
-        world.done(&generate("two.gif", &["--prompt", "two", "--image", "0.png", seed, "3"]));
+        world.done(&generate("two.gif", &["--prompt", "two", "--image", "0.png", seed, "3", "--force"]));
         std::fs::read(world.path("two.gif")).unwrap()
     };
     let second = std::fs::read(world.path("out-002.gif")).unwrap();
     assert!(second == alone("--seed") && second == alone("--noise"), "as if it were made alone");
-    let end = |more: &[&str]| world.roll(&generate("end.gif", &[&PROMPT[..], more].concat()));
+    let end = |more: &[&str]| world.roll(&generate("end.gif", &[&PROMPT[..], more, &["--force"]].concat()));
     picture(&world, "1.png", -0.7);
     assert!(end(&["--end-image", "1.png"]).status.success());
     assert_ne!(std::fs::read(world.path("end.gif")).unwrap(), {
         assert!(end(&[]).status.success());
         std::fs::read(world.path("end.gif")).unwrap()
     });
+    fails(&world.roll(&generate("end.gif", &PROMPT)), 2, &["end.gif", "--force"]);
     for (output, more, word) in [
         ("x.avi", &[][..], ".avi"),
         ("none/x.mp4", &[], "none is no directory"),

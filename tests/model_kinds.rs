@@ -40,7 +40,8 @@ fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec
         "--set",
         "model.lora_rank=2",
     ];
-    let video = ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64", "--output", out];
+    let video =
+        ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64", "--output", out, "--force"];
     let image: &[&str] = if kind == TinyKind::T2v { &[] } else { &["--image", "first.png"] };
     world.done(&[&["generate"], &configuration[..], &video, image, arguments].concat());
     std::fs::read(world.path(out).join("frame_00004.png")).unwrap()

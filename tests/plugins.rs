@@ -214,7 +214,7 @@ fn plugins_are_listed_described_and_checked() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("BROKEN  its gradient is finite"));
 }
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 #[test]
 fn a_plugin_that_aborts_is_named_before_the_process_is_gone() {
     use std::os::unix::process::ExitStatusExt;

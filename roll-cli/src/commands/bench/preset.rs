@@ -52,7 +52,7 @@ impl Preset {
         let asked = PUBLISHED
             .iter()
             .find(|(_, network)| *network == args.preset)
-            .map_or(args.preset.as_str(), |(short, _)| short);
+            .map_or(args.preset.as_str(), |(short, _)| *short);
         let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
