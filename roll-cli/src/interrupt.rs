@@ -30,12 +30,12 @@ pub fn catch() -> Result<StopSignal> {
     Ok(signal)
 }
 
-/// From now on a process that is aborted within a call of a plugin says which: its code may have called `abort`, panicked
-/// while it panicked, or overflowed its stack.
+/// From now on a process that is aborted within a call of a plugin says which: its code may have called `abort`,
+/// panicked while it panicked, or overflowed its stack.
 #[cfg(unix)]
 pub fn tell_of_aborts() {
-    // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and it
-    // does not panic. `abort` ends the process behind it.
+    // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and
+    // it does not panic. `abort` ends the process behind it.
     let told = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, tell) };
     if let Err(error) = told {
         tracing::debug!("a plugin that aborts will not be named: {error}");
@@ -54,8 +54,8 @@ fn tell() {
         function,
         "` of the plugin ",
         plugin,
-        "\n  because: native code that ends the process cannot be held back; a run goes on from its newest checkpoint with \
-         `roll run --resume RUN`\n",
+        "\n  because: native code that ends the process cannot be held back; a run goes on from its newest checkpoint \
+         with `roll run --resume RUN`\n",
     ] {
         // Nothing can be done about a reader that went away.
         let _ = rustix::io::write(std::io::stderr(), part.as_bytes());

@@ -89,7 +89,8 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Fails where `path` is a file already, or a directory with something in it, unless `force` says that it may be replaced.
+/// Fails where `path` is a file already, or a directory with something in it, unless `force` says that it may be
+/// replaced.
 pub fn refuse_existing(path: &Path, force: bool) -> Result<()> {
     let holds = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
     match !force && (path.is_file() || holds()) {

@@ -80,7 +80,8 @@ impl TerminalBar {
         let text = move |state: &ProgressState, line: &mut dyn Write| {
             let Told { left, phase } = &*locked(&shown);
             let text = format!("{}/{} {unit}{left}  {phase}", state.pos(), state.len().unwrap_or(total));
-            let _ = line.write_str(&fitting(&text, BAR, columns().unwrap_or(80))); // a line that cannot be drawn is no failure
+            // A line that cannot be drawn is no failure.
+            let _ = line.write_str(&fitting(&text, BAR, columns().unwrap_or(80)));
         };
         if let Ok(style) = ProgressStyle::with_template("{bar:20} {text}") {
             bar.set_style(style.with_key("text", text));
@@ -138,7 +139,8 @@ impl Spinner {
         let shown = Arc::clone(&told);
         let text = move |state: &ProgressState, line: &mut dyn Write| {
             let phase = fitting(&locked(&shown), SPINNER, columns().unwrap_or(80));
-            let _ = write!(line, "{:.0} s  {phase}", state.elapsed().as_secs_f64()); // a line that cannot be drawn is no failure
+            // As above.
+            let _ = write!(line, "{:.0} s  {phase}", state.elapsed().as_secs_f64());
         };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {text}") {
             line.set_style(style.with_key("text", text));

@@ -76,9 +76,9 @@ mod schema {
     }
 
     impl Key {
-        /// Fails on a value of another type than this key takes, on a number outside its range, a word that is none of its
-        /// words, a list of another length, and a key that a map of it does not know; `place` is its full name. What else
-        /// is wrong with a value is told by the type that reads it.
+        /// Fails on a value of another type than this key takes, on a number outside its range, a word that is none of
+        /// its words, a list of another length, and a key that a map of it does not know; `place` is its full name. What
+        /// else is wrong with a value is told by the type that reads it.
         pub fn check(&self, place: &str, value: &Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),

@@ -9,8 +9,8 @@ use super::TrainOn;
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Who says something, in the words of chat templates. Another one is a data set of another form (`human`, `gpt`), of which
-/// nothing would be trained on.
+/// Who says something, in the words of chat templates. Another one is a data set of another form (`human`, `gpt`), of
+/// which nothing would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
 /// What one line holds.

@@ -272,8 +272,8 @@ impl DiffusionModel for Wan {
             }
             (_, None) => {
                 return Err(Error::Unsupported(
-                    "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in training \
-                     `model.extra_inputs: input_image`"
+                    "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in \
+                     training `model.extra_inputs: input_image`"
                         .into(),
                 ));
             }

@@ -24,7 +24,8 @@ const LINE: u64 = 4096;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a child that ended may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// An answer that takes longer is told of, once: a person in front of a silent terminal does not know what it waits for.
+/// An answer that takes longer is told of, once: a person in front of a silent terminal does not know what it waits
+/// for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a child gave no answer.
