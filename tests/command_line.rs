@@ -5,7 +5,7 @@
 mod world;
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
@@ -115,4 +115,51 @@ fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
     let vae = "tiny/Wan2.1_VAE.safetensors";
     fails(&world.roll(&["split-shards", vae, "shards", "--max-size", "1.5XB"]), 2, &["1.5MiB", "`XB`"]);
     world.done(&["split-shards", vae, "shards", "--max-size", "1.5MiB"]);
+}
+
+#[test]
+fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
+    let pip = |arguments: &[&str]| Command::new("python3").args(["-m", "pip"]).args(arguments).output();
+    if !pip(&["--version"]).is_ok_and(|output| output.status.success()) {
+        roll_testing::skip!("no python3 with pip to make and install a wheel", needs = "python");
+    }
+    let world = World::new(0);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let release = |into: &str| {
+        let output = Command::new(root.join("scripts/release"))
+            .arg(world.path(into))
+            .env("ROLL_BINARY", env!("CARGO_BIN_EXE_roll"))
+            .env("SOURCE_DATE_EPOCH", "1700000000")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let mut names: Vec<String> = std::fs::read_dir(world.path(into))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let names = release("dist");
+    assert_eq!(names.iter().filter(|name| name.ends_with(".sha256")).count(), 3, "{names:?}");
+    // The same binary gives the same bytes.
+    assert_eq!(release("again"), names);
+    for name in &names {
+        let [one, other] = ["dist", "again"].map(|into| std::fs::read(world.path(into).join(name)).unwrap());
+        assert!(one == other, "{name} differs");
+    }
+    let wheel = names.iter().find(|name| name.ends_with(".whl")).unwrap();
+    let (wheel, site) = (world.path("dist").join(wheel), world.path("site"));
+    let [wheel, target] = [&wheel, &site].map(|path| path.to_str().unwrap());
+    let installed = pip(&["install", "--no-index", "--no-deps", "--target", target, wheel]).unwrap();
+    assert!(installed.status.success(), "{}", said(&installed));
+    let run = |arguments: &[&str]| {
+        let output = Command::new(site.join("bin/roll")).current_dir(&site).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&["--version"]).starts_with(concat!("roll ", env!("CARGO_PKG_VERSION"))));
+    let told = run(&["config"]);
+    assert!(told.contains("site/share/roll/demo/wan22_paths.json"), "{told}");
+    assert!(site.join("share/man/man1/roll-run.1").is_file());
 }

@@ -53,15 +53,20 @@ fn policy_gradients_from_libraries_give_the_same_bits() {
     let world = World::new(2);
     for name in ["diffusion_nft", "flow_grpo"] {
         let algorithm = format!("algo.name={name}");
-        let short = ["algo.num_inference_steps=4", "algo.group_size=3", "reward.name=brightness", "sample_steps=0"];
-        let settings: Vec<&str> = [algorithm.as_str()].into_iter().chain(short).flat_map(|s| ["--set", s]).collect();
-        let (linked, loaded) = (format!("linked-{name}"), format!("loaded-{name}"));
-        let output = train(&world, &linked, &settings);
-        assert!(output.status.success(), "{}", said(&output));
-        let library = library(name);
-        let output = train(&world, &loaded, &[&settings[..], &["--plugin", &library, "--plugins-replace"]].concat());
-        assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(results(&world, &loaded), results(&world, &linked), "{name}");
+        // Two rewards of different scale: the sum crosses the boundary, and its terms are normalised apart.
+        let rewards = "reward=[{name: brightness}, {name: sharpness, weight: 3}]";
+        let short = ["algo.num_inference_steps=4", "algo.group_size=3", "algo.data_weight=0.5", "sample_steps=0"];
+        let run = |out: &str, more: &[&str]| {
+            let settings = [algorithm.as_str(), rewards].into_iter().chain(short).flat_map(|s| ["--set", s]);
+            let output = train(&world, out, &settings.chain(more.iter().copied()).collect::<Vec<_>>());
+            assert!(output.status.success(), "{}", said(&output));
+            results(&world, out)
+        };
+        let (linked, library) = (run(&format!("linked-{name}"), &[]), library(name));
+        let loaded = run(&format!("loaded-{name}"), &["--plugin", &library, "--plugins-replace"]);
+        assert_eq!(loaded, linked, "{name}");
+        let summed = run(&format!("summed-{name}"), &["--set", "algo.several_rewards=sum"]);
+        assert_ne!(summed.1, linked.1, "{name}: as if there were one reward");
     }
 }
 

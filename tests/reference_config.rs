@@ -181,30 +181,102 @@ custom_envs:
   Lake: ${custom_env.Lake}
 ";
 
+/// Keys with and without effect of the two configurations below.
+const PPO_COUNTS: (usize, usize) = (57, 32);
+const GIGPO_COUNTS: (usize, usize) = (64, 31);
+
+/// The environments with a prompt for each turn.
+fn with_single_turns(environments: &str) -> String {
+    let template = "agent_template: \"{env_instruction} {step_count} {history_length}: [{history}] Now {current_step}: \
+                    {current_observation} Write {max_response_length}.\"";
+    environments
+        .replace("traj_env_manager.TrajEnvManager", "step_env_manager.StepEnvManager")
+        .replace("agent_template: \"{observation}\"", template)
+        .replace("    env_manager_cls:", "    history_length: 3\n    env_manager_cls:")
+}
+
+/// Keys with and without effect, as the program counts them; `None` unless it does so once.
+fn counts(said: &str) -> Option<(usize, usize)> {
+    let mut found = said.lines().filter_map(|line| {
+        let (with, rest) = line.split_once(" keys have an effect here, ")?;
+        let (without, _) = rest.split_once(" have none")?;
+        Some((with.rsplit(' ').next()?.parse().ok()?, without.parse().ok()?))
+    });
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// ROLL's own agentic examples, of the checkout that `ROLL_REFERENCE` names. The page of the book has a row for each,
+/// with its keys with and without effect.
+#[test]
+fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
+    let Some(reference) = std::env::var_os("ROLL_REFERENCE") else {
+        roll_testing::skip!("set ROLL_REFERENCE to a checkout of alibaba/ROLL");
+    };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/from-roll.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows: Vec<(String, usize, usize)> = page.lines().filter_map(row).collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    assert!(roll(here, &["init-tiny", "tiny", "--kind", "lm"]).status.success());
+    for (file, with, without) in rows {
+        let config = Path::new(&reference).join("examples").join(&file);
+        let config = config.to_str().unwrap();
+        let smaller = [
+            "model.model_path=tiny",
+            "algo.num_env_groups=1",
+            "algo.group_size=2",
+            "algo.val_batch_size=2",
+            "algo.max_actions_per_traj=2",
+            "algo.max_tokens_per_step=12",
+            "training.max_skipped_steps=0",
+        ];
+        let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
+        let run = ["run", "--config", config, "--steps", "2", "--out", "run"];
+        let output = roll(here, &run.into_iter().chain(settings).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{file}: {said}");
+        assert_eq!(counts(&said), Some((with, without)), "{file}: {said}");
+        assert!(!said.contains("there is nothing like it"), "{file}: {said}");
+        let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
+        assert_eq!(metrics.lines().count(), 2, "{file}");
+        std::fs::remove_dir_all(here.join("run")).unwrap();
+    }
+}
+
+/// A row of the page: file, keys with and without effect.
+fn row(line: &str) -> Option<(String, usize, usize)> {
+    let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+    let [_, file, with, without, _] = cells[..] else { return None };
+    Some((file.strip_prefix('`')?.strip_suffix('`')?.to_string(), with.parse().ok()?, without.parse().ok()?))
+}
+
 #[test]
 fn rolls_agentic_configurations_run_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     let gigpo =
         "adv_estimator: gigpo\nbatch_adjust_mode: copy\nstep_reward_gamma: 0.95\nuse_kl_loss: true\nkl_loss_coef: 0.01";
+    let turns = AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "");
     for (name, text) in [
         ("examples/agent/ppo.yaml", AGENT.replace("ADVANTAGE\n", "")),
-        ("examples/agent/gigpo.yaml", AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "")),
+        ("examples/agent/gigpo.yaml", turns.replace("own_envs", "own_steps").replace("length: 600", "length: 1500")),
         ("examples/config/own_envs.yaml", ENVIRONMENTS.to_string()),
+        ("examples/config/own_steps.yaml", with_single_turns(ENVIRONMENTS)),
     ] {
         let path = here.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
     assert!(roll(here, &["init-tiny", "tiny", "--kind", "lm"]).status.success());
-    for (file, metric) in [("ppo", "critic/loss"), ("gigpo", "actor/kl_loss")] {
+    for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
         // All episodes of a group may fail alike in so short a run, and then nothing is trained.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{said}");
-        assert_eq!(said.matches("keys have an effect here").count(), 1, "{said}");
+        assert_eq!(counts(&said), Some(counted), "{said}");
         assert!(!said.contains("there is nothing like it"), "{said}");
         let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
         let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();

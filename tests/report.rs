@@ -18,7 +18,8 @@ fn chromium() -> Option<PathBuf> {
     named.or_else(|| directories.iter().flat_map(|d| names.map(|n| d.join(n))).find(|p| p.is_file()))
 }
 
-/// The page as the browser has it after its scripts ran. With `$ROLL_SCREENSHOTS` a picture of it is put there.
+/// The page as the browser has it after its scripts ran. With `$ROLL_SCREENSHOTS` pictures of it, light and dark, are
+/// put there.
 fn opened(browser: &Path, page: &Path, profile: &Path) -> String {
     let run = |arguments: &[&str]| {
         let output = Command::new(browser)
@@ -34,8 +35,10 @@ fn opened(browser: &Path, page: &Path, profile: &Path) -> String {
     };
     if let Some(pictures) = std::env::var_os("ROLL_SCREENSHOTS") {
         let name = page.file_stem().unwrap().to_string_lossy();
-        let picture = Path::new(&pictures).join(format!("{name}.png"));
-        run(&[&format!("--screenshot={}", picture.display()), "--window-size=1160,2600"]);
+        for (kind, look) in [("", "--window-size=1160,2600"), ("-dark", "--force-dark-mode")] {
+            let picture = Path::new(&pictures).join(format!("{name}{kind}.png"));
+            run(&["--window-size=1160,2600", look, &format!("--screenshot={}", picture.display())]);
+        }
     }
     run(&["--dump-dom"])
 }
@@ -62,9 +65,14 @@ fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
     world.done(&["report", "slow", "fast", "--output", "compare.html"]);
 
     let html = std::fs::read_to_string(world.path("slow/report.html")).unwrap();
-    for said in ["4 of 4 steps", "clipped in 4 of 4 steps", "Time of a step", "Score", "learning_rate: 0.0001"] {
+    for said in ["4 of 4 steps", "clipped in 4 of 4 steps", "Score", "learning_rate: 0.0001"] {
         assert!(html.contains(said), "no {said}");
     }
+    for question in ["Is it learning?", "Is it hacking the reward?", "Is it stable?", "Where does the time go?"] {
+        assert!(html.contains(question), "no {question}");
+    }
+    assert!(html.contains("gradients clipped in 4 of 4 steps"), "that is no stable training");
+    assert!(html.contains("Unknown: `evaluation.check` can name a second reward"));
     let compared = std::fs::read_to_string(world.path("compare.html")).unwrap();
     assert!(compared.contains("training.learning_rate") && compared.contains("fast: mean of 8 steps"));
 

@@ -19,11 +19,13 @@ use world::{SHORT, World, checkpoint_file, fails, said};
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
-const DIFFUSION_NFT: [&str; 7] = [
+const DIFFUSION_NFT: [&str; 9] = [
     "algo.name=diffusion_nft",
     "algo.num_inference_steps=3",
     "algo.group_size=3",
     "algo.evaluation_average=0.9",
+    "algo.data_weight=0.5",
+    "algo.reward_gradient.weight=0.1",
     "reward.name=brightness",
     "sample_steps=0",
     "training.learning_rate=1e-3",

@@ -2,7 +2,7 @@
 //!
 //! Everything is `#[repr(C)]` and made of numbers, pointers and `extern "C"` functions, so that a plugin may be written
 //! in any language; `roll-core/include/roll_plugin.h` says the same in C, as far as rewards go. An author of a Rust
-//! plugin sees none of it: `roll-core` turns tables into traits and traits into tables.
+//! plugin does not see it: `roll-core` turns tables into traits and traits into tables.
 //!
 //! A plugin is a shared library with up to three symbols: `roll_plugin_abi` ([`RollAbi`]), `roll_plugin_init`
 //! ([`InitFn`]), and `roll_plugin_types` of Rust plugins (`StableTypes`, feature `abi_stable`). The loader looks at the

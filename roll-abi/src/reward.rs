@@ -56,4 +56,9 @@ table! {
     since 2.1 {
         fn measures(out: *mut RollMeasure);
     }
+    since 2.4 {
+        /// Of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no function:
+        /// the score is no sum.
+        fn terms(out: *mut RollOwned<RollNamedNumber>);
+    }
 }

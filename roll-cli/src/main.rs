@@ -1,4 +1,7 @@
-//! The command line of roll.
+//! The command line of roll: the program `roll`.
+//!
+//! *What it is for*: arguments, configuration layers, logs, progress bars and reports on errors. *What it is not*: a
+//! library, or a place for training; a program that trains depends on `roll-train`.
 
 // Its `println!` is for all modules after it.
 #[macro_use]
@@ -29,7 +32,7 @@ use roll_rewards as _;
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.
 fn main() -> ExitCode {
-    // A process that renders the chat template of somebody's model is this program too.
+    // The process that renders a foreign model's chat template is this program too.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == chat::WORKER) {
         return chat::serve();
     }

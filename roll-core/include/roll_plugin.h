@@ -1,4 +1,4 @@
-/* The plugin interface of roll, version 2.3, for rewards that are not written in Rust.
+/* The plugin interface of roll, version 2.4, for rewards that are not written in Rust.
  *
  * A plugin is a shared library that exports
  *
@@ -49,7 +49,7 @@ typedef struct {
     uint32_t major, minor;
 } roll_abi;
 
-#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 2, 3}
+#define ROLL_ABI_CURRENT {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 2, 4}
 
 typedef void (*roll_release)(void *owner);
 
@@ -232,6 +232,9 @@ typedef struct {
     uint32_t (*target_key)(void *state, roll_text *out, roll_error *error);
     /* Since 2.1; may be null. */
     uint32_t (*measures)(void *state, roll_measure *out, roll_error *error);
+    /* Since 2.4; may be null. If the score is a weighted sum: the name of each term's score among the details, and its
+     * weight. Algorithms that compare videos then normalise each term for itself. */
+    uint32_t (*terms)(void *state, roll_numbers *out, roll_error *error);
 } roll_reward_table;
 
 #ifdef __cplusplus

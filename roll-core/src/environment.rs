@@ -25,6 +25,55 @@ pub struct Transition {
 }
 
 /// A text environment, deterministic given its seed and the actions.
+///
+/// ```
+/// use roll_core::{Environment, Observation, Result, Transition};
+///
+/// /// Guess a number from 0 to 9.
+/// #[derive(Default)]
+/// struct Guess {
+///     number: u64,
+///     tries: u32,
+/// }
+///
+/// impl Environment for Guess {
+///     fn instructions(&self) -> String {
+///         "Guess a number from 0 to 9.".into()
+///     }
+///     fn reset(&mut self, seed: u64) -> Result<Observation> {
+///         *self = Self { number: seed % 10, tries: 0 };
+///         Ok(Observation { text: "Your guess?".into() })
+///     }
+///     fn step(&mut self, action: &str) -> Result<Transition> {
+///         self.tries += 1;
+///         let guess: Option<u64> = action.trim().parse().ok();
+///         let found = guess == Some(self.number);
+///         let text = match guess {
+///             Some(guess) if guess < self.number => "more",
+///             Some(guess) if guess > self.number => "less",
+///             Some(_) => "yes",
+///             None => "that is no number",
+///         };
+///         Ok(Transition {
+///             observation: Observation { text: text.into() },
+///             reward: f64::from(u8::from(found)),
+///             terminated: found,
+///             truncated: self.tries == 4,
+///             valid: guess.is_some(),
+///         })
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let mut world = Guess::default();
+/// world.reset(7)?;
+/// assert_eq!(world.step("5")?.observation.text, "more");
+/// assert!(!world.step("seven")?.valid);
+/// let last = world.step("7")?;
+/// assert!(last.terminated && last.reward == 1.0);
+/// # Ok(())
+/// # }
+/// ```
 pub trait Environment: Send {
     /// Starts anew.
     fn reset(&mut self, seed: u64) -> Result<Observation>;

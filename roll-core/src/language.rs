@@ -5,7 +5,7 @@ use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`.
+    /// Who speaks: `system`, `user`, `assistant`, `tool`.
     pub role: String,
     /// The text.
     pub content: String,
@@ -116,6 +116,18 @@ pub trait LanguageModel {
     /// next.
     fn render_chat(&self, _messages: &[Message], _continue_as_assistant: bool) -> Result<String> {
         Err(Error::Unsupported("this model has no chat template".into()))
+    }
+
+    /// As [`LanguageModel::render_chat`], with descriptions of tools that the model may call: objects `{"type":
+    /// "function", "function": {"name", "description", "parameters"}}`. Their results are messages of the role `tool`.
+    /// `None`: the chat template knows no tools, as those of plugins do not.
+    fn render_chat_with_tools(
+        &self,
+        _messages: &[Message],
+        _tools: &[serde_json::Value],
+        _continue_as_assistant: bool,
+    ) -> Result<Option<String>> {
+        Ok(None)
     }
 
     /// Ids after which generation of a row ends.

@@ -8,8 +8,8 @@
 //! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
 //! starts programs.
 //!
-//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`]. [`RewardScorer`] has
-//! an example of a reward, and `roll-testing` one of an [`Algorithm`].
+//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`]. [`RewardScorer`] and
+//! [`Environment`] have examples, and `roll-testing` one of an [`Algorithm`].
 
 pub mod algorithm;
 pub mod communicator;

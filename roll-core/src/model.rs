@@ -112,7 +112,7 @@ pub trait ParameterParts {
 /// Takes gradients while a pull goes on, so that what is done with them overlaps the rest of the pull.
 pub trait GradientSink: Send + Sync {
     /// The gradient of the parameter at `position` in [`Model::parameters`]: what earlier pulls accumulated and what
-    /// this one adds, row-major. The model keeps none of it. A parameter that is used twice comes twice, and the parts
+    /// this one adds, row-major. The model does not keep it. A parameter that is used twice comes twice, and the parts
     /// add up. Gives false when it does not want it: then it is accumulated as if there were no sink.
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool;
 }

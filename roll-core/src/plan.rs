@@ -31,6 +31,13 @@ pub struct Passes {
     /// Videos of a sample that are compared with one another; absent: one, whose score is back-propagated.
     #[serde(default)]
     pub videos: Option<Videos>,
+    /// Passes that are recorded at once, before they are pulled back; absent: all of those, or [`Videos::at_once`].
+    #[serde(default)]
+    pub held: Option<usize>,
+    /// Videos that are decoded without gradient, and those whose decoding is pulled back, one after another; absent:
+    /// one of the latter, or [`Videos::count`] of the former.
+    #[serde(default)]
+    pub decoded: Option<[usize; 2]>,
 }
 
 /// Videos whose scores have no gradient.
@@ -48,6 +55,22 @@ impl Passes {
     /// Denoising steps, and those among them that are trained.
     pub fn steps(&self) -> [usize; 2] {
         self.steps.unwrap_or([self.forward, self.pulled])
+    }
+
+    /// Passes that are recorded at once, before they are pulled back.
+    pub fn held(&self) -> usize {
+        self.held.unwrap_or(self.videos.map_or(self.pulled, |videos| videos.at_once))
+    }
+
+    /// Videos that are decoded without gradient, and those whose decoding is pulled back.
+    pub fn decoded(&self) -> [usize; 2] {
+        self.decoded.unwrap_or(self.videos.map_or([0, 1], |videos| [videos.count, 0]))
+    }
+
+    /// Passes beside the forward ones, of policies that are compared with: without the adapter, one for each trained
+    /// step, unless the videos say more.
+    pub fn references(&self) -> usize {
+        self.videos.map_or(self.steps()[1], |videos| videos.references)
     }
 }
 

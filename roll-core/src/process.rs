@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// How often a child that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A child in a process group of its own (Unix). When it ends, whoever is left of its group is killed; when this is
+/// A child in a process group of its own (Unix). When it ends, the rest of its group is killed; when this is
 /// dropped, all of them are.
 ///
 /// A process that leaves the group (`setsid`) is not found again. Elsewhere than on Unix only the child is killed.

@@ -1,4 +1,5 @@
-//! What a `tokenizer.json` may do to a text, read before a tokenizer is made of it: the file is often somebody else's.
+//! What a `tokenizer.json` may do to a text, read before a tokenizer is made of it: the file often comes from another
+//! person.
 
 use std::time::Duration;
 

@@ -8,6 +8,23 @@
 //! *What it is for*: clips and prompts of training, and videos that people look at. *What it is not*: a general codec;
 //! it encodes no latents (`roll-train` keeps them, `roll-models` makes them).
 //!
+//! ```
+//! use roll_core::{Tensor, Video};
+//! use roll_data::{ReadOptions, read_video, write_mp4};
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let path = std::env::temp_dir().join(format!("roll-doc-{}.mp4", std::process::id()));
+//! let grey = Video::new(Tensor::full([5, 3, 32, 48], 0.25), 8.0)?; // frames, channels, height, width in -1..1
+//! write_mp4(&path, &grey)?;
+//!
+//! let read = read_video(&path, &ReadOptions::default())?;
+//! assert_eq!((read.dims(), read.fps()), ([5, 32, 48], 8.0));
+//! assert!(read.frames().f32s()?.iter().all(|value| (value - 0.25).abs() < 0.05), "H.264 rounds");
+//! # std::fs::remove_file(&path).expect("the file can be deleted");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Files are not trusted: what is truncated, lies about sizes or is no video is an error that names the file and the
 //! reason, and memory is bounded by what was asked for.
 

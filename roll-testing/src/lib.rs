@@ -5,6 +5,7 @@
 //!
 //! - [`diffusion`]: a velocity model of eight numbers ([`MockDiffusion`]), a reward ([`Sines`]) and a strategy that shows
 //!   the gradient it was given ([`Descent`]);
+//! - [`training`]: steps of an algorithm on these, alone and on several ranks;
 //! - [`language`]: a language model in which the next character depends on the last one alone ([`Bigram`]);
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
@@ -88,7 +89,9 @@ pub mod diffusion;
 pub mod faces;
 pub mod language;
 mod skip;
+pub mod training;
 
 pub use diffusion::{Descent, MockDiffusion, Sines, sample};
 pub use language::Bigram;
 pub use skip::{CAPABILITIES, is_capability, is_required, skipped};
+pub use training::Bench;

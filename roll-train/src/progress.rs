@@ -11,6 +11,34 @@ pub fn counted(count: u64, one: &str) -> String {
     }
 }
 
+/// "5.3 s", "12 min", "3.4 h", "2.5 days".
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        ..100.0 => format!("{seconds:.1} s"),
+        ..6000.0 => format!("{:.0} min", seconds / 60.0),
+        ..360_000.0 => format!("{:.1} h", seconds / 3600.0),
+        _ => format!("{:.1} days", seconds / 86_400.0),
+    }
+}
+
+/// `1,234,567`: a number that people read.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A line of the overview of a run: its subject in a column of its own, and the rest.
+pub fn overview_line(subject: &str, text: &str) -> String {
+    format!("{subject:<11} {text}")
+}
+
 /// The surroundings of a run: where progress is shown, and who may stop it. The default shows nothing and never stops.
 pub struct Session {
     /// Shows progress on rank 0.
@@ -107,5 +135,16 @@ impl roll_core::Progress for Watch {
 
     fn interrupted(&self) -> bool {
         self.stop.as_ref().is_some_and(StopSignal::is_asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_for_people() {
+        assert_eq!([7, 1234, 123_456, 1_234_567].map(grouped), ["7", "1,234", "123,456", "1,234,567"]);
+        assert_eq!([5.3, 720.0, 12_240.0, 432_000.0].map(duration), ["5.3 s", "12 min", "3.4 h", "5.0 days"]);
     }
 }

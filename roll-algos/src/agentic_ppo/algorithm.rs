@@ -168,7 +168,9 @@ impl Algorithm for AgenticPpo {
             left.start += plan.groups;
         }
         let episodes = joined(ranks.as_ref(), own)?;
-        let metrics = episode_metrics(&episodes).into_iter().map(|(name, value)| (format!("val/{name}"), value));
+        let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
+            .into_iter()
+            .map(|(name, value)| (format!("val/{name}"), value));
         Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
     }
 
@@ -201,7 +203,8 @@ impl AgenticPpo {
         let (own, policy_age) = self.rollout(ctx)?;
         // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
         let played = joined(ctx.strategy.communicator(), own)?;
-        let mut report = StepReport { metrics: episode_metrics(&played), ..StepReport::default() };
+        let mut report =
+            StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
         if self.config.is_asynchronous() {
             report.metrics.insert("env/policy_age".into(), policy_age);
         }
@@ -303,7 +306,14 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<AgenticPpoConfig>,
         keys: roll_core::keys::of::<AgenticPpoConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(AgenticPpo::new(parse_options("algo", options)?)?))),
+        factory: Factory::Algorithm(|options, context| {
+            let mut config: AgenticPpoConfig = parse_options("algo", options)?;
+            for tool in &mut config.tools {
+                let own = tool.directory.take();
+                tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
+            }
+            Ok(Box::new(AgenticPpo::new(config)?))
+        }),
         planner: None,
     }
 }

@@ -14,6 +14,8 @@ pub struct Sample {
     pub episode: usize,
     /// Its turn, when each turn is a sample.
     pub turn: usize,
+    /// Where its tokens begin in the episode's: turns that begin there too begin with the same tokens.
+    pub begins: usize,
     /// All tokens.
     pub tokens: Vec<u32>,
     /// Which of them the agent wrote, and are trained on.
@@ -32,6 +34,7 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
             samples.push(Sample {
                 episode: place,
                 turn: 0,
+                begins: 0,
                 tokens: episode.tokens.clone(),
                 response: episode.response.clone(),
                 log_probs: episode.log_probs.clone(),
@@ -40,22 +43,23 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
             continue;
         }
         for (turn, step) in episode.steps.iter().enumerate() {
-            let end = step.tokens.end;
+            let (begins, end) = (step.begins, step.tokens.end);
             samples.push(Sample {
                 episode: place,
                 turn,
-                tokens: episode.tokens[..end].to_vec(),
-                response: (0..end).map(|t| step.tokens.contains(&t)).collect(),
-                log_probs: episode.log_probs[..end].to_vec(),
-                raw_log_probs: episode.raw_log_probs[..end].to_vec(),
+                begins,
+                tokens: episode.tokens[begins..end].to_vec(),
+                response: (begins..end).map(|t| step.tokens.contains(&t) && episode.response[t]).collect(),
+                log_probs: episode.log_probs[begins..end].to_vec(),
+                raw_log_probs: episode.raw_log_probs[begins..end].to_vec(),
             });
         }
     }
     samples
 }
 
-/// Samples as they are evaluated: where several are turns of one episode the longest alone, which begins with all of
-/// them. No token depends on those after it, so its log-probabilities are theirs, and their gradients its gradient.
+/// Samples as they are evaluated: where several are turns of one conversation the longest alone, which begins with all
+/// of them. No token depends on those after it, so its log-probabilities are theirs, and their gradients its gradient.
 pub struct Evaluated {
     /// What the model gets.
     pub batch: Batch,
@@ -69,7 +73,7 @@ impl Evaluated {
         let mut longest: Vec<&Sample> = Vec::new();
         let (mut place, mut row_of) = (HashMap::new(), Vec::new());
         for sample in samples {
-            let row = *place.entry(sample.episode).or_insert(longest.len());
+            let row = *place.entry((sample.episode, sample.begins)).or_insert(longest.len());
             match longest.get_mut(row) {
                 Some(found) if found.tokens.len() < sample.tokens.len() => *found = sample,
                 Some(_) => {}
@@ -100,12 +104,14 @@ impl Evaluated {
     }
 }
 
-/// Rows in parts of `episodes` episodes, so that the turns of one are evaluated together.
+/// Rows in parts of `episodes` conversations, so that the turns of one are evaluated together. Turns with prompts of
+/// their own are one each.
 pub fn by_episodes(samples: &[Sample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
     let mut found: Vec<Vec<usize>> = Vec::new();
     let mut place = HashMap::new();
     for row in rows {
-        let at = *place.entry(samples[*row].episode).or_insert(found.len());
+        let sample = &samples[*row];
+        let at = *place.entry((sample.episode, sample.begins)).or_insert(found.len());
         match found.get_mut(at) {
             Some(rows) => rows.push(*row),
             None => found.push(vec![*row]),
@@ -171,7 +177,8 @@ mod tests {
     fn turn(episode: usize, turn: usize, length: usize) -> Sample {
         let tokens: Vec<u32> = (0..length as u32).collect();
         let zeros = vec![0.0; length];
-        Sample { episode, turn, response: vec![true; length], log_probs: zeros.clone(), raw_log_probs: zeros, tokens }
+        let response = vec![true; length];
+        Sample { episode, turn, begins: 0, response, log_probs: zeros.clone(), raw_log_probs: zeros, tokens }
     }
 
     #[test]
@@ -192,5 +199,10 @@ mod tests {
         assert_eq!(by_episodes(&samples, &[0, 1, 2, 3, 4], 2), [vec![0, 1, 2], vec![3, 4]]);
         assert_eq!(by_episodes(&samples, &[4, 2, 3], 1), [vec![4, 3], vec![2]]);
         assert!(by_episodes(&samples, &[], 2).is_empty());
+        // Prompts of their own share nothing.
+        let alone = [Sample { begins: 0, ..turn(0, 0, 2) }, Sample { begins: 2, ..turn(0, 1, 3) }];
+        assert_eq!(by_episodes(&alone, &[0, 1], 1), [vec![0], vec![1]]);
+        let evaluated = Evaluated::new(&alone.iter().collect::<Vec<_>>(), 3).unwrap();
+        assert_eq!(evaluated.batch.tokens.shape(), [2, 3]);
     }
 }

@@ -1,7 +1,7 @@
 //! Options of agentic PPO, under the reference's names where it has them.
 
 use roll_core::keys::check_ranges;
-use roll_core::{Result, ResultExt, Sampling};
+use roll_core::{Error, Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
 use super::kl::KlEstimate;
@@ -9,6 +9,7 @@ use super::loss::LossConfig;
 use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
 use super::rollout::template::{SYSTEM, TURN};
 use super::rollout::worlds;
+use super::tools::{ToolOptions, Tools};
 use crate::update::OnNonfinite;
 
 /// Log-probabilities of generated tokens.
@@ -59,7 +60,7 @@ pub struct AgenticPpoConfig {
     /// Most tokens of an answer.
     #[schemars(range(min = 1))]
     pub max_tokens_per_step: usize,
-    /// Most tokens of an episode, prompts included.
+    /// Most tokens of a conversation, prompts included: of an episode, or of a turn with `history_length`.
     #[schemars(range(min = 1))]
     pub sequence_length: usize,
     /// Temperature of the answers.
@@ -82,8 +83,20 @@ pub struct AgenticPpoConfig {
     pub infer_batch_size: usize,
     /// System message.
     pub agent_system_template: String,
-    /// Message of a turn; `{observation}`, `{turn_idx}`, `{actions_left}` and `{max_response_length}` are replaced.
+    /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
+    /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}` and
+    /// `{env_instruction}`; without the last the environment's instructions stand before the message.
     pub agent_template: String,
+    /// Turns that the agent is told of, the current one included: each is a prompt of its own, in which `{history}` of
+    /// `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
+    /// samples are turns can have it (`gigpo`, `step_reinforce`).
+    #[schemars(range(min = 1))]
+    pub history_length: Option<usize>,
+    /// Commands that the agent may call before it answers: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+    pub tools: Vec<ToolOptions>,
+    /// Most calls of a turn; an answer after them is for the environment, whatever it says.
+    #[schemars(range(min = 1))]
+    pub max_tool_calls: usize,
 
     // Validation
     /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
@@ -191,6 +204,9 @@ impl Default for AgenticPpoConfig {
             infer_batch_size: 256,
             agent_system_template: SYSTEM.into(),
             agent_template: TURN.into(),
+            history_length: None,
+            tools: Vec::new(),
+            max_tool_calls: 4,
             val_batch_size: 100,
             val_temperature: 0.0,
             val_tags: Vec::new(),
@@ -237,6 +253,12 @@ impl AgenticPpoConfig {
     pub fn check(&self) -> Result<()> {
         check_ranges("algo", self)?;
         self.sampling(self.temperature, Vec::new(), 0, Vec::new()).check().in_section("algo")?;
+        Tools::new(&self.tools)?;
+        if self.history_length.is_some() && !self.adv_estimator.is_stepwise() {
+            let problem = "turns with prompts of their own are samples of their own: `algo.adv_estimator` must be \
+                           `gigpo` or `step_reinforce`";
+            return Err(Error::config("algo.history_length", problem));
+        }
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;
         self.loss.check("algo")

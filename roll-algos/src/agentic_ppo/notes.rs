@@ -44,6 +44,11 @@ const RULES: &[Rule] = &[
         |said| said.value("algo.async_generation_ratio").and_then(|ratio| ratio.as_u64()) != Some(1),
         "with `algo.async_generation_ratio: 1` old log-probabilities are those that the episodes were written with",
     ),
+    (
+        &["algo.max_tool_calls"],
+        |said| said.value("algo.tools").and_then(|tools| tools.as_array()).is_some_and(|tools| !tools.is_empty()),
+        "there are no `algo.tools`",
+    ),
     (&["algo.kl_loss_coef"], |said| said.is_on("algo.use_kl_loss"), "`algo.use_kl_loss` is off"),
     (
         &["algo.pg_clip_low", "algo.pg_clip_high"],
@@ -127,6 +132,7 @@ mod tests {
             (json!({"algo.value_clip": 0.5, "algo.critic_warmup": 3}), "`algo.value_clip: 0.5`"),
             (json!({"algo.kl_loss_coef": 0.9}), "`algo.use_kl_loss` is off"),
             (json!({"algo.cispo_epsilon_low": 0.9}), "`cispo`"),
+            (json!({"algo.max_tool_calls": 9}), "there are no `algo.tools`"),
             (json!({"algo.max_tokens_per_step": 5000}), "bounds nothing"),
             (json!({"data.fps": 8.0, "sample_steps": 5}), "`data.fps: 8.0` and `sample_steps: 5` have no effect"),
         ] {
@@ -143,6 +149,7 @@ mod tests {
             json!({"algo.adv_estimator": "gigpo", "algo.step_reward_weight": 0.5, "algo.step_reward_gamma": 0.5}),
             json!({"algo.adv_estimator": "gae", "algo.critic_epochs": 3, "algo.value_clip": 0.5}),
             json!({"algo.use_kl_loss": true, "algo.kl_loss_coef": 0.5, "sample_steps": 0}),
+            json!({"algo.tools": [{"name": "add"}], "algo.max_tool_calls": 9}),
         ] {
             assert_eq!(told(changes), Vec::<String>::new());
         }

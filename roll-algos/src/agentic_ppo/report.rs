@@ -24,8 +24,9 @@ pub(super) fn spread(metrics: &mut BTreeMap<String, f64>, name: &str, values: &[
     metrics.insert(format!("{name}/min"), fold(f64::min, f64::INFINITY));
 }
 
-/// Scores, successes and lengths of episodes; scores and successes also of each world, where there are several.
-pub(super) fn episode_metrics(episodes: &[Episode]) -> BTreeMap<String, f64> {
+/// Scores, successes and lengths of episodes; scores and successes also of each world, where there are several. With
+/// `tools` also how they were called.
+pub(super) fn episode_metrics(episodes: &[Episode], tools: bool) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let mut worlds: BTreeMap<&str, Vec<&Episode>> = BTreeMap::new();
     for episode in episodes.iter().filter(|e| e.is_usable() && !e.tag.is_empty()) {
@@ -48,6 +49,14 @@ pub(super) fn episode_metrics(episodes: &[Episode]) -> BTreeMap<String, f64> {
         metrics.insert("env/num_actions".into(), mean(&|e| e.steps.len() as f64));
         metrics.insert("env/token_limit".into(), mean(&|e| f64::from(u8::from(e.ending == Ending::TokenLimit))));
         metrics.insert("tokens/total_length".into(), mean(&|e| e.tokens.len() as f64));
+        if tools {
+            let calls = |failed: bool| {
+                let calls = usable.iter().flat_map(|e| &e.steps).flat_map(|s| &s.calls);
+                calls.filter(|call| call.failed || !failed).count() as f64
+            };
+            metrics.insert("env/tool_calls".into(), calls(false) / usable.len() as f64);
+            metrics.insert("env/tool_failures".into(), calls(true) / calls(false).max(1.0));
+        }
     }
     metrics
 }

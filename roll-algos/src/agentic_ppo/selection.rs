@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     fn episode(group: usize, reward: f64) -> Episode {
-        let step = Step { observation: String::new(), response: String::new(), reward, valid: true, tokens: 0..1 };
+        let step = Step { reward, valid: true, tokens: 0..1, ..Step::default() };
         Episode {
             group,
             tag: String::new(),

@@ -4,13 +4,13 @@ use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
-use crate::policy_gradient::SeveralRewards;
+use super::reward_gradient::RewardGradient;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
-use crate::policy_gradient::round::Judgement;
-use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
+use crate::policy_gradient::{SeveralRewards, Shared};
+use crate::sampling::{GuidanceScale, Sampling, SamplingOptions};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
@@ -75,6 +75,12 @@ pub struct DiffusionNftConfig {
     /// Weight of the same distance to the old policy.
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
+    /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
+    /// for every update: what the reward does not ask for is not forgotten. 0 leaves it out.
+    #[schemars(range(min = 0))]
+    pub data_weight: f64,
+    /// The gradient of the reward beside the regression, for rewards that have one.
+    pub reward_gradient: RewardGradient,
     /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
     /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
     pub old_policy: OldDecay,
@@ -127,6 +133,8 @@ impl Default for DiffusionNftConfig {
             energy_clip: 3.0,
             kl_weight: 1e-3,
             old_kl_weight: 0.0,
+            data_weight: 0.0,
+            reward_gradient: RewardGradient::default(),
             old_policy: OldDecay::Ramp,
             evaluation_average: 0.0,
             num_inference_steps: 12,
@@ -157,9 +165,11 @@ pub(super) struct Plan {
 impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        let shared = self.shared_options();
+        shared.check()?;
         self.check_numbers()?;
-        let sampling = self.sampling(self.sampler, facts)?;
-        self.sampling(self.evaluation_sampler.unwrap_or(self.sampler), facts)?;
+        let sampling = shared.training(facts, Self::default().num_inference_steps)?;
+        shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
         let trained = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
         let levels = trained.into_iter().map(|i| schedule.sigma(i)).collect();
@@ -171,60 +181,41 @@ impl DiffusionNftConfig {
 
     fn check_numbers(&self) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        if self.group_size < 2 {
-            return key("group_size", format!("must be at least 2, found {}: one video has no other", self.group_size));
+        if self.levels_per_video == 0 {
+            return key("levels_per_video", "must be at least 1, found 0".into());
         }
-        if self.group_size > 4096 {
-            return key("group_size", format!("must be at most 4096, found {}", self.group_size));
+        if !(self.old_kl_weight.is_finite() && self.old_kl_weight >= 0.0) {
+            return key("old_kl_weight", format!("must be at least 0, found {}", self.old_kl_weight));
         }
-        if let Some(n) = self.best_of.filter(|n| !(2..=self.group_size).contains(n)) {
-            return key("best_of", format!("must lie between 2 and group_size, {}; found {n}", self.group_size));
-        }
-        for (name, value) in [
-            ("at_once", self.at_once),
-            ("updates_per_step", self.updates_per_step),
-            ("levels_per_video", self.levels_per_video),
-        ] {
-            if value == 0 {
-                return key(name, "must be at least 1, found 0".into());
-            }
-        }
-        for (name, value) in [("kl_weight", self.kl_weight), ("old_kl_weight", self.old_kl_weight)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return key(name, format!("must be at least 0, found {value}"));
-            }
-        }
-        if !(self.energy_clip.is_finite() && self.energy_clip > 0.0) {
-            return key("energy_clip", format!("must be above 0, found {}", self.energy_clip));
-        }
-        match (0.0..1.0).contains(&self.evaluation_average) {
+        match self.energy_clip.is_finite() && self.energy_clip > 0.0 {
             true => Ok(()),
-            false => {
-                key("evaluation_average", format!("must be at least 0 and below 1, found {}", self.evaluation_average))
-            }
+            false => key("energy_clip", format!("must be above 0, found {}", self.energy_clip)),
         }
     }
 
-    /// How evaluations generate.
-    pub(super) fn evaluation(&self, facts: ScheduleFacts) -> Result<Sampling> {
-        self.sampling(self.evaluation_sampler.unwrap_or(self.sampler), facts)
-    }
-
-    pub(super) fn judgement(&self) -> Judgement {
-        Judgement { spread: self.advantage_spread, several: self.several_rewards, best_of: self.best_of }
-    }
-
-    fn sampling(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Sampling> {
-        let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
-        let options = SamplingOptions {
-            num_inference_steps: self.num_inference_steps,
-            timesteps: self.timesteps.clone(),
-            shift: self.shift,
-            sampler,
-            guidance_scale: self.guidance_scale,
-            negative_prompt: self.negative_prompt.clone(),
-        };
-        options.sampling(facts).in_section("algo")
+    pub(super) fn shared_options(&self) -> Shared {
+        Shared {
+            group_size: self.group_size,
+            best_of: self.best_of,
+            at_once: self.at_once,
+            updates_per_step: self.updates_per_step,
+            advantage_spread: self.advantage_spread,
+            several_rewards: self.several_rewards,
+            kl_weight: self.kl_weight,
+            data_weight: self.data_weight,
+            evaluation_average: self.evaluation_average,
+            sampling: SamplingOptions {
+                num_inference_steps: self.num_inference_steps,
+                timesteps: self.timesteps.clone(),
+                shift: self.shift,
+                sampler: self.sampler,
+                guidance_scale: self.guidance_scale,
+                negative_prompt: self.negative_prompt.clone(),
+            },
+            evaluation_sampler: self.evaluation_sampler,
+            reference: self.reference,
+            frame_rate: self.frame_rate,
+            on_nonfinite: self.on_nonfinite,
+        }
     }
 }

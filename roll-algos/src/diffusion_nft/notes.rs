@@ -15,12 +15,17 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
         true => None,
         false => said.idle(keys, &format!("`algo.loss` is not `{loss}`")),
     };
+    let bound = match said.value("algo.reward_gradient.weight").and_then(|weight| weight.as_f64()) {
+        Some(0.0) => said.idle(&["algo.reward_gradient.max_timestep_boundary"], "`algo.reward_gradient.weight` is 0"),
+        _ => None,
+    };
     Ok([
         shift(said),
         buckets(said, NAME),
         of_loss("nft", &["algo.beta", "algo.advantage_mode"]),
         of_loss("awm", &["algo.clip_range", "algo.matching"]),
         of_loss("awr", &["algo.energy_clip"]),
+        bound,
     ]
     .into_iter()
     .flatten()

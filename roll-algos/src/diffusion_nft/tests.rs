@@ -1,11 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use roll_backends::strategy::{Single, Zero, ZeroOptions};
 use roll_core::*;
-use roll_testing::diffusion::{Descent, MockDiffusion, Sines, sample, values};
+use roll_testing::diffusion::{MockDiffusion, Sines, sample, values};
+use roll_testing::training::{self, Bench, Run, agreed, assert_same_runs};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
@@ -13,44 +11,10 @@ use super::*;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 
-/// One run of the algorithm on mocks.
-struct Bench {
-    algorithm: DiffusionNft,
-    model: MockDiffusion,
-    reward: Sines,
-    strategy: Descent,
-}
-
-impl Bench {
-    fn new(config: DiffusionNftConfig) -> Self {
-        let mut bench = Self {
-            algorithm: DiffusionNft::new(config),
-            model: MockDiffusion::new(),
-            // A value, and nothing more.
-            reward: Sines { differentiable: false, ..Sines::new() },
-            strategy: Descent::default(),
-        };
-        bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
-        bench
-    }
-
-    fn step_with(&mut self, step: u64, samples: &[Sample], learning_rate: f64, noise: &Noise) -> Result<StepReport> {
-        self.algorithm.step(&mut StepContext {
-            step,
-            samples,
-            model: &mut self.model,
-            reward: Some(&mut self.reward),
-            strategy: &mut self.strategy,
-            learning_rate,
-            noise,
-            progress: &Silent,
-            want_videos: false,
-        })
-    }
-
-    fn step(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> StepReport {
-        self.step_with(step, samples, learning_rate, &Noise::new(11)).unwrap()
-    }
+/// The algorithm with a reward that is a value, and nothing more unless more is asked for.
+fn set_up(config: DiffusionNftConfig) -> Bench<DiffusionNft> {
+    let differentiable = config.reward_gradient.weight > 0.0;
+    Bench::new(DiffusionNft::new(config), Sines { differentiable, ..Sines::new() })
 }
 
 fn small() -> DiffusionNftConfig {
@@ -127,7 +91,7 @@ fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
 
 /// The mean score of many videos by these parameters, the same noises each time.
 fn mean_score(config: &DiffusionNftConfig, adapter: &[f32]) -> f64 {
-    let mut bench = Bench::new(config.clone());
+    let mut bench = set_up(config.clone());
     bench.model.adapter = adapter.to_vec();
     bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
     let steps = 1000..1020;
@@ -137,7 +101,7 @@ fn mean_score(config: &DiffusionNftConfig, adapter: &[f32]) -> f64 {
 
 /// The gain in that score by training with AdamW.
 fn gain(config: &DiffusionNftConfig, steps: u64) -> f64 {
-    let (mut bench, mut strategy) = (Bench::new(config.clone()), Single::default());
+    let (mut bench, mut strategy) = (set_up(config.clone()), Single::default());
     strategy.attach(&mut bench.model, &OptimizerConfig::default()).unwrap();
     let before = mean_score(config, &bench.model.adapter);
     for step in 0..steps {
@@ -168,7 +132,7 @@ fn a_reward_without_a_gradient_rises_with_every_loss() {
 
 #[test]
 fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
-    let mut bench = Bench::new(DiffusionNftConfig { old_policy: OldDecay::LateRamp, ..small() });
+    let mut bench = set_up(DiffusionNftConfig { old_policy: OldDecay::LateRamp, ..small() });
     let begin = bench.model.adapter.clone();
     bench.step(0, &two(), 0.1);
     let after = bench.model.adapter.clone();
@@ -178,7 +142,7 @@ fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
     assert_eq!(bench.model.adapter, after, "generating by the old policy leaves the model as it was");
     let decay = OldDecay::LateRamp.at(101);
     bench.step(101, &two(), 0.1);
-    let old = bench.algorithm.copies.old(&bench.model).unwrap().to_vec();
+    let old = bench.algorithm.kept.copies.old(&bench.model).unwrap().to_vec();
     let expected: Vec<f32> =
         after.iter().zip(&bench.model.adapter).map(|(o, c)| decay as f32 * o + (1.0 - decay) as f32 * c).collect();
     assert!(old.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
@@ -191,12 +155,12 @@ fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
 
 #[test]
 fn videos_without_an_advantage_cost_no_backward_pass() {
-    let mut bench = Bench::new(DiffusionNftConfig { best_of: Some(2), ..small() });
+    let mut bench = set_up(DiffusionNftConfig { best_of: Some(2), ..small() });
     let report = bench.step(0, &two(), 0.1);
     // Two of four videos of two prompts, at two levels.
     assert_eq!((bench.model.recorded, report.metrics["actor/trained"], report.metrics["actor/samples"]), (8, 4.0, 8.0));
     // A constant score teaches nothing, and the step says so.
-    let mut bench = Bench::new(small());
+    let mut bench = set_up(small());
     bench.reward.on_missing = OnMissing::Value(0.5);
     let report = bench.step(0, &[sample(0, "missing")], 0.1);
     assert_eq!((bench.model.recorded, report.applied, report.metrics["actor/equal_groups"]), (0, false, 1.0));
@@ -204,7 +168,7 @@ fn videos_without_an_advantage_cost_no_backward_pass() {
 
 #[test]
 fn what_has_no_score_is_left_out_and_what_is_not_a_number_ends_the_update() {
-    let mut bench = Bench::new(small());
+    let mut bench = set_up(small());
     let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);
     assert_eq!((report.skipped.len(), report.metrics["actor/samples"], report.applied), (1, 4.0, true));
     let before = bench.model.adapter.clone();
@@ -215,11 +179,11 @@ fn what_has_no_score_is_left_out_and_what_is_not_a_number_ends_the_update() {
 
 #[test]
 fn the_known_first_frame_is_never_noised_and_has_no_gradient() {
-    let mut bench = Bench::new(small());
+    let mut bench = set_up(small());
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     assert!(bench.step(0, &two(), 0.1).applied);
     let other = {
-        let mut bench = Bench::new(small());
+        let mut bench = set_up(small());
         bench.step(0, &two(), 0.1).metrics["actor/loss"]
     };
     assert_ne!(bench.step(1, &two(), 0.1).metrics["actor/loss"], other);
@@ -227,14 +191,15 @@ fn the_known_first_frame_is_never_noised_and_has_no_gradient() {
 
 #[test]
 fn state_carries_the_slow_copies_on() {
-    let config = || DiffusionNftConfig { evaluation_average: 0.9, old_policy: OldDecay::Ramp, ..small() };
-    let mut whole = Bench::new(config());
+    let config =
+        || DiffusionNftConfig { evaluation_average: 0.9, old_policy: OldDecay::Ramp, data_weight: 0.5, ..small() };
+    let mut whole = set_up(config());
     (200..204).for_each(|step| drop(whole.step(step, &two(), 0.1)));
-    let mut halved = Bench::new(config());
+    let mut halved = set_up(config());
     (200..202).for_each(|step| drop(halved.step(step, &two(), 0.1)));
     let (json, tensors) = (halved.algorithm.state(), halved.algorithm.tensors().unwrap());
     assert_eq!(tensors.len(), 2);
-    let mut next = Bench::new(config());
+    let mut next = set_up(config());
     next.model.adapter = halved.model.adapter.clone();
     next.algorithm.load_state(&json).unwrap();
     next.algorithm.load_tensors(&tensors).unwrap();
@@ -265,46 +230,162 @@ fn senseless_options_are_errors_that_name_their_key() {
         let told = config.plan(facts).map(drop).unwrap_err().to_string();
         assert!(told.contains(&format!("algo.{key}")), "{key}: {told}");
     }
-    let mut bench = Bench::new(small());
+    let mut bench = set_up(small());
     let fixed = Noise::new(1).with_fixed_latents(3);
     let told = bench.step_with(0, &two(), 0.1, &fixed).unwrap_err().to_string();
     assert!(told.contains("all the same"), "{told}");
 }
 
-/// Parameters at the end, and the metrics of each step without times.
-type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
+/// Metrics and gradient of a step under these parameters, of the videos of the policy that generates.
+fn step_under(config: &DiffusionNftConfig, adapter: &[f32], first_frame: Option<&Tensor>) -> (StepReport, Vec<f32>) {
+    let mut bench = Bench::new(DiffusionNft::new(config.clone()), Sines::new());
+    bench.model.adapter = adapter.to_vec();
+    bench.model.first_frame = first_frame.cloned();
+    let report = bench.step(0, &two(), 0.0);
+    (report, bench.strategy.gradient)
+}
+
+/// Parameters at some distance from those of the policy that generates.
+fn moved_adapter() -> Vec<f32> {
+    let adapter = MockDiffusion::new().adapter;
+    adapter.iter().zip(values(9, adapter.len())).map(|(a, d)| a + 0.02 * d).collect()
+}
+
+fn with_reward(weight: f64) -> RewardGradient {
+    RewardGradient { weight, ..RewardGradient::default() }
+}
+
+#[test]
+fn the_gradient_is_that_of_the_loss_with_distances_clips_and_the_rewards_own_gradient() {
+    let known = Tensor::full([2, 1, 1, 2], 0.7);
+    for first_frame in [None, Some(&known)] {
+        for max_timestep_boundary in [1.0, 0.9] {
+            let config = DiffusionNftConfig {
+                // Without weights that are held.
+                loss: Regression::Rvm,
+                kl_weight: 0.3,
+                old_kl_weight: 0.2,
+                data_weight: 0.4,
+                reward_gradient: RewardGradient { weight: 0.6, max_timestep_boundary },
+                ..small()
+            };
+            let at = moved_adapter();
+            let (report, gradient) = step_under(&config, &at, first_frame);
+            assert!(report.metrics["actor/data_loss"] > 0.0 && report.metrics["actor/prediction_unscored"] == 0.0);
+            for seed in 0..4 {
+                let direction = values(50 + seed, at.len());
+                let value = |h: f32| {
+                    let moved: Vec<f32> = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
+                    step_under(&config, &moved, first_frame).0.metrics["actor/loss"]
+                };
+                let h = 2e-3f32;
+                let quotient = (value(h) - value(-h)) / f64::from(2.0 * h);
+                let slope: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
+                assert!((quotient - slope).abs() < 2e-3 * (slope.abs() + 0.1), "{seed}: {quotient} or {slope}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_rewards_gradient_is_added_to_that_of_every_loss() {
+    let at = moved_adapter();
+    let gradient = |loss, weight| {
+        let config = DiffusionNftConfig { loss, clip_range: 1.0, reward_gradient: with_reward(weight), ..small() };
+        step_under(&config, &at, None).1
+    };
+    let added = |loss| -> Vec<f32> {
+        gradient(loss, 0.6).iter().zip(gradient(loss, 0.0)).map(|(with, without)| with - without).collect()
+    };
+    let expected = added(Regression::Rvm);
+    assert!(expected.iter().any(|g| g.abs() > 1e-3));
+    for loss in [Regression::Nft, Regression::Awm, Regression::Awr] {
+        let near = added(loss).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert!(near, "{loss:?}: {:?} {expected:?}", added(loss));
+    }
+}
+
+#[test]
+fn terms_of_weight_zero_change_no_bit_and_compute_nothing() {
+    let (plain, zero) = (small(), RewardGradient { weight: 0.0, max_timestep_boundary: 0.0 });
+    let (a, gradient) = step_under(&plain, &moved_adapter(), None);
+    let other = DiffusionNftConfig { reward_gradient: zero, data_weight: 0.0, ..plain };
+    let (b, theirs) = step_under(&other, &moved_adapter(), None);
+    assert_eq!(gradient, theirs);
+    let named = |report: &StepReport| {
+        report.metrics.clone().into_iter().filter(|(name, _)| !name.starts_with("time/")).collect::<Vec<_>>()
+    };
+    assert_eq!(named(&a), named(&b));
+    assert!(!a.metrics.keys().any(|name| name.contains("prediction") || name == "actor/data_loss"));
+}
+
+#[test]
+fn the_rewards_gradient_needs_a_reward_that_has_one_and_a_level_to_act_at() {
+    let told = |reward_gradient, differentiable| {
+        let mut algorithm = DiffusionNft::new(DiffusionNftConfig { reward_gradient, ..small() });
+        let reward = Sines { differentiable, ..Sines::new() };
+        algorithm.check(&mut MockDiffusion::new(), Some(&reward)).map_err(|error| error.to_string())
+    };
+    told(with_reward(0.5), true).unwrap();
+    told(with_reward(0.0), false).unwrap();
+    let rigid = told(with_reward(0.5), false).unwrap_err();
+    assert!(rigid.contains("algo.reward_gradient.weight") && rigid.contains("`sines` has no gradient"), "{rigid}");
+    for weight in [-1.0, f64::NAN] {
+        assert!(told(with_reward(weight), true).unwrap_err().contains("algo.reward_gradient.weight"));
+    }
+    let nowhere = told(RewardGradient { weight: 0.5, max_timestep_boundary: 0.1 }, true).unwrap_err();
+    assert!(nowhere.contains("algo.reward_gradient.max_timestep_boundary"), "{nowhere}");
+}
+
+#[test]
+fn the_rewards_gradient_alone_raises_the_score() {
+    // Advantages that count for nothing leave the gradient of the reward.
+    let config = DiffusionNftConfig {
+        loss: Regression::Awr,
+        energy_clip: 1e-6,
+        kl_weight: 0.0,
+        reward_gradient: with_reward(1.0),
+        ..small()
+    };
+    let gain = gain(&config, 40);
+    assert!(gain > 0.02, "{gain}");
+}
+
+#[test]
+fn the_plan_counts_the_velocities_that_a_step_computes() {
+    for (kl_weight, data_weight, updates_per_step) in [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.5, 0.5, 2)] {
+        let config = DiffusionNftConfig {
+            kl_weight,
+            data_weight,
+            updates_per_step,
+            guidance_scale: 2.0.into(),
+            reward_gradient: with_reward(0.1),
+            ..small()
+        };
+        let mut bench = Bench::new(DiffusionNft::new(config.clone()), Sines::new());
+        bench.model.prompted = 0.2;
+        bench.step(0, &[sample(0, "a")], 0.0);
+        let planned = passes(serde_json::to_value(&config).unwrap().as_object().unwrap()).unwrap();
+        assert_eq!(bench.model.asked.len(), planned.forward + planned.references());
+        assert_eq!(bench.model.recorded, planned.pulled);
+        assert_eq!((planned.held(), planned.decoded()), (1, [4, 8 * updates_per_step]));
+    }
+}
 
 fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
-    const BATCH: u64 = 4;
-    let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
-        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
-        let mut strategy = Zero::new(ZeroOptions { stage: 2, ..ZeroOptions::default() }, ranks)?;
-        let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());
-        let mut algorithm = DiffusionNft::new(DiffusionNftConfig { updates_per_step: 2, ..small() });
-        strategy.attach(&mut model, &OptimizerConfig::default())?;
-        let mut metrics = Vec::new();
-        for step in 0..4 {
-            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(|i| sample(i, prompt(i))).collect();
-            let own = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
-            let report = algorithm.step(&mut StepContext {
-                step,
-                samples: &all[own],
-                model: &mut model,
-                reward: Some(&mut reward),
-                strategy: &mut strategy,
-                learning_rate: 1e-2,
-                noise: &Noise::new(11),
-                progress: &Silent,
-                want_videos: false,
-            })?;
-            metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
-        }
-        Ok((model.adapter, metrics))
-    });
-    let mut results = results.into_iter().map(Result::unwrap);
-    let first: Run = results.next().unwrap();
-    assert!(results.all(|other: Run| other == first));
-    first
+    let runs = training::train(
+        ranks,
+        4,
+        1e-2,
+        |i| sample(i, prompt(i)),
+        |ranks| {
+            let strategy = Zero::new(ZeroOptions { stage: 2, ..ZeroOptions::default() }, ranks)?;
+            let reward_gradient = RewardGradient { weight: 0.3, ..RewardGradient::default() };
+            let config = DiffusionNftConfig { updates_per_step: 2, data_weight: 0.5, reward_gradient, ..small() };
+            Ok(training::Rank { algorithm: DiffusionNft::new(config), strategy, reward: Sines::new() })
+        },
+    );
+    agreed(runs)
 }
 
 #[test]
@@ -313,17 +394,10 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
     // The second rank of two has nothing to train on in the first step, and one prompt less in the second.
     let some_missing = |i| if [2, 3, 5].contains(&i) { "missing" } else { "a person" };
     for prompt in [plain as fn(u64) -> &'static str, some_missing] {
-        let (parameters, metrics) = train(1, prompt);
+        let ours = train(1, prompt);
+        assert!(ours.1[0]["actor/data_loss"] > 0.0);
         for ranks in [2, 4] {
-            let (theirs, their_metrics) = train(ranks, prompt);
-            let scale = parameters.iter().fold(0f32, |m, v| m.max(v.abs()));
-            assert!(parameters.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 1e-5 * scale));
-            for (ours, theirs) in metrics.iter().zip(&their_metrics) {
-                assert!(ours.keys().eq(theirs.keys()));
-                for (name, value) in ours {
-                    assert!((value - theirs[name]).abs() <= 1e-4 * value.abs().max(1.0), "{name}");
-                }
-            }
+            assert_same_runs(&ours, &train(ranks, prompt), 1e-5, 1e-4);
         }
     }
 }

@@ -4,13 +4,12 @@ use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
 use super::window::{WindowKind, Windows};
-use crate::policy_gradient::SeveralRewards;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
-use crate::policy_gradient::round::Judgement;
 use crate::policy_gradient::sde::{SdeKind, SdeStep};
-use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
+use crate::policy_gradient::{SeveralRewards, Shared};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling, SamplingOptions};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
@@ -47,6 +46,10 @@ pub struct FlowGrpoConfig {
     pub sde: SdeKind,
     /// The level of that noise; `wan` has none.
     pub eta: f64,
+    /// Bound on the standard deviation of a step's noise; where `sde` and `eta` ask for more, which they do near pure
+    /// noise, the step has this much. When absent there is none.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub noise_limit: Option<f64>,
     /// Stochastic steps of a video: those that are trained.
     pub window: usize,
     /// Where they stand: `fixed` at the first step of their range, `random` for each prompt of each round, or
@@ -59,6 +62,10 @@ pub struct FlowGrpoConfig {
     pub window_stride: usize,
     /// Rounds that it stays.
     pub window_rounds: u64,
+    /// Whether the velocities of the first update stand for those of the policy that sampled, in place of the ones that
+    /// the rollout was made by. Where generation computes otherwise than training does, in another precision or on
+    /// another engine, ratios then begin at exactly 1; it costs nothing.
+    pub replay: bool,
     /// What holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
     pub loss: PolicyLoss,
     /// Range that ratios are clipped to, around 1.
@@ -82,6 +89,10 @@ pub struct FlowGrpoConfig {
     pub kl_weight: f64,
     /// That distance: of `velocity` or `mean`.
     pub kl_of: KlOf,
+    /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
+    /// for every update: what the reward does not ask for is not forgotten. 0 leaves it out.
+    #[schemars(range(min = 0))]
+    pub data_weight: f64,
     /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
     /// adapter that is saved is the policy itself.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
@@ -122,11 +133,13 @@ impl Default for FlowGrpoConfig {
             updates_per_step: 1,
             sde: SdeKind::Sde,
             eta: 0.7,
+            noise_limit: None,
             window: 2,
             window_kind: WindowKind::Random,
             window_range: None,
             window_stride: 1,
             window_rounds: 25,
+            replay: false,
             loss: PolicyLoss::Clip,
             clip_range: 1e-4,
             clip_range_high: None,
@@ -137,6 +150,7 @@ impl Default for FlowGrpoConfig {
             several_rewards: SeveralRewards::Apart,
             kl_weight: 1e-3,
             kl_of: KlOf::Velocity,
+            data_weight: 0.0,
             evaluation_average: 0.0,
             num_inference_steps: 12,
             timesteps: None,
@@ -166,20 +180,27 @@ pub(super) struct Plan {
 impl FlowGrpoConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+        let shared = self.shared_options();
+        shared.check()?;
         self.check_numbers()?;
-        let sampling = self.sampling(Sampler::Euler, facts)?;
-        self.evaluation(facts)?;
+        let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
+        let sampling = Sampling { guidance, ..shared.training(facts, Self::default().num_inference_steps)? };
+        shared.evaluation(facts)?;
         let windows = self.windows(&sampling, facts)?;
+        let limit = self.noise_limit.unwrap_or(f64::INFINITY);
         let mut steps = vec![None; sampling.schedule.steps()];
         for i in windows.range.clone() {
-            let step = SdeStep::new(self.sde, self.eta, sampling.schedule.sigmas(), i).in_section("algo")?;
+            let step = SdeStep::limited(self.sde, self.eta, limit, sampling.schedule.sigmas(), i).in_section("algo")?;
             if !step.is_stochastic() || step.of_velocity() >= 0.0 {
                 let problem = format!("{} brings no noise that could be trained on into step {i}", self.eta);
                 return Err(Error::config("algo.eta", problem));
             }
             if step.of_latents() <= 0.0 {
-                let problem =
-                    format!("{} is more noise than step {i} has room for: nothing of its start is left", self.eta);
+                let problem = format!(
+                    "{} is more noise than step {i} has room for: nothing of its start is left; `algo.noise_limit` \
+                     bounds it",
+                    self.eta
+                );
                 return Err(Error::config("algo.eta", problem));
             }
             steps[i] = Some(step);
@@ -214,54 +235,40 @@ impl FlowGrpoConfig {
     }
 
     fn check_numbers(&self) -> Result<()> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        if !(2..=4096).contains(&self.group_size) {
-            return key("group_size", format!("must lie between 2 and 4096, found {}", self.group_size));
-        }
-        if let Some(n) = self.best_of.filter(|n| !(2..=self.group_size).contains(n)) {
-            return key("best_of", format!("must lie between 2 and group_size, {}; found {n}", self.group_size));
-        }
-        for (name, value) in [("at_once", self.at_once), ("updates_per_step", self.updates_per_step)] {
-            if value == 0 {
-                return key(name, "must be at least 1, found 0".into());
-            }
-        }
-        if !(self.kl_weight.is_finite() && self.kl_weight >= 0.0) {
-            return key("kl_weight", format!("must be at least 0, found {}", self.kl_weight));
-        }
         if !(self.advantage_clip.is_finite() && self.advantage_clip > 0.0) {
-            return key("advantage_clip", format!("must be above 0, found {}", self.advantage_clip));
+            let problem = format!("must be above 0, found {}", self.advantage_clip);
+            return Err(Error::config("algo.advantage_clip", problem));
         }
-        if !(0.0..1.0).contains(&self.evaluation_average) {
-            let found = self.evaluation_average;
-            return key("evaluation_average", format!("must be at least 0 and below 1, found {found}"));
+        if let Some(limit) = self.noise_limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
+            return Err(Error::config("algo.noise_limit", format!("must be above 0, found {limit}")));
         }
         self.sde.check(self.eta).in_section("algo")?;
         check_threshold(self.divergence_threshold).in_section("algo")
     }
 
-    /// How evaluations generate.
-    pub(super) fn evaluation(&self, facts: ScheduleFacts) -> Result<Sampling> {
-        self.sampling(self.evaluation_sampler.unwrap_or(Sampler::Euler), facts)
-    }
-
-    pub(super) fn judgement(&self) -> Judgement {
-        Judgement { spread: self.advantage_spread, several: self.several_rewards, best_of: self.best_of }
-    }
-
-    fn sampling(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Sampling> {
-        let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
-        let options = SamplingOptions {
-            num_inference_steps: self.num_inference_steps,
-            timesteps: self.timesteps.clone(),
-            shift: self.shift,
-            sampler,
-            guidance_scale: self.guidance_scale,
-            negative_prompt: self.negative_prompt.clone(),
-        };
-        let sampling = options.sampling(facts).in_section("algo")?;
-        let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
-        Ok(Sampling { guidance, ..sampling })
+    pub(super) fn shared_options(&self) -> Shared {
+        Shared {
+            group_size: self.group_size,
+            best_of: self.best_of,
+            at_once: self.at_once,
+            updates_per_step: self.updates_per_step,
+            advantage_spread: self.advantage_spread,
+            several_rewards: self.several_rewards,
+            kl_weight: self.kl_weight,
+            data_weight: self.data_weight,
+            evaluation_average: self.evaluation_average,
+            sampling: SamplingOptions {
+                num_inference_steps: self.num_inference_steps,
+                timesteps: self.timesteps.clone(),
+                shift: self.shift,
+                sampler: Sampler::Euler,
+                guidance_scale: self.guidance_scale,
+                negative_prompt: self.negative_prompt.clone(),
+            },
+            evaluation_sampler: self.evaluation_sampler,
+            reference: self.reference,
+            frame_rate: self.frame_rate,
+            on_nonfinite: self.on_nonfinite,
+        }
     }
 }

@@ -6,7 +6,8 @@
 //! advantage is above 0, and less where it is below, within a range around the policy that took it ([`loss`]).
 //!
 //! Before the first update the ratio of probabilities is exactly 1: latents are kept in f32, and the trained velocity
-//! is computed from the same latents in the same company as the one that was sampled by.
+//! is computed from the same latents in the same company as the one that was sampled by. Where generation computes
+//! otherwise than training, `replay` takes the velocities of the first update for those that were sampled by.
 
 pub mod config;
 pub mod loss;
@@ -20,25 +21,19 @@ mod tests;
 use roll_core::plan::{Passes, Videos};
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Evaluated, EvaluationContext, Factory, Grad, Headline, Kind, Model, Options, Planner,
-    Registration, Result, RewardScorer, StateDict, StepContext, StepReport, Tensor, VelocityInput,
+    Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
+    StepReport, Tensor, VelocityInput,
 };
 
 pub use config::{FlowGrpoConfig, KlOf};
 
-use crate::policy_gradient::levels::generate_measured;
-use crate::policy_gradient::round::{
-    FORWARD, Group, OPTIMIZER, PHASES, PULL, REFERENCE, Rollout, RoundOptions, generate, judge,
-};
+use crate::policy_gradient::round::{FORWARD, Group, PULL, REFERENCE, Rollout, RoundOptions, Running, generate, judge};
 use crate::policy_gradient::sde::SdeStep;
-use crate::policy_gradient::slow_copies::{SlowCopies, with_parameters};
-use crate::policy_gradient::tally::{Tally, headlines};
-use crate::policy_gradient::{Counted, clip, distance};
-use crate::sampling::GuidanceGradient;
-use crate::scoring::{self, Generation, Prepared};
-use crate::stopwatch::Stopwatch;
+use crate::policy_gradient::tally::Tally;
+use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, clip, distance};
+use crate::sampling::{Conditions, GuidanceGradient};
 use crate::update::diffusion;
-use crate::{AlgorithmError, ranks, update};
+use crate::{AlgorithmError, ranks};
 use config::Plan;
 use explore::{Taken, TakenBy, Windowed};
 use loss::{Moved, PolicyLoss, StepTerm, divergence, dppo, guard, squared_move};
@@ -46,133 +41,41 @@ use loss::{Moved, PolicyLoss, StepTerm, divergence, dppo, guard, squared_move};
 const NAME: &str = "flow_grpo";
 
 /// The algorithm `flow_grpo`.
-pub struct FlowGrpo {
-    config: FlowGrpoConfig,
-    prepared: Prepared,
-    copies: SlowCopies,
-    /// Updates that were made.
-    updates: u64,
-}
+pub type FlowGrpo = PolicyGradient<FlowGrpoConfig>;
 
-impl FlowGrpo {
-    /// With these options.
-    pub fn new(config: FlowGrpoConfig) -> Self {
-        Self { config, prepared: Prepared::default(), copies: SlowCopies::default(), updates: 0 }
-    }
-}
+impl Method for FlowGrpoConfig {
+    const NAME: &'static str = NAME;
+    const HAS_OLD_POLICY: bool = false;
 
-impl Algorithm for FlowGrpo {
-    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        let facts = diffusion(model, NAME)?.schedule();
-        if model.parameter_count() == 0 {
-            return Err(AlgorithmError::NothingToTrain.into());
-        }
-        reward.ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-        self.config.plan(facts)?;
-        self.copies.begin(model, false, self.config.evaluation_average > 0.0)
+    fn shared(&self) -> Shared {
+        self.shared_options()
     }
 
-    fn headlines(&self) -> Vec<Headline> {
-        headlines()
+    fn check(&self, facts: ScheduleFacts, _reward: &dyn RewardScorer) -> Result<()> {
+        self.plan(facts).map(drop)
     }
 
-    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let report = self.round(context);
-        if report.is_err() {
-            // No half-summed gradient is left for the next step.
-            update::forget(context)?;
-        }
-        report
-    }
+    fn round(&self, kept: &mut Kept, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
+        let mut run = Running::new(ctx, &shared);
 
-    fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        let config = &self.config;
-        let sampling = config.evaluation(diffusion(context.model, NAME)?.schedule())?;
-        let generation = Generation {
-            algorithm: NAME,
-            negative_prompt: sampling.guidance.is_on().then_some(config.negative_prompt.as_str()),
-            reference: config.reference,
-            frame_rate: config.frame_rate,
-            generate: &|model, conditions, noise| generate_measured(model, NAME, &sampling, conditions, noise),
-        };
-        let prepared = &mut self.prepared;
-        let evaluated = match self.copies.evaluated(context.model)? {
-            None => scoring::evaluate(&generation, prepared, context),
-            Some(average) => with_parameters(
-                context,
-                |c| &mut *c.model,
-                average,
-                |context| scoring::evaluate(&generation, prepared, context),
-            ),
-        };
-        evaluated.map(Some)
-    }
-
-    fn state(&self) -> serde_json::Value {
-        serde_json::json!({ "updates": self.updates })
-    }
-
-    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        self.updates = state["updates"].as_u64().unwrap_or(0);
-        Ok(())
-    }
-
-    fn tensors(&self) -> Result<StateDict> {
-        self.copies.state()
-    }
-
-    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-        self.copies.load(tensors)
-    }
-}
-
-impl FlowGrpo {
-    fn round(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let plan = self.config.plan(diffusion(ctx.model, NAME)?.schedule())?;
-        let mut watch = Stopwatch::new(ctx.progress, &PHASES);
-        let mut tally = Tally::default();
-        ctx.strategy.discard();
-
-        let options = RoundOptions {
-            algorithm: NAME,
-            sampling: &plan.sampling,
-            group_size: self.config.group_size,
-            at_once: self.config.at_once,
-            same_start: self.config.same_latent,
-            negative_prompt: &self.config.negative_prompt,
-            reference: self.config.reference,
-            frame_rate: self.config.frame_rate,
-        };
+        let same_start = self.same_latent;
+        let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start };
         let mut windowed = Windowed::new(&plan, ctx.noise, ctx.step);
-        let mut groups = generate(&options, &mut self.prepared, ctx, &mut windowed, &mut watch, &mut tally)?;
-        let is_finite = judge(self.config.judgement(), ctx, &mut groups, &mut tally)?;
+        let mut groups = generate(&options, &mut kept.prepared, ctx, &mut windowed, &mut run)?;
+        let is_finite = judge(&shared, ctx, &mut groups, &mut run.tally)?;
         let scale = self.rescaling(ctx, &plan, &groups)?;
-
-        let updates = if is_finite { self.config.updates_per_step } else { 1 };
-        for number in 0..updates {
-            if is_finite {
-                for group in &groups {
-                    self.climb(ctx, &plan, group, scale, number, &mut watch, &mut tally)?;
-                }
-            }
-            watch.begin_after_update(OPTIMIZER, Some("updating parameters"));
-            let (trained, mut nonfinite) = (tally.trained, tally.nonfinite.take());
-            let update = update::finish(ctx, trained, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
-            tally.nonfinite = nonfinite;
-            self.updates += u64::from(update.as_ref().is_some_and(|update| update.applied));
-            tally.updates.extend(update);
-            self.copies.average(ctx.model, self.updates, self.config.evaluation_average)?;
-        }
-
-        let ranks = ctx.strategy.communicator();
-        let seconds = update::slowest(ranks, watch.seconds())?;
-        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(tally.joined(ranks)?.report(ctx.learning_rate, alias, seconds))
+        kept.train(&shared, ctx, &mut groups, is_finite, &mut run, |_, ctx, group, run| {
+            self.climb(ctx, &plan, group, scale, run)
+        })?;
+        run.report(ctx)
     }
+}
 
+impl FlowGrpoConfig {
     /// One over the mean of the trained steps' factors, over all ranks; `None` without rescaling.
     fn rescaling(&self, ctx: &StepContext<'_>, plan: &Plan, groups: &[Group<Vec<Taken>>]) -> Result<Option<f64>> {
-        if !self.config.rescale {
+        if !self.rescale {
             return Ok(None);
         }
         let taken = groups.iter().flat_map(|group| &group.kept).flatten();
@@ -187,29 +90,27 @@ impl FlowGrpo {
 
     /// Adds the gradient of one prompt's videos to the strategy. Videos side by side of which none has an advantage
     /// cost nothing.
-    #[allow(clippy::too_many_arguments)] // a round, and one group of it
     fn climb(
         &self,
         ctx: &mut StepContext<'_>,
         plan: &Plan,
-        group: &Group<Vec<Taken>>,
+        group: &mut Group<Vec<Taken>>,
         rescaling: Option<f64>,
-        update: usize,
-        watch: &mut Stopwatch<'_>,
-        tally: &mut Tally,
+        run: &mut Running<'_>,
     ) -> Result<()> {
-        for (videos, steps) in group.videos.chunks(self.config.at_once).zip(&group.kept) {
+        let Group { conditions, videos, kept, .. } = group;
+        for (videos, steps) in videos.chunks(self.at_once).zip(kept) {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
+            let share = 1.0 / steps.len() as f64;
             for taken in steps {
-                if tally.nonfinite.is_some() {
+                if run.tally.nonfinite.is_some() {
                     return Ok(());
                 }
                 let Some(step) = plan.steps[taken.at] else { continue };
-                let share = 1.0 / steps.len() as f64;
                 let factors = [share * rescaling.map_or(1.0, |scale| scale * step.rescale()), share];
-                self.climb_step(ctx, plan, group, videos, taken, &step, factors, update, watch, tally)?;
+                self.climb_step(ctx, plan, conditions, videos, taken, &step, factors, run)?;
             }
         }
         Ok(())
@@ -221,45 +122,55 @@ impl FlowGrpo {
         &self,
         ctx: &mut StepContext<'_>,
         plan: &Plan,
-        group: &Group<Vec<Taken>>,
+        conditions: &Conditions,
         videos: &[Rollout],
-        taken: &Taken,
+        taken: &mut Taken,
         step: &SdeStep,
         factors: [f64; 2],
-        update: usize,
-        watch: &mut Stopwatch<'_>,
-        tally: &mut Tally,
+        run: &mut Running<'_>,
     ) -> Result<()> {
         let timestep = plan.sampling.schedule.timestep(taken.at);
         let xs: Vec<Tensor> = taken.videos.iter().map(|video| video.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
-        let references = match self.config.kl_weight > 0.0 {
+        let references = match self.kl_weight > 0.0 {
             false => Vec::new(),
             true => {
-                begin(watch, update, REFERENCE, "predicting without the adapter")?;
-                let conditioning = &group.conditions.prompt;
+                run.begin(REFERENCE, "predicting without the adapter")?;
+                let conditioning = &conditions.prompt;
                 let input = |latents| VelocityInput { latents, timestep, conditioning };
                 let inputs: Vec<VelocityInput<'_>> = xs.iter().map(input).collect();
                 model.velocities(&inputs, Adapter::Off, Grad::Skip)?.0.unstack()?
             }
         };
-        begin(watch, update, FORWARD, "predicting velocities")?;
+        run.begin(FORWARD, "predicting velocities")?;
         let guidance = &plan.sampling.guidance;
-        let found = guidance.velocities(model, &xs, timestep, &group.conditions, Adapter::On, Grad::Record)?;
+        let found = guidance.velocities(model, &xs, timestep, conditions, Adapter::On, Grad::Record)?;
         let (velocities, conditional) = (found.velocity.unstack()?, found.conditional.unstack()?);
+        if self.replay && run.update == 0 {
+            taken.videos.iter_mut().zip(&velocities).for_each(|(by, velocity)| by.velocity = velocity.clone());
+        }
         let (mut cotangents, mut of_kl) = (Vec::new(), Vec::new());
         for (i, (video, by)) in videos.iter().zip(&taken.videos).enumerate() {
             let reference = references.get(i);
-            let (term, d_velocity, d_conditional) =
-                self.term(plan, step, group, video, by, [&velocities[i], &conditional[i]], reference, factors, tally)?;
+            let (term, d_velocity, d_conditional) = self.term(
+                plan,
+                step,
+                conditions,
+                video,
+                by,
+                [&velocities[i], &conditional[i]],
+                reference,
+                factors,
+                &mut run.tally,
+            )?;
             if !term.is_finite() {
-                tally.nonfinite = Some((format!("the loss at step {}", taken.at), term));
+                run.tally.nonfinite = Some((format!("the loss at step {}", taken.at), term));
                 return Ok(());
             }
             cotangents.push(d_velocity);
             of_kl.extend(d_conditional);
         }
-        begin(watch, update, PULL, "pulling back")?;
+        run.begin(PULL, "pulling back")?;
         let pullback = found.pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
         let of_kl = if of_kl.is_empty() { None } else { Some(Tensor::stack(&of_kl)?) };
         let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
@@ -273,7 +184,7 @@ impl FlowGrpo {
         &self,
         plan: &Plan,
         step: &SdeStep,
-        group: &Group<Vec<Taken>>,
+        conditions: &Conditions,
         video: &Rollout,
         taken: &TakenBy,
         [velocity, conditional]: [&Tensor; 2],
@@ -281,12 +192,11 @@ impl FlowGrpo {
         [factor, share]: [f64; 2],
         tally: &mut Tally,
     ) -> Result<(f64, Tensor, Option<Tensor>)> {
-        let config = &self.config;
         if video.advantage == 0.0 {
             let zeros = Tensor::zeros(velocity.shape());
             return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
         }
-        let known = usize::from(group.conditions.prompt.first_frame.is_some());
+        let known = usize::from(conditions.prompt.first_frame.is_some());
         let counted = Counted::after(known, velocity.shape())?;
         // Both in the same way from the same latents: equal velocities have the ratio 1, bit for bit.
         let (x, next) = (taken.x.f32s()?, taken.next()?);
@@ -297,11 +207,11 @@ impl FlowGrpo {
             level: step.level(),
             root: step.root(),
         };
-        let advantage = clip::bounded(video.advantage, config.advantage_clip);
-        let StepTerm { term, d_squared, is_left_out } = match config.loss {
+        let advantage = clip::bounded(video.advantage, self.advantage_clip);
+        let StepTerm { term, d_squared, is_left_out } = match self.loss {
             PolicyLoss::Clip => loss::clip(moved, advantage, plan.clip),
             PolicyLoss::Guard => guard(moved, advantage, plan.clip),
-            PolicyLoss::Dppo => dppo(moved, advantage, divergence(moved), config.divergence_threshold),
+            PolicyLoss::Dppo => dppo(moved, advantage, divergence(moved), self.divergence_threshold),
         };
         // d mean / d velocity is one number.
         let d_log_prob = step.d_mean(&next, &mean, counted);
@@ -309,7 +219,7 @@ impl FlowGrpo {
         let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + of_squared * (mean[i] - old_mean[i]);
         let d_velocity = counted.map(|i| factor * step.of_velocity() * d_mean(i));
 
-        let out = match config.loss {
+        let out = match self.loss {
             PolicyLoss::Dppo => is_left_out,
             _ => plan.clip.is_out(term.ratio),
         };
@@ -323,15 +233,15 @@ impl FlowGrpo {
             None => None,
             Some(reference) => {
                 let (c, r) = (conditional.f32s()?, reference.f32s()?);
-                let scale = match config.kl_of {
+                let scale = match self.kl_of {
                     KlOf::Velocity => 1.0,
                     KlOf::Mean => 0.5 * (step.of_velocity() / step.std()).powi(2),
                 };
                 let kl = scale * distance::squared(c, r, counted);
                 tally.mean("actor/kl_loss", kl);
-                value += config.kl_weight * kl;
+                value += self.kl_weight * kl;
                 let mut gradient = vec![0.0; c.len()];
-                let weight = share * config.kl_weight * scale;
+                let weight = share * self.kl_weight * scale;
                 distance::add_squared_gradient(&mut gradient, weight, c, r, counted);
                 Some(narrow(&gradient, conditional.shape())?)
             }
@@ -343,17 +253,6 @@ impl FlowGrpo {
 
 fn narrow(values: &[f64], shape: &[usize]) -> Result<Tensor> {
     Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
-}
-
-/// A phase begins; the user can stop before the first update.
-fn begin(watch: &mut Stopwatch<'_>, update: usize, metric: &'static str, words: &str) -> Result<()> {
-    match update {
-        0 => watch.begin(metric, Some(words)),
-        _ => {
-            watch.begin_after_update(metric, Some(words));
-            Ok(())
-        }
-    }
 }
 
 roll_core::inventory::submit! {
@@ -372,13 +271,20 @@ roll_core::inventory::submit! {
 /// Of one prompt: its rollouts, and two passes for each stochastic step of which one is pulled back.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
-    let steps = config.timesteps.as_ref().map_or(config.num_inference_steps, Vec::len);
-    let velocities = if config.guidance_scale.is_on() { 2 } else { 1 };
+    let shared = config.shared();
+    let [steps, velocities] = shared.steps();
     let recorded = if config.guidance_gradient == GuidanceGradient::Both { velocities } else { 1 };
     let draws = config.best_of.unwrap_or(config.group_size) * config.window * config.updates_per_step;
     let references = if config.kl_weight > 0.0 { draws } else { 0 };
-    let forward = config.group_size * velocities * steps + velocities * draws;
-    let at_once = recorded * config.at_once;
-    let videos = Videos { count: config.group_size, at_once, references };
-    Ok(Passes { forward, pulled: recorded * draws, steps: Some([steps, config.window]), videos: Some(videos) })
+    let (forward, pulled) = (config.group_size * velocities * steps + velocities * draws, recorded * draws);
+    let videos = Videos { count: config.group_size, at_once: recorded * config.at_once, references };
+    let on_clip = shared.on_clip();
+    let steps = Some([steps, config.window]);
+    Ok(Passes {
+        forward: forward + on_clip,
+        pulled: pulled + on_clip,
+        steps,
+        videos: Some(videos),
+        ..Passes::default()
+    })
 }

@@ -5,15 +5,20 @@
 //! here are functions of predictions, in f64 over f32 tensors.
 
 pub mod advantages;
+mod algorithm;
 pub mod averages;
 pub mod clip;
 mod counted;
 pub mod distance;
 pub(crate) mod levels;
+mod options;
 pub(crate) mod round;
 pub mod sde;
 pub(crate) mod slow_copies;
 pub(crate) mod tally;
 
+pub use algorithm::PolicyGradient;
+pub(crate) use algorithm::{Kept, Method};
 pub use counted::Counted;
+pub(crate) use options::Shared;
 pub use round::SeveralRewards;

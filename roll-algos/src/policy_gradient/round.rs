@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use roll_core::{
-    Adapter, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, Tensor, Video, communicator,
+    Adapter, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video, communicator,
 };
 use serde::{Deserialize, Serialize};
 
-use super::advantages::{GroupStatistics, Normalization, Spread, best_and_worst, normalized, normalized_apart};
+use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
+use super::options::Shared;
 use super::tally::{SCORE, Tally};
-use crate::AlgorithmError;
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::sampling::{Conditions, Sampling};
-use crate::scoring::{FrameRate, Measured, Prepared, Prospect, Reference};
+use crate::scoring::{Measured, Prepared, Prospect};
 use crate::stopwatch::Stopwatch;
 use crate::update::diffusion;
+use crate::{AlgorithmError, update};
 
 /// Seconds of the phases of a round.
 pub(crate) const ENCODE: &str = "time/encode";
@@ -24,9 +25,10 @@ pub(crate) const SCORING: &str = "time/score";
 pub(crate) const REFERENCE: &str = "time/reference";
 pub(crate) const FORWARD: &str = "time/forward";
 pub(crate) const PULL: &str = "time/pull";
+pub(crate) const DATA: &str = "time/data";
 pub(crate) const OPTIMIZER: &str = "time/optimizer";
 /// All of them.
-pub(crate) const PHASES: [&str; 8] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, OPTIMIZER];
+const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, DATA, OPTIMIZER];
 
 /// How several rewards become one advantage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -39,50 +41,98 @@ pub enum SeveralRewards {
     Sum,
 }
 
-/// How scores become advantages.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Judgement {
-    pub(crate) spread: Spread,
-    pub(crate) several: SeveralRewards,
-    /// Videos of a prompt that are trained on, the best and the worst; all when absent.
-    pub(crate) best_of: Option<usize>,
-}
-
 /// How a round is made.
 pub(crate) struct RoundOptions<'a> {
     pub(crate) algorithm: &'static str,
     pub(crate) sampling: &'a Sampling,
-    /// Videos of a prompt.
-    pub(crate) group_size: usize,
-    /// Of these, computed side by side.
-    pub(crate) at_once: usize,
-    /// Whether all of them start from the same noise.
+    pub(crate) shared: &'a Shared,
+    /// Whether all videos of a prompt start from the same noise.
     pub(crate) same_start: bool,
-    pub(crate) negative_prompt: &'a str,
-    pub(crate) reference: Reference,
-    pub(crate) frame_rate: FrameRate,
+}
+
+/// A round on its way.
+pub(crate) struct Running<'a> {
+    pub(crate) watch: Stopwatch<'a>,
+    pub(crate) tally: Tally,
+    /// Number of the update, from 0.
+    pub(crate) update: usize,
+}
+
+impl<'a> Running<'a> {
+    /// Begins without a gradient of an earlier step.
+    pub(crate) fn new(ctx: &mut StepContext<'a>, shared: &Shared) -> Self {
+        ctx.strategy.discard();
+        let tally = Tally::new(shared.data_weight);
+        Self { watch: Stopwatch::new(ctx.progress, &PHASES), tally, update: 0 }
+    }
+
+    /// A phase of an update begins; the user can stop before the first one is done.
+    pub(crate) fn begin(&mut self, metric: &'static str, words: &str) -> Result<()> {
+        match self.update {
+            0 => self.watch.begin(metric, Some(words)),
+            _ => {
+                self.watch.begin_after_update(metric, Some(words));
+                Ok(())
+            }
+        }
+    }
+
+    /// The report of the round, by what all ranks have.
+    pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
+        let ranks = ctx.strategy.communicator();
+        let seconds = update::slowest(ranks, self.watch.seconds())?;
+        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
+        Ok(self.tally.joined(ranks)?.report(ctx.learning_rate, alias, seconds))
+    }
 }
 
 /// The videos of one prompt.
 pub(crate) struct Group<T> {
+    /// Position of the sample among those of the step.
+    pub(crate) sample: usize,
     /// Row of the sample, which groups of all ranks are joined by.
-    pub(crate) row: u64,
+    row: u64,
+    /// Key of the sample's draws.
+    key: u64,
     pub(crate) conditions: Conditions,
     pub(crate) videos: Vec<Rollout>,
     /// What the step kept of videos that were computed side by side, in their order.
     pub(crate) kept: Vec<T>,
 }
 
+impl<T> Group<T> {
+    /// The videos that are trained on.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = &Rollout> {
+        self.videos.iter().filter(|video| video.advantage != 0.0)
+    }
+
+    /// Key of the sample's draws in an update: the updates of a step have their own.
+    pub(crate) fn key_in(&self, update: usize) -> u64 {
+        key_in(self.key, update)
+    }
+}
+
+fn key_in(key: u64, update: usize) -> u64 {
+    key ^ ((update as u64) << 28)
+}
+
 /// One generated video.
 pub(crate) struct Rollout {
     /// Key of its draws.
-    pub(crate) key: u64,
+    key: u64,
     /// What was decoded, `[C, T, H, W]`.
     pub(crate) latents: Tensor,
     /// Its score and those that it is the sum of; `None` where there was nothing to score.
     scores: Option<Scores>,
     /// What the score is worth beside the others; 0 trains nothing.
     pub(crate) advantage: f64,
+}
+
+impl Rollout {
+    /// As [`Group::key_in`].
+    pub(crate) fn key_in(&self, update: usize) -> u64 {
+        key_in(self.key, update)
+    }
 }
 
 #[derive(Clone)]
@@ -121,36 +171,35 @@ pub(crate) fn generate<E: Explore>(
     prepared: &mut Prepared,
     ctx: &mut StepContext<'_>,
     explore: &mut E,
-    watch: &mut Stopwatch<'_>,
-    tally: &mut Tally,
+    run: &mut Running<'_>,
 ) -> Result<Vec<Group<E::Kept>>> {
     let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
     let mut groups = Vec::new();
-    for (sample, repeats) in ctx.samples.iter().zip(repeats) {
-        let group = generate_group(options, prepared, ctx, sample, repeats, explore, watch, tally)
+    for (i, (sample, repeats)) in ctx.samples.iter().zip(repeats).enumerate() {
+        let group = generate_group(options, prepared, ctx, (i, repeats), explore, run)
             .while_doing(|| format!("training on {}", sample.origin))?;
         groups.extend(group);
-        if tally.nonfinite.is_some() {
+        if run.tally.nonfinite.is_some() {
             break;
         }
     }
     Ok(groups)
 }
 
-#[allow(clippy::too_many_arguments)] // what a round is made with, and one sample
+/// The videos of the sample at a position of the step, which had it `repeats` times before.
 fn generate_group<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
     ctx: &mut StepContext<'_>,
-    sample: &Sample,
-    repeats: u64,
+    (position, repeats): (usize, u64),
     explore: &mut E,
-    watch: &mut Stopwatch<'_>,
-    tally: &mut Tally,
+    run: &mut Running<'_>,
 ) -> Result<Option<Group<E::Kept>>> {
-    let RoundOptions { algorithm, sampling, .. } = *options;
+    let RoundOptions { algorithm, sampling, shared, .. } = *options;
+    let Running { watch, tally, .. } = run;
+    let sample = &ctx.samples[position];
     watch.begin(ENCODE, Some("encoding prompt and reference"))?;
-    let prospect = prepared.target(reward(ctx, algorithm)?, sample, options.reference)?;
+    let prospect = prepared.target(reward(ctx, algorithm)?, sample, shared.reference)?;
     // Nothing is generated for a sample that is left out whatever the model makes of it.
     if let Prospect::Nothing(reason) = &*prospect
         && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx, algorithm)?, reason.clone())?
@@ -158,12 +207,12 @@ fn generate_group<E: Explore>(
         tally.skip(sample, reason);
         return Ok(None);
     }
-    let negative = sampling.guidance.is_on().then_some(options.negative_prompt);
+    let negative = sampling.guidance.is_on().then_some(shared.sampling.negative_prompt.as_str());
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
-    let keys: Vec<u64> = (0..options.group_size).map(|k| rollout_key(key, k)).collect();
+    let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
     let (mut videos, mut kept, mut missing) = (Vec::new(), Vec::new(), None);
-    for (part, keys) in keys.chunks(options.at_once.max(1)).enumerate() {
+    for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
         let start = |own: &u64| {
             let start = if options.same_start { key } else { *own };
             ctx.noise.latents(ctx.step, start, &conditions.prompt.latent_shape)
@@ -171,7 +220,7 @@ fn generate_group<E: Explore>(
         let noises = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
         explore.begin(sample.index, keys);
         let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
-            let of = (part * options.at_once + 1, options.group_size, i + 1, sampling.schedule.steps());
+            let of = (part * shared.at_once + 1, shared.group_size, i + 1, sampling.schedule.steps());
             let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
             watch.begin(ROLLOUT, Some(&words))?;
             explore.step(i, xs, vs)
@@ -183,7 +232,7 @@ fn generate_group<E: Explore>(
             watch.begin(DECODE, Some("decoding"))?;
             let model = diffusion(ctx.model, algorithm)?;
             let (frames, _) = model.decode(&latents, Grad::Skip)?;
-            let video = Video::new(frames, options.frame_rate.of(model, sample))?;
+            let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
             if ctx.want_videos && videos.is_empty() {
                 let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
                 tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
@@ -208,7 +257,7 @@ fn generate_group<E: Explore>(
         tally.skip(sample, reason);
         return Ok(None);
     }
-    Ok(Some(Group { row: sample.index, conditions, videos, kept }))
+    Ok(Some(Group { sample: position, row: sample.index, key, conditions, videos, kept }))
 }
 
 /// Notes a score; one that is not a number ends the round.
@@ -240,7 +289,7 @@ fn scored(
 /// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, wherever they were made.
 /// Gives false when a rank met a score that is not finite: then nothing is to be trained.
 pub(crate) fn judge<T>(
-    how: Judgement,
+    shared: &Shared,
     ctx: &StepContext<'_>,
     groups: &mut [Group<T>],
     tally: &mut Tally,
@@ -263,15 +312,15 @@ pub(crate) fn judge<T>(
     let score = |values: &Vec<u64>, i: usize| values.get(i).map(|bits| f64::from_bits(*bits));
     let sums: Vec<Option<f64>> = scores.iter().map(|values| score(values, 0)).collect();
     tally.groups = GroupStatistics::of(&sums, &rows);
-    let mut advantages = match (how.several, weights.len()) {
+    let mut advantages = match (shared.several_rewards, weights.len()) {
         (SeveralRewards::Apart, 2..) => {
             let terms: Vec<Vec<Option<f64>>> =
                 (0..weights.len()).map(|t| scores.iter().map(|values| score(values, t + 1)).collect()).collect();
             normalized_apart(&terms, &weights, &rows)
         }
-        _ => normalized(&sums, &rows, Normalization::new(how.spread)),
+        _ => normalized(&sums, &rows, Normalization::new(shared.advantage_spread)),
     };
-    if let Some(best_of) = how.best_of {
+    if let Some(best_of) = shared.best_of {
         leave_out_the_middle(&mut advantages, &sums, &rows, best_of);
     }
     let mut advantages = advantages.into_iter().skip(first);
@@ -314,7 +363,7 @@ pub(crate) fn needs_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> 
 }
 
 /// The reward of the step.
-fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
+pub(crate) fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
     match ctx.reward.as_deref_mut() {
         Some(reward) => Ok(reward),
         None => Err(AlgorithmError::NoReward { algorithm }.into()),

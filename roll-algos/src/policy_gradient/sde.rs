@@ -52,6 +52,12 @@ impl SdeKind {
 impl SdeStep {
     /// Step `i` of a descending table of noise levels. Fails on levels between which there is no step.
     pub fn new(kind: SdeKind, eta: f64, sigmas: &[f32], i: usize) -> Result<Self> {
+        Self::limited(kind, eta, f64::INFINITY, sigmas, i)
+    }
+
+    /// The same, with a standard deviation of at most `limit`: near pure noise a level asks for more than there is room
+    /// for.
+    pub fn limited(kind: SdeKind, eta: f64, limit: f64, sigmas: &[f32], i: usize) -> Result<Self> {
         kind.check(eta)?;
         let (Some(&s), Some(&next)) = (sigmas.get(i), sigmas.get(i + 1)) else {
             let steps = sigmas.len().saturating_sub(1);
@@ -65,7 +71,7 @@ impl SdeStep {
         let (dt, root) = (next - s, (s - next).sqrt());
         let step = |of_latents, of_velocity, std, level| Self { kind, of_latents, of_velocity, std, level, root };
         if kind == SdeKind::Cps {
-            let std = next * (0.5 * std::f64::consts::PI * eta).sin();
+            let std = (next * (0.5 * std::f64::consts::PI * eta).sin()).min(limit);
             let kept = (next * next - std * std).max(0.0).sqrt();
             let data = 1.0 - next;
             return Ok(step(data + kept, kept * (1.0 - s) - data * s, std, std));
@@ -75,6 +81,7 @@ impl SdeStep {
             SdeKind::Wan => table(sigmas.len() - 1) + (table(1) - table(sigmas.len() - 1)) * s,
             SdeKind::Dance | SdeKind::Cps => eta,
         };
+        let level = level.min(limit / root);
         let drift = level * level / (2.0 * s);
         Ok(step(1.0 + drift * dt, (1.0 + drift * (1.0 - s)) * dt, level * root, level))
     }
@@ -181,6 +188,26 @@ mod tests {
             let step = SdeStep::new(SdeKind::Sde, 0.7, schedule.sigmas(), 0).unwrap();
             assert!((step.std() - 0.7).abs() < 1e-12);
         }
+    }
+
+    #[test]
+    fn a_limit_bounds_the_deviation_where_it_is_larger_and_changes_no_other_step() {
+        let schedule = FlowSchedule::new(8, 5.0).unwrap();
+        for kind in KINDS {
+            let free: Vec<SdeStep> = (0..8).map(|i| SdeStep::new(kind, 0.9, schedule.sigmas(), i).unwrap()).collect();
+            let [least, most] = [f64::min, f64::max].map(|of| free.iter().map(SdeStep::std).reduce(of).unwrap());
+            let limit = 0.5 * (least + most);
+            for (i, free) in free.iter().enumerate() {
+                let held = SdeStep::limited(kind, 0.9, limit, schedule.sigmas(), i).unwrap();
+                assert!(if free.std() > limit { (held.std() - limit).abs() < 1e-12 } else { held == *free });
+            }
+            assert!(least < limit && limit < most, "{kind:?}");
+        }
+        // What has no room for its noise has room for less.
+        let near_one = [0.9997, 0.98, 0.5, 0.0];
+        assert!(SdeStep::new(SdeKind::Sde, 0.7, &near_one, 0).unwrap().std() > 4.0);
+        let held = SdeStep::limited(SdeKind::Sde, 0.7, 0.1, &near_one, 0).unwrap();
+        assert!(held.of_latents() > 0.9 && (held.std() - 0.1).abs() < 1e-12);
     }
 
     #[test]

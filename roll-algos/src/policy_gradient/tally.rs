@@ -11,6 +11,8 @@ use super::advantages::GroupStatistics;
 
 /// The metric of the mean score.
 pub(crate) const SCORE: &str = "actor/score";
+/// That of the mean loss on the clips.
+pub(crate) const DATA_LOSS: &str = "actor/data_loss";
 
 /// The metrics to show first.
 pub(crate) fn headlines() -> Vec<Headline> {
@@ -37,9 +39,16 @@ pub(crate) struct Tally {
     pub(crate) updates: Vec<StrategyReport>,
     /// Of all ranks.
     pub(crate) groups: GroupStatistics,
+    /// Weight of the loss on the clips, which stands beside that of the videos.
+    data_weight: f64,
 }
 
 impl Tally {
+    /// Of nothing yet.
+    pub(crate) fn new(data_weight: f64) -> Self {
+        Self { data_weight, ..Self::default() }
+    }
+
     /// Adds a value to the mean `metric`.
     pub(crate) fn mean(&mut self, metric: impl Into<String>, value: f64) {
         self.weigh(metric, value, 1.0);
@@ -69,7 +78,8 @@ impl Tally {
             nonfinite: self.nonfinite.map(|(what, value)| (what, value.to_bits())),
             trained: self.trained,
         };
-        let mut all = Self { videos: self.videos, updates: self.updates, groups: self.groups, ..Self::default() };
+        let Self { videos, updates, groups, data_weight, .. } = self;
+        let mut all = Self { videos, updates, groups, data_weight, ..Self::default() };
         for share in communicator::join(ranks, &own)? {
             for (name, (sum, weight)) in share.means {
                 let (sums, weights) = all.means.entry(name).or_default();
@@ -98,6 +108,9 @@ impl Tally {
         metrics.insert("actor/samples".into(), scored);
         for (name, (sum, weight)) in &self.means {
             metrics.insert(name.clone(), sum / weight);
+        }
+        if let Some(data) = metrics.get(DATA_LOSS).copied() {
+            *metrics.entry("actor/loss".into()).or_default() += self.data_weight * data;
         }
         if let (Some(alias), Some(score)) = (alias, metrics.get(SCORE).copied()) {
             metrics.insert(alias, score);

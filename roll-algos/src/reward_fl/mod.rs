@@ -30,8 +30,7 @@ use roll_core::plan::Passes;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
-    Options, Planner, Pullback, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
-    Video,
+    Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
@@ -45,7 +44,7 @@ pub use truncation::TrainedSteps;
 use crate::flow_matching::DataTerm;
 use crate::ranks::{draw_key, repeats};
 use crate::sampling::{Conditions, GuidanceGradient};
-use crate::scoring::{self, Generation, Measured, Prepared, Prospect};
+use crate::scoring::{self, Generation, Measured, Prepared, Prospect, pull_frames};
 use crate::{AlgorithmError, update};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
@@ -263,12 +262,6 @@ impl RewardFl {
     }
 }
 
-/// Pulls the slope of the loss in the score back to the cotangent of the latents.
-fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
-    let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
-    decode.ok_or_else(|| trajectory::no_pullback("the decoder".into()))?.pull(&d_frames)
-}
-
 /// The reward of the step.
 fn reward<'a>(ctx: &'a mut StepContext<'_>) -> Result<&'a mut dyn RewardScorer> {
     match ctx.reward.as_deref_mut() {
@@ -307,5 +300,8 @@ fn passes(options: &Options) -> Result<Passes> {
         (true, GuidanceGradient::Both) => (2, 2),
     };
     let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
-    Ok(Passes { forward, pulled, steps: Some([steps, trained]), videos: None })
+    // Videos of one sample come one after another, and its clip after them.
+    let videos = config.trained_steps.videos();
+    let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
+    Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, videos: None })
 }

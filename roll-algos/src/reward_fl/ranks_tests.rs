@@ -1,24 +1,16 @@
 //! Reward-FL on several ranks.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
-use roll_core::{OptimizerConfig, ThreadRanks};
-
-use super::*;
 use roll_core::*;
+use roll_testing::training::{self, BATCH, Run, agreed, assert_same_runs};
 use roll_testing::{MockDiffusion, Sines, sample};
 
-const LONG: Duration = Duration::from_secs(60);
-const STEPS: u64 = 10;
-const BATCH: u64 = 4;
+use super::*;
 
-/// Parameters at the end, and the metrics of each step without times.
-type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
-
-/// Trains on the same samples with any number of ranks: rank r has the r-th part of those of each step.
+/// Trains on the same samples with any number of ranks.
 fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result<Run>> {
     train_on(ranks, stage, |i| sample(i, prompt(i)), Sines::new)
 }
@@ -39,39 +31,10 @@ fn train_with(
     reward: impl Fn() -> Sines + Sync,
     config: &RewardFlConfig,
 ) -> Vec<Result<Run>> {
-    ThreadRanks::run(ranks, LONG, |ranks| {
-        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
-        let mut strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
-        let (mut model, mut reward) = (MockDiffusion::new(), reward());
-        let mut algorithm = RewardFl::new(config.clone());
-        strategy.attach(&mut model, &OptimizerConfig::default())?;
-        let mut metrics = Vec::new();
-        for step in 0..STEPS {
-            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(&sample).collect();
-            let own = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
-            let report = algorithm.step(&mut StepContext {
-                step,
-                samples: &all[own],
-                model: &mut model,
-                reward: Some(&mut reward),
-                strategy: &mut strategy,
-                learning_rate: 1e-2,
-                noise: &Noise::new(11),
-                progress: &Silent,
-                want_videos: false,
-            })?;
-            metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
-        }
-        Ok((model.adapter, metrics))
+    training::train(ranks, 10, 1e-2, sample, |ranks| {
+        let strategy = Zero::new(ZeroOptions { stage, ..ZeroOptions::default() }, ranks)?;
+        Ok(training::Rank { algorithm: RewardFl::new(config.clone()), strategy, reward: reward() })
     })
-}
-
-/// What all ranks agree on.
-fn agreed(results: Vec<Result<Run>>) -> Run {
-    let mut results = results.into_iter().map(Result::unwrap);
-    let first = results.next().unwrap();
-    assert!(results.all(|other| other == first));
-    first
 }
 
 fn plain(_: u64) -> &'static str {
@@ -94,21 +57,14 @@ fn assert_near(a: &[f32], b: &[f32]) {
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped_samples() {
     for prompt in [plain, some_missing] {
-        let (parameters, metrics) = agreed(train(1, 2, prompt));
+        let ours = agreed(train(1, 2, prompt));
         for ranks in [2, 4] {
-            let (theirs, their_metrics) = agreed(train(ranks, 2, prompt));
-            assert_near(&theirs, &parameters);
-            for (ours, theirs) in metrics.iter().zip(&their_metrics) {
-                assert!(ours.keys().eq(theirs.keys()));
-                for (name, value) in ours {
-                    let same = (value - theirs[name]).abs() <= 1e-5 * value.abs().max(1.0);
-                    assert!(same || value.is_nan(), "{name}: {value} or {}", theirs[name]);
-                }
-            }
+            let theirs = agreed(train(ranks, 2, prompt));
+            assert_same_runs(&ours, &theirs, 1e-6, 1e-5);
             // Before the first update not even rounding differs.
             let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/score", "actor/kl_loss"];
             for name in counted {
-                assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
+                assert_eq!(theirs.1[0].get(name), ours.1[0].get(name), "{name}");
             }
         }
     }
@@ -175,7 +131,7 @@ fn a_value_that_is_not_finite_on_one_rank_leaves_out_the_update_of_all() {
 
 #[test]
 fn an_error_of_one_rank_ends_all() {
-    let results = ThreadRanks::run(2, LONG, |ranks| -> Result<()> {
+    let results = ThreadRanks::run(2, Duration::from_secs(60), |ranks| -> Result<()> {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(ZeroOptions::default(), ranks)?;
         let (mut model, mut reward) = (MockDiffusion::new(), Sines::new());

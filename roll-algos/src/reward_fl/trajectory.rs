@@ -4,7 +4,6 @@ use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Resul
 
 use super::loss::step_kl;
 use super::plan::{LatentDtype, Plan};
-use crate::AlgorithmError;
 use crate::arithmetic::{axpy, scaled};
 use crate::sampling::{Conditions, Guided, GuidedPullback};
 
@@ -176,10 +175,6 @@ fn reference_velocity(
     conditioning: &Conditioning,
 ) -> Result<Tensor> {
     Ok(model.velocity(x, timestep, conditioning, Adapter::Off, Grad::Skip)?.0)
-}
-
-pub(super) fn no_pullback(what: String) -> AlgorithmError {
-    AlgorithmError::NoPullback { what }
 }
 
 fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {

@@ -47,6 +47,14 @@ impl TrainedSteps {
         }
     }
 
+    /// Videos that are decoded and scored for each sample, one after another.
+    pub(super) fn videos(self) -> usize {
+        match self {
+            Self::Renoised(n) => n.max(1),
+            _ => 1,
+        }
+    }
+
     /// The plan of which only these steps are trained; where they are drawn, those that they are drawn from.
     pub(super) fn narrowed(self, plan: Plan) -> Result<Plan> {
         let there = plan.acting.len();

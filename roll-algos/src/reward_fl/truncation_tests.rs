@@ -68,6 +68,10 @@ fn the_plan_counts_the_velocities_that_a_step_computes() {
             let planned = passes(options.as_object().unwrap()).unwrap();
             assert_eq!((planned.forward, planned.pulled), (asked + on_clip, recorded + on_clip), "{steps:?}");
             assert_eq!(planned.steps(), [asked, recorded]);
+            // Noisings are recorded, decoded and pulled back one after another.
+            let several = matches!(steps, TrainedSteps::Renoised(_));
+            let expected = if several { (1, [0, recorded]) } else { (recorded, [0, 1]) };
+            assert_eq!((planned.held(), planned.decoded()), expected, "{steps:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Video};
+use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
 
 use super::prepared::Prospect;
 use crate::AlgorithmError;
@@ -53,4 +53,10 @@ impl Measured {
             }
         }
     }
+}
+
+/// Pulls the slope of the loss in the score back to the cotangent of the latents.
+pub(crate) fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
+    let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
+    decode.ok_or_else(|| AlgorithmError::NoPullback { what: "the decoder".into() })?.pull(&d_frames)
 }

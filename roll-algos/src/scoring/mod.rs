@@ -9,7 +9,7 @@ use std::sync::Arc;
 use roll_core::{DiffusionModel, Result, Sample, Tensor, Video};
 
 pub(crate) use evaluation::{Generation, evaluate};
-pub(crate) use measure::Measured;
+pub(crate) use measure::{Measured, pull_frames};
 pub(crate) use prepared::{Prepared, Prospect};
 
 /// Frames a second of generated videos.

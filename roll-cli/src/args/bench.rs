@@ -12,6 +12,9 @@ pub struct Bench {
     /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert).
     #[arg(long, default_value = "tiny", value_name = "NAME")]
     pub preset: String,
+    /// Algorithm whose step is counted, by its default options: reward_fl, diffusion_nft or flow_grpo.
+    #[arg(long, default_value = "reward_fl", value_name = "NAME")]
+    pub algo: String,
     /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,

@@ -9,7 +9,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 pub struct InitTiny {
     /// Directory to make.
     pub dir: PathBuf,
-    /// Which kind of model.
+    /// Kind of model.
     #[arg(long, value_enum, default_value_t = TinyModel::I2v)]
     pub kind: TinyModel,
     /// Key of the random weights.
@@ -25,7 +25,7 @@ pub struct InitTiny {
 pub struct InitExperts {
     /// Directory to make. Put text encoder (`models_t5_*`), tokenizer and VAE beside the files.
     pub dir: PathBuf,
-    /// Which kind of model.
+    /// Kind of model.
     #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
     pub kind: TinyKind,
     /// Width.

@@ -1,6 +1,6 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
-use roll_core::plan::{Needs, PlanInput, Speed};
+use roll_core::plan::{Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::Loaded;
@@ -144,22 +144,13 @@ pub fn gigabytes(bytes: usize) -> f64 {
 }
 
 fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
-    let [steps, trained] = input.passes.steps();
-    let trained = match input.passes.videos {
-        Some(videos) => {
-            format!("{} videos of {steps} steps for each sample, trained at {trained} noise levels each", videos.count)
-        }
-        None if input.passes.forward > steps => {
-            format!("{trained} of {steps} steps trained, guided: two velocities a step")
-        }
-        None => format!("{trained} of {steps} steps trained"),
-    };
     tellln!(
-        "{}: {} rank(s), ZeRO stage {}, {}, {trained}",
+        "{}: {} rank(s), ZeRO stage {}, {}, {}",
         machine.name,
         input.ranks,
         input.division.stage,
         needs.work,
+        passes_in_words(&input.passes),
     );
     if input.ranks < machine.devices {
         tellln!(
@@ -198,6 +189,18 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     let seconds: f64 = needs.time.iter().map(|p| p.seconds).sum();
     tellln!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
     tellln!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
+}
+
+/// What a step does with each sample.
+pub fn passes_in_words(passes: &Passes) -> String {
+    let [steps, trained] = passes.steps();
+    match passes.videos {
+        Some(videos) => {
+            format!("{} videos of {steps} steps for each sample, trained at {trained} noise levels each", videos.count)
+        }
+        None if passes.forward > steps => format!("{trained} of {steps} steps trained, guided: two velocities a step"),
+        None => format!("{trained} of {steps} steps trained"),
+    }
 }
 
 /// GB on the device and on the host.

@@ -70,7 +70,7 @@ pub fn run(args: Run) -> Result<Ended> {
     Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
-/// The programs and libraries that a run of somebody's starts when it goes on.
+/// Says which programs and libraries a resumed run starts: its configuration may be another person's.
 fn tell_programs(config: &RunConfig) {
     let components =
         config.reward.iter().map(|reward| &reward.options).chain(config.env.iter().map(|env| &env.options));
@@ -83,7 +83,7 @@ fn tell_programs(config: &RunConfig) {
     }
 }
 
-/// What a person wants to know of a run that is over.
+/// The results of a run that is over, for people.
 fn print(summary: &Summary, dir: &RunDir) {
     println!("{} in {:.0} s", counted(summary.steps, "step"), summary.seconds);
     for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {

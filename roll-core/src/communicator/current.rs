@@ -1,7 +1,7 @@
 //! The ranks that this process, or this thread, is one of.
 //!
-//! Factories take options, and options cannot hold a communicator; MPI itself is one per process. So whoever starts a
-//! job says here which ranks it is one of, and strategies and weight stores ask.
+//! Factories take options, and options cannot hold a communicator; MPI itself is one per process. So the program
+//! that starts a job says here which ranks it is one of, and strategies and weight stores ask.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};

@@ -237,11 +237,22 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(text: &str, what: &str) -> Re
     serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} no JSON of the kind that is expected: {e}")))
 }
 
+impl Answer for Vec<(String, f64)> {
+    type Wire = RollOwned<RollNamedNumber>;
+    fn give(self) -> RollOwned<RollNamedNumber> {
+        let item = |(name, value): &(String, f64)| RollNamedNumber { name: RollStr::lend(name), value: *value };
+        let items = self.iter().map(item).collect();
+        own(items, self)
+    }
+    unsafe fn take(wire: RollOwned<RollNamedNumber>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises; the names live until the list is released.
+        unsafe { take(wire, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
+    }
+}
+
 /// Named numbers as an owned list.
 pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNumber> {
-    let item = |(name, value): (&String, &f64)| RollNamedNumber { name: RollStr::lend(name), value: *value };
-    let items = named.iter().map(item).collect();
-    own(items, named)
+    named.into_iter().collect::<Vec<_>>().give()
 }
 
 /// Reads named numbers and gives the list back.

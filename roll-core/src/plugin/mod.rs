@@ -10,7 +10,7 @@
 //! file and the method. Each kind has a file in which [`crossing!`](crossing) writes both directions. Tensors cross as
 //! pointers with an owner that can be retained; nothing is copied.
 //!
-//! Plugin authors see none of it: they implement a trait of this crate and write one line, such as
+//! Plugin authors do not see it: they implement a trait of this crate and write one line, such as
 //! [`export_reward!`](crate::export_reward). Programs that load plugins have the feature `host`.
 
 // Both directions of each kind stand together; a plugin takes one of some.

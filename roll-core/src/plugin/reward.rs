@@ -22,6 +22,7 @@ crossing! {
         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then check;
         ref fn target_key() -> Option<String>, absent None, then key;
         ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
+        ref fn terms() -> Vec<(String, f64)>, or Vec::new(), absent Vec::new();
     }
     by hand [facts] {
         fn name(&self) -> &str {
@@ -224,5 +225,48 @@ pub(super) unsafe fn lent_reward(reward: RollObject) -> Result<Option<ForeignRew
         true => Ok(None),
         // SAFETY: as the caller promises.
         false => unsafe { ForeignReward::new(reward, Source::Host) }.map(Some),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A sum of two terms, the second one's name before the first one's in the alphabet.
+    struct Sum;
+
+    impl RewardScorer for Sum {
+        fn name(&self) -> &str {
+            "sum"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn prepare(&mut self, _: &Video) -> Result<Target> {
+            Ok(Target::default())
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::of(0.0), None))
+        }
+        fn terms(&self) -> Vec<(String, f64)> {
+            vec![("sharpness".into(), 0.5), ("motion".into(), -2.0)]
+        }
+    }
+
+    #[test]
+    fn the_terms_of_a_sum_cross_in_their_order() {
+        // SAFETY: an object of ours, of this kind.
+        let theirs = unsafe { ForeignReward::new(give(Box::new(Sum)), Source::Host) }.unwrap();
+        assert_eq!(theirs.terms(), Sum.terms());
+    }
+
+    #[test]
+    fn a_reward_of_version_2_3_is_no_sum() {
+        let shorter = RollRewardTable { size: std::mem::offset_of!(RollRewardTable, terms), ..TABLE };
+        let object = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(Sum)) };
+        // SAFETY: as above; the table outlives the object.
+        let theirs = unsafe { ForeignReward::new(object, Source::Host) }.unwrap();
+        assert!(theirs.terms().is_empty() && theirs.name() == "sum");
     }
 }

@@ -110,7 +110,7 @@ impl<T: ?Sized> Drop for Served<T> {
 /// Runs `f` on the object for the other side. After a panic the object is not called again.
 ///
 /// # Safety
-/// `state` is a [`Served`] of `T` (P8) that is called by nobody else (P4); P7.
+/// `state` is a [`Served`] of `T` (P8) that no other thread calls meanwhile (P4); P7.
 pub(super) unsafe fn serve<T: ?Sized, R>(
     state: *mut c_void,
     out: *mut R,

@@ -181,7 +181,7 @@ mod tests {
         io::copy(&mut stdout, &mut io::sink()).unwrap();
         let told = running.finish().unwrap_err();
         assert!(told.contains("took longer than 0.3 s"), "{told}");
-        // What nobody waits for ends with its last owner.
+        // A process that is not waited for ends with its last owner.
         let (running, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
         drop(running);
         io::copy(&mut stdout, &mut io::sink()).unwrap();

@@ -184,6 +184,16 @@ impl LanguageModel for CausalLm {
         self.template.as_ref().ok_or_else(missing)?.render(messages, continue_as_assistant)
     }
 
+    fn render_chat_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+        continue_as_assistant: bool,
+    ) -> Result<Option<String>> {
+        let template = self.template.as_ref().filter(|template| template.knows_tools());
+        template.map(|template| template.render_with_tools(messages, tools, continue_as_assistant)).transpose()
+    }
+
     fn end_tokens(&self) -> Vec<u32> {
         self.end_ids.clone()
     }

@@ -45,7 +45,7 @@ pub struct Config {
     /// Frames that go through the networks at once: more is faster on an accelerator and takes more memory.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
-    /// Only every so many frames are scored, and searched for reference faces.
+    /// Score one frame in this many, and search for reference faces in one frame in this many.
     #[schemars(range(min = 1))]
     pub sample_every: usize,
     /// What runs the networks where no gradient is asked for.

@@ -49,7 +49,7 @@ impl FaceNetworks {
             align: config.align,
             batch: config.frames_per_batch,
         };
-        tracing::info!(
+        tracing::debug!(
             detector = %networks.detector.path().display(),
             embedder = %networks.embedder.path().display(),
             channel_order = ?config.channel_order,

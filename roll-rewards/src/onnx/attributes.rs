@@ -1,4 +1,4 @@
-//! The attributes of a node, each read once; what nobody reads is refused.
+//! The attributes of a node, each read once; an attribute that is not read is refused.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ impl<'a> Attributes<'a> {
         sizes(name, &ints, least)
     }
 
-    /// Refuses what nobody read.
+    /// Refuses attributes that were not read.
     pub fn finish(self) -> Result<(), Problem> {
         match self.left.keys().next() {
             None => Ok(()),

@@ -5,12 +5,12 @@ use super::graph::{Graph, Node};
 use super::ops::Run;
 use super::value::{Allowed, Value, elements};
 
-/// A value may have so many elements for each of the inputs', as many as the file has numbers, and [`FREE`]. Networks that
-/// people use stay far below: a first layer makes 64 channels of 3.
+/// A value may have this many elements for each of the inputs', as many as the file has numbers, and [`FREE`]. Networks
+/// that people use stay far below: a first layer makes 64 channels of 3.
 const FOR_EACH_INPUT: usize = 256;
 /// Elements that a value may have whatever the inputs are: 64 MiB.
 const FREE: usize = 1 << 24;
-/// All values of a run together may have so many times what one may have.
+/// All values of a run together may have this many times the elements of one.
 const TOGETHER: usize = 16;
 
 /// Values of the outputs `wanted` (indices into the graph's outputs) for `inputs`, one for each of the graph's.

@@ -18,7 +18,7 @@ thread_local! {
     static ALLOWED: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
 }
 
-/// While it lives, a tensor of this thread may have at most so many elements: operators ask [`elements`] before they
+/// While it lives, a tensor of this thread may have at most this many elements: operators ask [`elements`] before they
 /// make one.
 pub(super) struct Allowed {
     before: usize,

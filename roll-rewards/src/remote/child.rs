@@ -182,7 +182,7 @@ fn placed(region: &mut Option<Arc<Region>>, header: &mut Json, tensors: &[(Strin
     }
 }
 
-/// A region that is too small, or that somebody still reads an answer in, is replaced.
+/// A region that is too small, or in which an answer is still read, is replaced.
 fn held(region: &mut Option<Arc<Region>>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
     let needed = Region::needed(tensors);
     let mut own = match region.take().and_then(Arc::into_inner) {

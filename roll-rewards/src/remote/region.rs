@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 64;
 /// What a thread copies at once.
 const CHUNK: usize = 1 << 20;
 
-/// The memory. It goes when nobody has it mapped.
+/// The memory. It goes when no process has it mapped.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,
@@ -113,7 +113,7 @@ pub struct Piece {
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `Region::piece` found these bytes within the map, whose size is sealed; it lives as long as this, and
-        // is written to in this process by nobody else, since `Region::hold` needs it alone.
+        // is not written to elsewhere in this process, since `Region::hold` needs it alone.
         unsafe { std::slice::from_raw_parts(self.region.map.as_mut_ptr().add(self.start), self.bytes) }
     }
 }

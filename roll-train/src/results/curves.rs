@@ -37,94 +37,119 @@ pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A panel to draw: its title, and the metrics that share its axes.
+pub struct Sketch {
+    /// The panel's title.
+    pub title: String,
+    /// Name of a metric, and how it is drawn.
+    pub curves: Vec<(String, Drawn)>,
+}
+
+/// How the values of a metric are drawn.
+pub enum Drawn {
+    /// Each step as a dot and the running mean as a line; of several runs only the running means.
+    Steps,
+    /// A line with this name.
+    Line(String),
+    /// The change since the first value, as a line with this name.
+    Change(String),
+}
+
+impl Sketch {
+    /// The panel of one metric of steps.
+    pub fn steps(metric: &str, title: &str) -> Self {
+        Self { title: title.into(), curves: vec![(metric.into(), Drawn::Steps)] }
+    }
+
+    /// A headline metric, with the same quantity on held-out data where it is measured.
+    pub fn headline(headline: &Headline) -> Self {
+        let mut sketch = Self::steps(&headline.metric, &headline.title);
+        if let Some(held_out) = &headline.held_out {
+            let name = format!("validation, {}", held_out.data);
+            sketch.curves.push((held_out.metric.clone(), Drawn::Line(name)));
+        }
+        sketch
+    }
+
+    /// Adds lines, named by their metrics without `eval/`.
+    pub fn and_evaluations(mut self, metrics: impl IntoIterator<Item = String>) -> Self {
+        let name = |metric: &str| metric.trim_start_matches("eval/").replace('_', " ");
+        self.curves.extend(metrics.into_iter().map(|metric| (metric.clone(), Drawn::Line(name(&metric)))));
+        self
+    }
+
+    /// The panel; without series if the runs do not have these metrics. Each series of a single run has its own colour;
+    /// of several runs, each run.
+    pub fn draw(&self, runs: &[Curves<'_>]) -> Panel {
+        let alone = runs.len() == 1;
+        let mut series = Vec::new();
+        for (metric, drawn) in &self.curves {
+            for (r, run) in runs.iter().enumerate() {
+                for (name, points, line) in drawn.series(run.of(metric), alone) {
+                    let name = if alone { name } else { format!("{}: {name}", run.name) };
+                    series.push(Series { name, points, line, colour: if alone { series.len() } else { r } });
+                }
+            }
+        }
+        Panel { title: self.title.clone(), axes: ["step".into(), String::new()], series }
+    }
+}
+
+impl Drawn {
+    /// Name, points and whether a line joins them, of each series that is not empty.
+    fn series(&self, points: Vec<[f64; 2]>, alone: bool) -> Vec<(String, Vec<[f64; 2]>, bool)> {
+        let Some(&[_, first]) = points.first() else { return Vec::new() };
+        match self {
+            Self::Steps => {
+                let mean = (format!("mean of {SMOOTHING} steps"), smoothed(&points, SMOOTHING), true);
+                if alone { vec![mean, ("step".into(), points, false)] } else { vec![mean] }
+            }
+            Self::Line(name) => vec![(name.clone(), points, true)],
+            Self::Change(name) => {
+                vec![(name.clone(), points.iter().map(|[step, value]| [*step, value - first]).collect(), true)]
+            }
+        }
+    }
+}
+
 /// A panel for each headline metric that the runs have. The score's panel also shows evaluations, and the panel of a
 /// metric that is also measured on held-out data shows both.
 pub fn main_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
-    let mut panels: Vec<Panel> = headlines.iter().map(|headline| headline_panel(runs, headline)).collect();
-    if !headlines.iter().any(|headline| headline.is_score) {
-        panels.insert(
-            0,
-            Panel { title: "Evaluations".into(), axes: ["step".into(), String::new()], series: evaluations(runs, 0) },
-        );
-    }
-    panels.retain(|panel| panel.series.iter().any(|s| !s.points.is_empty()));
-    panels
-}
-
-fn headline_panel(runs: &[Curves<'_>], headline: &Headline) -> Panel {
-    let mut panel = panel(runs, &headline.metric, &headline.title);
-    if headline.is_score {
-        panel.series.extend(evaluations(runs, panel.series.len()));
-    }
-    if let Some(held_out) = &headline.held_out {
-        let label = format!("validation, {}", held_out.data);
-        let points = |run: &Curves<'_>| vec![(label.clone(), run.of(&held_out.metric), true)];
-        panel.series.extend(series(runs, panel.series.len(), points));
-    }
-    panel
-}
-
-/// The scores of evaluations, one series per set.
-fn evaluations(runs: &[Curves<'_>], first_colour: usize) -> Vec<Series> {
-    let mut all = Vec::new();
-    for name in names(runs).iter().filter(|n| is_evaluation(n)) {
-        let label = name.trim_start_matches("eval/").replace('_', " ");
-        all.extend(series(runs, first_colour + all.len(), |run| vec![(label.clone(), run.of(name), true)]));
-    }
-    all
-}
-
-/// A panel for each other metric. Times are left out.
-pub fn other_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
-    let is_headline = |name: &str| {
-        headlines
-            .iter()
-            .any(|h| h.metric == name || h.held_out.as_ref().is_some_and(|held_out| held_out.metric == name))
+    let evaluations = || names(runs).into_iter().filter(|name| is_evaluation(name));
+    let sketch = |headline: &Headline| match headline.is_score {
+        true => Sketch::headline(headline).and_evaluations(evaluations()),
+        false => Sketch::headline(headline),
     };
-    let shown = |name: &str| name == "step" || is_evaluation(name) || is_headline(name);
-    let names = names(runs).into_iter().filter(|name| !shown(name) && !name.starts_with("time/"));
-    names.map(|name| panel(runs, &name, &name)).collect()
+    let mut sketches: Vec<Sketch> = headlines.iter().map(sketch).collect();
+    if !headlines.iter().any(|headline| headline.is_score) {
+        let title = "Evaluations".into();
+        sketches.insert(0, Sketch { title, curves: Vec::new() }.and_evaluations(evaluations()));
+    }
+    drawn(&sketches, runs)
+}
+
+/// A panel for each metric that these do not show. Times are left out.
+pub fn other_panels(runs: &[Curves<'_>], shown: &[&Sketch]) -> Vec<Panel> {
+    let shown: BTreeSet<&String> = shown.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric).collect();
+    let other = |name: &String| name != "step" && !name.starts_with("time/") && !shown.contains(name);
+    let sketches: Vec<Sketch> = names(runs).into_iter().filter(other).map(|name| Sketch::steps(&name, &name)).collect();
+    drawn(&sketches, runs)
+}
+
+/// The panels of which the runs have something.
+pub fn drawn<'a>(sketches: impl IntoIterator<Item = &'a Sketch>, runs: &[Curves<'_>]) -> Vec<Panel> {
+    sketches.into_iter().map(|sketch| sketch.draw(runs)).filter(|panel| !panel.series.is_empty()).collect()
 }
 
 /// Scores that share an axis; each of several checks has a scale of its own.
-fn is_evaluation(name: &str) -> bool {
+pub fn is_evaluation(name: &str) -> bool {
     let apart = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
     name.starts_with("eval/") && !apart
 }
 
-fn names(runs: &[Curves<'_>]) -> BTreeSet<String> {
+/// The names of all metrics of the runs.
+pub fn names(runs: &[Curves<'_>]) -> BTreeSet<String> {
     runs.iter().flat_map(|run| run.rows).flat_map(|row| row.keys().cloned()).collect()
-}
-
-/// The panel of one metric: each step as a dot and the running mean as a line; of several runs only the running means.
-fn panel(runs: &[Curves<'_>], metric: &str, title: &str) -> Panel {
-    let alone = runs.len() == 1;
-    let series = series(runs, 0, |run| {
-        let points = run.of(metric);
-        let mean = (format!("mean of {SMOOTHING} steps"), smoothed(&points, SMOOTHING), true);
-        match alone {
-            true => vec![mean, ("step".into(), points, false)],
-            false => vec![mean],
-        }
-    });
-    Panel { title: title.into(), axes: ["step".into(), String::new()], series }
-}
-
-/// The series of each run that are not empty. Each series of a single run has its own colour; of several runs, each run.
-fn series(
-    runs: &[Curves<'_>],
-    first_colour: usize,
-    of: impl Fn(&Curves<'_>) -> Vec<(String, Vec<[f64; 2]>, bool)>,
-) -> Vec<Series> {
-    let alone = runs.len() == 1;
-    let mut all = Vec::new();
-    for (r, run) in runs.iter().enumerate() {
-        for (i, (name, points, line)) in of(run).into_iter().enumerate().filter(|(_, s)| !s.1.is_empty()) {
-            let name = if alone { name } else { format!("{}: {name}", run.name) };
-            all.push(Series { name, points, line, colour: if alone { first_colour + i } else { r } });
-        }
-    }
-    all
 }
 
 /// Means over a window of `width` points that ends at each point.
@@ -157,13 +182,22 @@ mod tests {
         let names: Vec<&str> = panels[0].series.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["mean of 8 steps", "step", "unseen"]);
         assert_eq!(panels[0].series[2].points, [[0.0, 0.5], [2.0, 0.7]]);
-        let others: Vec<String> = other_panels(&one, &headlines).into_iter().map(|p| p.title).collect();
+        let shown = Sketch::headline(&headlines[0]).and_evaluations(["eval/unseen".into()]);
+        let others: Vec<String> = other_panels(&one, &[&shown]).into_iter().map(|p| p.title).collect();
         assert_eq!(others, ["actor/skipped", "eval/unseen_kl"]);
 
         let two = [Curves { name: "a", rows: &rows }, Curves { name: "b", rows: &rows }];
         let score = &main_panels(&two, &headlines)[0];
         assert_eq!(score.series.iter().map(|s| s.colour).collect::<Vec<_>>(), [0, 1, 0, 1]);
         assert_eq!(score.series[3].name, "b: unseen");
+    }
+
+    #[test]
+    fn a_change_is_counted_from_the_first_value() {
+        let rows = rows("{\"step\":0,\"eval/unseen\":0.5}\n{\"step\":2,\"eval/unseen\":0.75}");
+        let curves = vec![("eval/unseen".into(), Drawn::Change("reward".into()))];
+        let panel = Sketch { title: "t".into(), curves }.draw(&[Curves { name: "a", rows: &rows }]);
+        assert_eq!(panel.series[0].points, [[0.0, 0.0], [2.0, 0.25]]);
     }
 
     #[test]

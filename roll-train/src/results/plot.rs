@@ -15,8 +15,8 @@ use roll_data::{Picture, encode_png};
 
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);
-/// Width and height of a panel in an HTML page, in pixels.
-const SVG_PANEL: (u32, u32) = (520, 240);
+/// Width and height of a panel in an HTML page, in pixels: about as wide as a phone, where its text can be read then.
+const SVG_PANEL: (u32, u32) = (380, 220);
 /// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible stairs.
 const SVG_SCALE: u32 = 4;
 /// A PNG is drawn with the bundled font, an SVG with the reader's font of this name.
@@ -32,7 +32,18 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(196, 160, 30),
     RGBColor(30, 160, 170),
 ];
+/// The same for a dark page.
+const LIGHT_COLOURS: [RGBColor; 6] = [
+    RGBColor(110, 168, 255),
+    RGBColor(255, 148, 88),
+    RGBColor(98, 202, 130),
+    RGBColor(200, 156, 236),
+    RGBColor(230, 200, 92),
+    RGBColor(80, 208, 218),
+];
 const GREY: RGBColor = RGBColor(90, 90, 90);
+const GRID: RGBColor = RGBColor(228, 228, 228);
+const AXIS: RGBColor = RGBColor(150, 150, 150);
 /// Most labels on the x axis and on the y axis.
 const TICKS: [usize; 2] = [8, 6];
 /// A series with more points is thinned out.
@@ -96,20 +107,40 @@ pub fn svg(panel: &Panel) -> Result<String> {
         SVGBackend::with_string(&mut svg, (SVG_PANEL.0 * SVG_SCALE, SVG_PANEL.1 * SVG_SCALE)).into_drawing_area();
     draw(&root, panel, SVG_SCALE, false).and_then(|()| root.present()).map_err(|e| problem(&panel.title, &e))?;
     drop(root);
+    // The page chooses the colours, as it may be light or dark.
+    let greys = [(GREY, "plot-text".to_string()), (GRID, "plot-grid".into()), (AXIS, "plot-axis".into())];
+    for (colour, name) in COLOURS.iter().enumerate().map(|(i, colour)| (*colour, format!("c{i}"))).chain(greys) {
+        let hex = hex(colour);
+        svg = svg.replace(&format!("\"{hex}\""), &format!("\"var(--{name},{hex})\""));
+    }
     // HTML knows the namespace of `svg`, and a page that names no address evidently loads nothing.
     Ok(svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1))
 }
 
+/// The CSS variables of the palette, for a light page and for a dark one.
+pub fn css_palettes() -> [String; 2] {
+    let variables = |colours: &[RGBColor]| -> String {
+        colours.iter().enumerate().map(|(i, colour)| format!("--c{i}: {}; ", hex(*colour))).collect()
+    };
+    [variables(&COLOURS), variables(&LIGHT_COLOURS)]
+}
+
+/// As plotters writes it.
+fn hex(RGBColor(red, green, blue): RGBColor) -> String {
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
 /// The colour of a series in CSS.
 pub fn css_colour(index: usize) -> String {
-    let RGBColor(red, green, blue) = COLOURS[index % COLOURS.len()];
-    format!("rgb({red},{green},{blue})")
+    format!("var(--c{})", index % COLOURS.len())
 }
 
 /// The same for more parts than there are colours: the second round of the palette is paler.
 pub fn css_part_colour(index: usize) -> String {
-    let RGBColor(red, green, blue) = COLOURS[index % COLOURS.len()];
-    format!("rgba({red},{green},{blue},{})", if index < COLOURS.len() { 1.0 } else { 0.45 })
+    match index < COLOURS.len() {
+        true => css_colour(index),
+        false => format!("color-mix(in srgb, {} 45%, transparent)", css_colour(index)),
+    }
 }
 
 type DrawError<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
@@ -145,8 +176,8 @@ fn draw<B: DrawingBackend>(
     let formatters = ticks.map(|ticks| move |value: &f64| label(*value, &ticks));
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(TRANSPARENT)
-        .bold_line_style(RGBColor(228, 228, 228).stroke_width(scale))
-        .axis_style(RGBColor(150, 150, 150).stroke_width(scale))
+        .bold_line_style(GRID.stroke_width(scale))
+        .axis_style(AXIS.stroke_width(scale))
         .label_style((FONT, TEXT * scale).into_font().color(&GREY))
         .set_all_tick_mark_size(4 * size)
         .x_labels(TICKS[0])
@@ -271,6 +302,17 @@ mod tests {
             let drawn = roll_data::read_image(&path, roll_data::Sizing::Exact([304, 816])).unwrap();
             assert!(drawn.f32s().unwrap().iter().any(|&v| v < 0.0), "nothing is drawn");
         }
+    }
+
+    #[test]
+    fn the_page_chooses_the_colours_of_a_drawing() {
+        let svg = svg(&panel(vec![[0.0, 1.0], [1.0, 2.0]])).unwrap();
+        for name in ["c3", "plot-text", "plot-grid", "plot-axis"] {
+            assert!(svg.contains(&format!("=\"var(--{name},#")), "no {name} in {svg}");
+        }
+        assert!(!svg.contains("=\"#"), "a fixed colour in {svg}");
+        let [light, dark] = css_palettes();
+        assert!(light.contains("--c3: #8048A0;") && dark.contains("--c5: #50D0DA;"), "{light} {dark}");
     }
 
     #[test]

@@ -25,14 +25,14 @@ pub(super) struct Course {
     pub(super) batch: u64,
     /// `training.max_skipped_steps`.
     pub(super) limit: u64,
-    /// `training.warmup_steps`.
-    pub(super) warmup_steps: u64,
+    /// The learning rate of every step done is 0, as in the first step of a warm-up.
+    pub(super) rate_is_zero: bool,
 }
 
-/// Fails once too many steps in a row trained nothing. It depends on the record alone, so that all ranks agree, and so
-/// does a run that was resumed.
+/// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
+/// ranks agree, and so does a run that was resumed.
 pub(super) fn check(record: &Record, course: Course) -> Result<()> {
-    let Course { done, steps, batch, limit, warmup_steps } = course;
+    let Course { done, steps, batch, limit, rate_is_zero } = course;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
     }
     let which = match never {
         true if idle == 1 => "the first step".to_string(),
-        true => format!("the first {idle} steps"),
+        true => format!("the first {}", counted(idle, "step")),
         false => format!("the last {}, after step {}", counted(idle, "step"), done - idle),
     };
     let before_training = record.skipped.iter().filter(|skipped| skipped.step == 0).count() as u64;
@@ -58,16 +58,15 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
             why = format!("{why}. Samples: {}", reasons(record));
         }
         (format!("every update of {which} was left out"), why)
+    } else if rate_is_zero {
+        let why = "the learning rate was 0: `training.warmup_steps` begins at 0, `training.learning_rate` may be 0. \
+                   Take more steps, or set `training.warmup_steps: 0`";
+        (format!("no parameter changed in {which}"), why.into())
     } else {
         let why = "the gradient is 0 or the learning rate is: look at `actor/grad_norm` and `lr` in the metrics, at \
                    `training.learning_rate` and its schedule, and at what is trained (`model.trainable_models`)";
-        // The learning rate rises from 0.
-        let warmup = match never && done <= warmup_steps {
-            true => "; `training.warmup_steps` makes that of the first step 0: take more steps, or leave them out",
-            false => "",
-        };
         let agent = if batch == 0 { "; of an agent: all episodes of each group may have one score" } else { "" };
-        (format!("no parameter changed in {which}"), format!("{why}{warmup}{agent}"))
+        (format!("no parameter changed in {which}"), format!("{why}{agent}"))
     };
     let why = format!("{why}. `training.max_skipped_steps: 0` continues anyway");
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
@@ -113,7 +112,7 @@ mod tests {
 
     /// Of 100 steps, stopped after 5.
     fn course(done: u64, batch: u64) -> Course {
-        Course { done, steps: 100, batch, limit: 5, warmup_steps: 0 }
+        Course { done, steps: 100, batch, limit: 5, rate_is_zero: false }
     }
 
     fn told(record: &Record, course: Course) -> String {
@@ -157,13 +156,9 @@ mod tests {
     fn a_run_that_never_changed_a_parameter_fails_at_its_end_however_short_it_was() {
         let end = |done| Course { steps: done, ..course(done, 2) };
         assert!(told(&record(2, 4, 2), end(2)).contains("all 4 samples of the first 2 steps"));
-        assert!(
-            told(&Record { idle_steps: 1, ..Record::default() }, end(1))
-                .contains("parameter changed in the first step")
-        );
-        let warming = |done| Course { warmup_steps: 3, ..end(done) };
-        let told = |done| told(&Record { idle_steps: done, ..Record::default() }, warming(done));
-        assert!(told(1).contains("take more steps") && !told(4).contains("warmup_steps"), "{}", told(1));
+        assert!(told(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("in the first step"));
+        let warming_up = Course { rate_is_zero: true, ..end(1) };
+        assert!(told(&Record { idle_steps: 1, ..Record::default() }, warming_up).contains("`training.warmup_steps`"));
         assert!(check(&record(3, 4, 2), end(3)).is_ok(), "it was trained in one");
     }
 }

@@ -5,6 +5,7 @@ mod idle;
 mod measure;
 mod open;
 mod overview;
+mod pace;
 mod parameters;
 mod state;
 mod summary;
@@ -73,6 +74,7 @@ pub struct Trainer {
     saved_step: Option<u64>,
     /// What ended the run before its last step, in words.
     stopped: Option<String>,
+    pace: pace::Pace,
 }
 
 impl Trainer {
@@ -116,14 +118,16 @@ impl Trainer {
     }
 
     fn train(&mut self, journal: &mut Journal, session: &Session, bar: &Watch, start: Instant) -> Result<()> {
-        if self.done == 0 && self.record.evaluations.is_empty() {
-            self.evaluate(journal.dir.as_ref(), session)?;
-        }
-        if self.done == 0 && self.record.validations.is_empty() {
-            self.validate(journal, bar)?;
-        }
         if self.done == 0 {
+            let begun = Instant::now();
+            if self.record.evaluations.is_empty() {
+                self.evaluate(journal.dir.as_ref(), session)?;
+            }
+            if self.record.validations.is_empty() {
+                self.validate(journal, bar)?;
+            }
             self.sample_prompts(journal.dir.as_ref(), session)?;
+            self.pace.evaluated(begun.elapsed().as_secs_f64());
         }
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
@@ -158,8 +162,10 @@ impl Trainer {
             report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.tell(self.done, &report)?;
+            let seconds = begun.elapsed().as_secs_f64();
             self.complete(journal, session, bar, report.metrics)?;
             bar.set(self.done);
+            self.tell_pace(seconds, journal);
             let stopped = self.is_idle();
             if stopped.is_err() {
                 self.rescue(journal);
@@ -169,12 +175,22 @@ impl Trainer {
         self.is_idle()
     }
 
+    /// Says how long the rest takes, once the first steps are known.
+    fn tell_pace(&mut self, seconds: f64, journal: &Journal) {
+        let every = self.loaded.config.evaluation.every;
+        let evaluations = if self.measures() { pace::evaluations_left(self.done, self.steps, every) } else { 0 };
+        let told = self.pace.stepped(seconds, self.steps - self.done, evaluations);
+        if let Some(told) = told.filter(|_| journal.dir.is_some()) {
+            tracing::info!("{told}");
+        }
+    }
+
     /// Fails when nothing is trained.
     fn is_idle(&self) -> Result<()> {
         let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
-        let training = &self.loaded.config.training;
-        let (limit, warmup_steps) = (training.max_skipped_steps, training.warmup_steps);
-        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit, warmup_steps })
+        let limit = self.loaded.config.training.max_skipped_steps;
+        let rate_is_zero = (0..self.done).all(|step| self.schedule.at(step) == 0.0);
+        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit, rate_is_zero })
     }
 
     /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the

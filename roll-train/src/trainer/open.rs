@@ -120,6 +120,7 @@ impl Trainer {
             saved: None,
             saved_step: None,
             stopped: None,
+            pace: Default::default(),
         })
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use roll_data::Batches;
 
 use super::Trainer;
-use crate::progress::counted;
+use crate::config::RewardComponent;
+use crate::progress::{counted, grouped, overview_line};
 use crate::run_dir::RunDir;
 
 /// At most this many shapes of clips are named.
@@ -16,42 +17,50 @@ impl Trainer {
     pub(super) fn overview(&self, dir: &RunDir) -> Vec<String> {
         let config = &self.loaded.config;
         let mut lines = Vec::new();
-        let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
-        let with = match rewards.is_empty() {
-            true => String::new(),
-            false => format!(" with the reward {}", rewards.join(" + ")),
+        let mut add = |subject: &str, text: String| lines.push(overview_line(subject, &text));
+        let ranks = match self.strategy.communicator().world_size() {
+            1 => String::new(),
+            ranks => format!(", {ranks} ranks"),
         };
-        let (count, model) = (self.model.parameter_count(), &config.model.name);
-        lines.push(format!("`{}` trains {count} parameters of `{model}`{with}", config.algo.name));
-        let steps = counted(self.steps, "step");
+        let parameters = grouped(self.model.parameter_count() as u64);
+        let (algorithm, model) = (&config.algo.name, &config.model.name);
+        add("training", format!("{parameters} parameters of `{model}` by `{algorithm}`, on {}{ranks}", config.backend));
+        let names = |rewards: &[RewardComponent]| -> Vec<String> {
+            rewards.iter().map(|reward| format!("`{}`", reward.name)).collect()
+        };
+        let checks = names(&config.evaluation.check);
+        let checks = if checks.is_empty() { String::new() } else { format!("; checked by {}", checks.join(", ")) };
+        if !config.reward.is_empty() {
+            add("reward", format!("{}{checks}", names(&config.reward).join(" + ")));
+        }
+        if let Some(env) = &config.env {
+            add("environment", format!("`{}`", env.name));
+        }
         let going_on = if self.done > 0 { format!(", {} done", self.done) } else { String::new() };
-        lines.push(match &self.data {
+        match &self.data {
             Some(data) => {
-                let batch = data.global_batch();
-                format!(
-                    "{}; {steps} of {} each{going_on}: {} epochs",
-                    clips(data),
-                    counted(batch as u64, "clip"),
-                    epochs(data.epoch(self.steps))
-                )
+                add("clips", clips(data));
+                let batch = counted(data.global_batch() as u64, "clip");
+                let epochs = epochs(data.epoch(self.steps));
+                add("steps", format!("{} of {batch} each, {epochs} epochs{going_on}", self.steps));
             }
-            None => format!("{steps}{going_on}; the data are the algorithm's own"),
-        });
+            None => add("steps", format!("{}{going_on}; `{algorithm}` makes its own data", self.steps)),
+        }
         if let Some(evaluator) = &self.evaluator {
             let when = match config.evaluation.every {
                 0 => "before and after".to_string(),
                 every => format!("before, after and every {}", counted(every, "step")),
             };
-            lines.push(format!("{} evaluated {when}", counted(evaluator.clips() as u64, "clip")));
+            add("evaluation", format!("{}, {when}", counted(evaluator.clips() as u64, "clip")));
         }
         if let Some(prompts) = &self.prompts {
-            lines.push(format!("{} each time", counted(prompts.count() as u64, "sample prompt")));
+            add("prompts", format!("{} with each evaluation", counted(prompts.count() as u64, "video")));
         }
         let saves = match config.save_steps {
             0 => "a checkpoint at the end".to_string(),
             every => format!("a checkpoint every {}", counted(every, "step")),
         };
-        lines.push(format!("writing to {}, {saves}", dir.path().display()));
+        add("output", format!("{}, {saves}", dir.path().display()));
         lines
     }
 }

@@ -62,7 +62,7 @@ impl Trainer {
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<Summary> {
         let encodings = self.store.as_ref().map(CacheStore::counts);
         if let Some([found, computed]) = encodings {
-            tracing::info!("encodings: {found} were kept from before, {computed} computed");
+            tracing::info!("encodings: {found} read from the cache, {computed} computed");
         }
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = Summary {

@@ -296,6 +296,9 @@ impl RewardScorer for ToyReward {
     fn measures(&self) -> Measure {
         Measure { label: "toyness".into(), alias: Some("actor/toy_score".into()) }
     }
+    fn terms(&self) -> Vec<(String, f64)> {
+        vec![("prompt".into(), 0.0), ("part".into(), 2.0)]
+    }
     fn differentiable(&self) -> bool {
         true
     }

@@ -216,7 +216,7 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_video = RollVideo { frames, fps }
         roll_score = RollScore { missing, value, details, reason, pullback }
         roll_measure = RollMeasure { label, alias }
-        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures }
+        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms }
     };
     let header = include_str!("../../../roll-core/include/roll_plugin.h");
     let told = header.lines().filter(|line| line.starts_with("} roll_")).count();

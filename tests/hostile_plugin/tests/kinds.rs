@@ -317,10 +317,17 @@ fn what_components_say_of_themselves_crosses() {
         parts.read_part(1..2, &mut values).unwrap();
         let (reward, strategy, algorithm) = (reward(loaded, ""), strategy(loaded, ""), algorithm(loaded, ""));
         let placements = (model.weight_placement(), strategy.weight_placement());
-        format!("{values:?} {placements:?} {:?} {:?}", reward.measures(), algorithm.headlines())
+        let said = (reward.measures(), reward.terms(), algorithm.headlines());
+        format!("{values:?} {placements:?} {said:?}")
     };
     let linked = said(false);
-    assert!(linked.contains("toyness") && linked.contains("held out") && linked.contains("Some(Streamed)"), "{linked}");
+    assert!(
+        linked.contains("toyness")
+            && linked.contains("(\"part\", 2.0)")
+            && linked.contains("held out")
+            && linked.contains("Some(Streamed)"),
+        "{linked}"
+    );
     assert_eq!(said(true), linked);
     for placement in [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded] {
         let context = BuildContext { placement: Some(placement), ..context() };

@@ -2,6 +2,8 @@
 
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
+use crate::agentic_ppo::tools::Tools;
+
 /// Stands for the assistant's words when the template is asked what follows them. Private-use characters, so that no
 /// template and no tokenizer treats them specially.
 const MARK: &str = "\u{f8ff}\u{f8fe}";
@@ -10,6 +12,8 @@ const MARK: &str = "\u{f8ff}\u{f8fe}";
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     messages: Vec<Message>,
+    /// Where the prompt under way begins in the tokens.
+    begins: usize,
     /// All tokens so far.
     pub tokens: Vec<u32>,
     /// Which of them the model wrote.
@@ -21,17 +25,33 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// Forgets what was said: the next messages are a prompt of their own.
+    pub fn restart(&mut self) {
+        self.messages.clear();
+        self.begins = self.tokens.len();
+    }
+
+    /// Where the prompt under way begins in the tokens.
+    pub fn begins(&self) -> usize {
+        self.begins
+    }
+
+    /// What the model continues.
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[self.begins..]
+    }
+
     /// Adds messages, and the opening of the assistant's answer.
-    pub fn ask(&mut self, model: &dyn LanguageModel, messages: Vec<Message>) -> Result<()> {
+    pub fn ask(&mut self, model: &dyn LanguageModel, tools: &Tools, messages: Vec<Message>) -> Result<()> {
         let text = match self.messages.is_empty() {
             true => {
                 self.messages = messages;
-                model.render_chat(&self.messages, true)?
+                tools.render(model, &self.messages)?
             }
             false => {
                 let with_mark =
                     [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
-                let asked = model.render_chat(&[with_mark, messages.clone()].concat(), true)?;
+                let asked = tools.render(model, &[with_mark, messages.clone()].concat())?;
                 self.messages.extend(messages);
                 self.after_answer(model, &asked)?
             }

@@ -13,12 +13,13 @@ use rand::RngCore;
 use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
+use super::tools::{self, Call, Tools};
 use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 use worlds::Worlds;
 
 /// One answer of the agent, and what came of it.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
     /// What the agent saw.
     pub observation: String,
@@ -30,6 +31,13 @@ pub struct Step {
     pub valid: bool,
     /// The tokens it wrote, as a range of the episode's.
     pub tokens: std::ops::Range<usize>,
+    /// Where the conversation that its answer ends begins in the episode's tokens: 0, but where turns have prompts of
+    /// their own.
+    #[serde(default)]
+    pub begins: usize,
+    /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.
+    #[serde(default)]
+    pub calls: Vec<Call>,
 }
 
 /// Why an episode ended.
@@ -87,9 +95,13 @@ impl Episode {
     /// A line for people.
     pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
         let turns = self.steps.iter().map(|s| {
-            serde_json::json!({
+            let mut turn = serde_json::json!({
                 "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
-            })
+            });
+            if !s.calls.is_empty() {
+                turn["calls"] = serde_json::json!(s.calls);
+            }
+            turn
         });
         let mut record = serde_json::json!({
             "step": step,
@@ -136,9 +148,25 @@ struct Play<'a> {
     conversation: Conversation,
     observation: String,
     steps: Vec<Step>,
+    /// Of the turn under way.
+    calls: Vec<Call>,
+    /// Where the agent began to write in the turn under way.
+    written: Option<usize>,
+    /// What tools said, which the agent has not read.
+    results: Vec<String>,
     episode: (usize, u64),
     tag: String,
     ending: Option<(Ending, bool)>,
+}
+
+/// What all plays of a rollout have in common.
+#[derive(Clone, Copy)]
+struct Rules<'a> {
+    config: &'a AgenticPpoConfig,
+    template: &'a TurnTemplate,
+    tools: &'a Tools,
+    /// Texts of the tokens that end an answer.
+    ends: &'a [String],
 }
 
 /// Plays the episodes of `plan`, in the order of their groups. There must be an environment for each. An environment
@@ -152,6 +180,13 @@ pub fn play(
     progress: &dyn Progress,
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let tools = Tools::new(&config.tools)?;
+    // A turn ends with an answer to the environment, after as many answers with calls of tools as there may be calls.
+    let answers_of_a_turn = if tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
+    let rounds = config.max_actions_per_traj.saturating_mul(answers_of_a_turn);
+    let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
+    let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
+    let rules = Rules { config, template: &template, tools: &tools, ends: &ends };
     let budget = config.sequence_length.min(model.context_length());
     let starts = if plan.held_out { HELD_OUT } else { plan.step };
     let worlds = match plan.held_out {
@@ -172,6 +207,9 @@ pub fn play(
                 conversation: Conversation::default(),
                 observation: String::new(),
                 steps: Vec::new(),
+                calls: Vec::new(),
+                written: None,
+                results: Vec::new(),
                 episode: (group, seed),
                 ending: None,
             }
@@ -181,27 +219,21 @@ pub fn play(
         Ok(observation) => play.observation = observation.text,
         Err(e) => play.fail(&e),
     });
-    for turn in 0..config.max_actions_per_traj {
+    for round in 0..rounds {
         if plays.iter().all(|p| p.ending.is_some()) {
             break;
         }
-        progress.phase(&format!("rollout, turn {}", turn + 1));
+        progress.phase(&format!("rollout, turn {}", round + 1));
         if progress.interrupted() {
             return Err(Error::Interrupted);
         }
         for play in plays.iter_mut().filter(|p| p.ending.is_none()) {
-            let message = template.render(Turn {
-                observation: &play.observation,
-                index: turn + 1,
-                actions_left: config.max_actions_per_traj - turn,
-                max_response_length: config.max_tokens_per_step,
-            });
-            play.ask(model, &config.agent_system_template, message, turn == 0)?;
-            if play.conversation.len() >= budget {
+            play.ask(model, rules)?;
+            if play.conversation.prompt().len() >= budget {
                 play.end(Ending::TokenLimit);
             }
         }
-        let answers = answers(config, plan, turn, budget, model, &plays, noise)?;
+        let answers = answers(config, plan, round, budget, model, &plays, noise)?;
         let mut acting = Vec::new();
         for (i, play) in plays.iter_mut().enumerate() {
             if let Some(generation) = answers.get(&i)
@@ -210,7 +242,7 @@ pub fn play(
                 acting.push((play, answer));
             }
         }
-        in_parallel(&mut acting, |(play, answer)| play.act(answer));
+        in_parallel(&mut acting, |(play, answer)| play.act(answer, rules));
     }
     Ok(plays.into_iter().map(Play::finish).collect())
 }
@@ -237,7 +269,7 @@ struct Answer {
 fn answers(
     config: &AgenticPpoConfig,
     plan: Plan,
-    turn: usize,
+    round: usize,
     budget: usize,
     model: &mut dyn LanguageModel,
     plays: &[Play<'_>],
@@ -245,11 +277,11 @@ fn answers(
 ) -> Result<BTreeMap<usize, Generation>> {
     let going: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ending.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
-    let seed = noise.generator(purpose, plan.step, turn as u64).next_u64();
+    let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
     let first = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
     for places in going.chunks(config.infer_batch_size) {
-        let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.tokens.clone()).collect();
+        let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.prompt().to_vec()).collect();
         let numbers = places.iter().map(|i| (first + i) as u64).collect();
         let limits = prompts.iter().map(|prompt| budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
@@ -267,20 +299,39 @@ fn answers(
 }
 
 impl Play<'_> {
-    fn ask(&mut self, model: &dyn LanguageModel, system: &str, message: String, first: bool) -> Result<()> {
+    /// Tells the agent what its tools said, or of its turn: after all that was said before, or in a prompt of its own.
+    fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
+        let Rules { config, template, tools, ends } = rules;
+        if !self.results.is_empty() {
+            let told = self.results.drain(..).map(|result| Message::new(tools::ROLE, result)).collect();
+            return self.conversation.ask(model, tools, told);
+        }
+        let (turn, alone) = (self.steps.len(), config.history_length.is_some());
+        if alone {
+            self.conversation.restart();
+        }
+        let told = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
+        let instructions = self.environment.instructions();
+        let mut content = template.render(Turn {
+            observation: &self.observation,
+            index: turn + 1,
+            actions_left: config.max_actions_per_traj - turn,
+            max_response_length: config.max_tokens_per_step,
+            instructions: &instructions,
+            history: &self.steps[turn - told..],
+            ends,
+        });
         let mut messages = Vec::new();
-        let mut content = message;
-        if first {
-            if !system.is_empty() {
-                messages.push(Message::new("system", system));
+        if turn == 0 || alone {
+            if !config.agent_system_template.is_empty() {
+                messages.push(Message::new("system", config.agent_system_template.as_str()));
             }
-            let instructions = self.environment.instructions();
-            if !instructions.is_empty() {
+            if !instructions.is_empty() && !template.has_instructions() {
                 content = format!("{instructions}\n{content}");
             }
         }
         messages.push(Message::new("user", content));
-        self.conversation.ask(model, messages)
+        self.conversation.ask(model, tools, messages)
     }
 
     /// Takes an answer into the conversation; `None` ends the episode, which has no tokens left.
@@ -294,9 +345,18 @@ impl Play<'_> {
         Ok(Some(Answer { text, tokens: start..self.conversation.len() }))
     }
 
-    /// Lets the environment answer.
-    fn act(&mut self, answer: &mut Answer) {
+    /// Lets the tools that it calls, or else the environment, answer.
+    fn act(&mut self, answer: &mut Answer, Rules { config, tools, .. }: Rules<'_>) {
         let Answer { text, tokens } = answer;
+        let written = *self.written.get_or_insert(tokens.start);
+        let left = config.max_tool_calls.saturating_sub(self.calls.len());
+        if !tools.is_empty() && left > 0 {
+            let made = tools.answer(tools::called(text), left);
+            if !made.is_empty() {
+                self.results = made.iter().map(|call| call.output.to_string()).collect();
+                return self.calls.extend(made);
+            }
+        }
         let next = match self.environment.step(text) {
             Ok(next) => next,
             Err(e) => return self.fail(&e),
@@ -306,11 +366,22 @@ impl Play<'_> {
         }
         let observation = std::mem::replace(&mut self.observation, next.observation.text);
         let response = std::mem::take(text);
-        self.steps.push(Step { observation, response, reward: next.reward, valid: next.valid, tokens: tokens.clone() });
+        self.written = None;
+        self.steps.push(Step {
+            observation,
+            response,
+            reward: next.reward,
+            valid: next.valid,
+            tokens: written..tokens.end,
+            begins: self.conversation.begins(),
+            calls: std::mem::take(&mut self.calls),
+        });
         let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
         if next.terminated || next.truncated {
             let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
             self.ending = Some((ending, won));
+        } else if self.steps.len() >= config.max_actions_per_traj {
+            self.end(Ending::TurnLimit);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use roll_core::{Error, Result};
 
+use super::Step;
+
 /// The reference's system message.
 pub const SYSTEM: &str = "You're a helpful assistant. You are a good game player. You are aiming to get high reward in \
                           the game.";
@@ -28,9 +30,30 @@ enum Piece {
     Text(String),
     Observation,
     TurnIndex,
+    StepCount,
     ActionsLeft,
     MaxResponseLength,
+    Instructions,
+    History,
+    HistoryLength,
 }
+
+/// Names of facts, in the words of the reference's templates of whole conversations and of single turns.
+const FACTS: &[(&str, Piece)] = &[
+    ("observation", Piece::Observation),
+    ("current_observation", Piece::Observation),
+    ("turn_idx", Piece::TurnIndex),
+    ("current_step", Piece::TurnIndex),
+    ("step_count", Piece::StepCount),
+    ("actions_left", Piece::ActionsLeft),
+    ("max_response_length", Piece::MaxResponseLength),
+    ("env_instruction", Piece::Instructions),
+    ("history", Piece::History),
+    ("history_length", Piece::HistoryLength),
+];
+
+/// What the history says of an action that the environment could not read.
+const INVALID: &str = " (not valid: keep to the format)";
 
 /// The facts of a turn.
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +66,17 @@ pub struct Turn<'a> {
     pub actions_left: usize,
     /// Tokens an answer may have.
     pub max_response_length: usize,
+    /// What the environment says of itself.
+    pub instructions: &'a str,
+    /// The turns before this one that the agent is told of, the latest last.
+    pub history: &'a [Step],
+    /// Texts of the tokens that end an answer: they would end the message too.
+    pub ends: &'a [String],
 }
 
 impl TurnTemplate {
-    /// Parses a template; `key` is its place in the configuration. `{observation}`, `{turn_idx}`, `{actions_left}` and
-    /// `{max_response_length}` are replaced, `{{` and `}}` are braces.
+    /// Parses a template; `key` is its place in the configuration. The names of facts in braces are replaced, `{{` and
+    /// `}}` are braces.
     pub fn parse(key: &str, source: &str) -> Result<Self> {
         let bad = |problem: String| Error::config(key, problem);
         let (mut pieces, mut text) = (Vec::new(), String::new());
@@ -62,18 +91,12 @@ impl TurnTemplate {
             }
             let name = rest.strip_prefix('{').and_then(|inner| inner.split_once('}'));
             let (name, after) = name.ok_or_else(|| bad("a brace is not closed; write `{{` for a brace".into()))?;
-            let piece = match name {
-                "observation" => Piece::Observation,
-                "turn_idx" => Piece::TurnIndex,
-                "actions_left" => Piece::ActionsLeft,
-                "max_response_length" => Piece::MaxResponseLength,
-                other => {
-                    let known = "observation, turn_idx, actions_left, max_response_length";
-                    return Err(bad(format!("`{{{other}}}` is no fact of a turn; known: {known}")));
-                }
+            let Some((_, piece)) = FACTS.iter().find(|(known, _)| *known == name) else {
+                let known = FACTS.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
+                return Err(bad(format!("`{{{name}}}` is no fact of a turn; known: {known}")));
             };
             pieces.extend((!text.is_empty()).then(|| Piece::Text(std::mem::take(&mut text))));
-            pieces.push(piece);
+            pieces.push(piece.clone());
             rest = after;
         }
         text.push_str(rest);
@@ -84,17 +107,39 @@ impl TurnTemplate {
         }
     }
 
+    /// Whether it says what the environment says of itself.
+    pub fn has_instructions(&self) -> bool {
+        self.pieces.contains(&Piece::Instructions)
+    }
+
     /// The message of a turn.
     pub fn render(&self, turn: Turn<'_>) -> String {
         let write = |piece: &Piece| match piece {
             Piece::Text(text) => text.clone(),
             Piece::Observation => turn.observation.to_string(),
             Piece::TurnIndex => turn.index.to_string(),
+            Piece::StepCount => turn.index.saturating_sub(1).to_string(),
             Piece::ActionsLeft => turn.actions_left.to_string(),
             Piece::MaxResponseLength => turn.max_response_length.to_string(),
+            Piece::Instructions => turn.instructions.to_string(),
+            Piece::History => history(turn),
+            Piece::HistoryLength => turn.history.len().to_string(),
         };
         self.pieces.iter().map(write).collect()
     }
+}
+
+/// The turns before this one, as one line of facts each.
+fn history(turn: Turn<'_>) -> String {
+    let first = turn.index.saturating_sub(turn.history.len());
+    let told = turn.history.iter().enumerate().map(|(i, step)| {
+        let Step { observation, response, reward, valid, .. } = step;
+        let remark = if *valid { "" } else { INVALID };
+        let action =
+            turn.ends.iter().fold(response.as_str(), |said, end| said.strip_suffix(end.as_str()).unwrap_or(said));
+        format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first + i)
+    });
+    told.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -102,12 +147,48 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    fn turn(history: &[Step]) -> Turn<'_> {
+        Turn {
+            observation: "P_{G}",
+            index: 3,
+            actions_left: 2,
+            max_response_length: 64,
+            instructions: "Walk.",
+            history,
+            ends: &[],
+        }
+    }
+
     #[test]
     fn facts_take_their_places() {
-        let turn = Turn { observation: "P_{G}", index: 2, actions_left: 3, max_response_length: 64 };
         let template = TurnTemplate::parse("k", "{{{turn_idx}}} {observation} {actions_left}/{max_response_length}");
-        assert_eq!(template.unwrap().render(turn), "{2} P_{G} 3/64");
-        assert!(TurnTemplate::parse("k", TURN).unwrap().render(turn).starts_with("Turn 2:\nObservation:\nP_{G}\n"));
+        assert_eq!(template.unwrap().render(turn(&[])), "{3} P_{G} 2/64");
+        assert!(
+            TurnTemplate::parse("k", TURN).unwrap().render(turn(&[])).starts_with("Turn 3:\nObservation:\nP_{G}\n")
+        );
+    }
+
+    #[test]
+    fn a_turn_by_itself_tells_of_those_before_it() {
+        let step = |observation: &str, valid| Step {
+            observation: observation.into(),
+            response: "up$".into(),
+            reward: -0.5,
+            valid,
+            ..Step::default()
+        };
+        let steps = [step("a", true), step("b", false)];
+        let source = "{env_instruction} {step_count} {current_step} {history_length} [{history}] {current_observation}";
+        let template = TurnTemplate::parse("k", source).unwrap();
+        assert!(template.has_instructions());
+        let ends = ["$".to_string()];
+        assert_eq!(
+            template.render(Turn { ends: &ends, ..turn(&steps) }),
+            "Walk. 2 3 2 [(step: 1, observation: a, action: up, reward: -0.5), (step: 2, observation: b, action: up \
+             (not valid: keep to the format), reward: -0.5)] P_{G}"
+        );
+        assert!(template.render(turn(&steps[1..])).contains("1 [(step: 2, observation: b, action: up$ (not"));
+        assert!(template.render(turn(&[])).contains("0 []"));
     }
 
     #[test]

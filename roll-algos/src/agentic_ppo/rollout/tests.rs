@@ -106,6 +106,45 @@ fn the_mask_covers_what_the_agent_wrote_and_nothing_else() {
 }
 
 #[test]
+fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
+    let config = AgenticPpoConfig {
+        history_length: Some(2),
+        adv_estimator: crate::agentic_ppo::advantages::Estimator::Gigpo,
+        agent_template: "{history_length}[{history}]{observation}".into(),
+        // Of a turn, not of the episode.
+        sequence_length: 130,
+        ..config()
+    };
+    config.check().unwrap();
+    let mut model = Bigram::of("xy");
+    let played = rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap();
+    let samples = crate::agentic_ppo::batch::samples(&played, true);
+    assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 130));
+    for sample in samples {
+        let episode = &played[sample.episode];
+        let step = &episode.steps[sample.turn];
+        let text = model.detokenize(&sample.tokens).unwrap();
+        let before = match sample.turn {
+            0 => format!("0[]s{}", episode.seed % 1000),
+            turn => {
+                let Step { observation, response, reward, valid, .. } = &episode.steps[turn - 1];
+                let response = response.trim_end_matches('$');
+                let remark = if *valid { "" } else { " (not valid: keep to the format)" };
+                let told =
+                    format!("(step: {turn}, observation: {observation}, action: {response}{remark}, reward: {reward})");
+                format!("1[{told}]t{turn}")
+            }
+        };
+        assert_eq!(text, format!("u:{before}$a:{}", step.response));
+        let written = sample.response.iter().filter(|r| **r).count();
+        assert_eq!(written, step.tokens.len());
+        assert!(sample.response.last() == Some(&true));
+    }
+    let wrong = AgenticPpoConfig { history_length: Some(2), ..AgenticPpoConfig::default() };
+    assert!(wrong.check().unwrap_err().to_string().contains("algo.history_length"));
+}
+
+#[test]
 fn a_group_shares_its_start_and_starts_are_their_own_everywhere_else() {
     let seeds = |step, held_out| -> Vec<u64> {
         let played = rollout(&config(), plan(step, held_out), &mut worlds(1), &mut Bigram::of("xy")).unwrap();

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use roll_core::process::ChildGroup;
 
+use crate::environments::protocol::shortened;
+
 /// Lines that may wait to be read; a child that writes more waits itself.
 const WAITING_LINES: usize = 4;
 /// What is kept of the end of its errors.
@@ -163,14 +165,5 @@ fn keep_errors(mut stderr: ChildStderr, kept: &Mutex<Vec<u8>>) {
         kept.extend_from_slice(&piece[..n]);
         let surplus = kept.len().saturating_sub(KEPT_ERRORS);
         kept.drain(..surplus);
-    }
-}
-
-/// The beginning of a line, for a message.
-pub fn shortened(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&line[..line.len().min(200)]);
-    match line.len() {
-        0..=200 => format!("`{text}`"),
-        n => format!("`{text}...` ({n} bytes)"),
     }
 }

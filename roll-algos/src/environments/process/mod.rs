@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
-use serde_json::json;
 
-use child::{Child, Start, shortened};
+use super::protocol::{self, Answer, Told};
+use child::{Child, Start};
 
 const NAME: &str = "process";
 /// At most this many different failures are told of.
@@ -57,21 +57,7 @@ pub struct Process {
     start: Start,
     restarts: usize,
     child: Option<Child>,
-    instructions: String,
-    solved: Option<bool>,
-}
-
-#[derive(serde::Deserialize)]
-struct Answer {
-    error: Option<String>,
-    observation: Option<String>,
-    instructions: Option<String>,
-    reward: Option<f64>,
-    terminated: Option<bool>,
-    #[serde(default)]
-    truncated: bool,
-    valid: Option<bool>,
-    solved: Option<bool>,
+    told: Told,
 }
 
 impl Process {
@@ -91,7 +77,7 @@ impl Process {
         }
         let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
         let start = Start { command: options.command, directory, timeout, line_bytes: options.max_line_bytes };
-        Ok(Self { start, restarts: options.restarts, child: None, instructions: String::new(), solved: None })
+        Ok(Self { start, restarts: options.restarts, child: None, told: Told::default() })
     }
 
     fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
@@ -104,42 +90,25 @@ impl Process {
             Some(child) => child,
             none => none.insert(Child::start(&self.start)?),
         };
-        let answer = child.ask(&request.to_string()).and_then(|line| {
-            let parsed: std::result::Result<Answer, _> = serde_json::from_str(&line);
-            parsed.map_err(|e| format!("its answer {} is not what was expected: {e}", shortened(line.as_bytes())))
-        });
+        let answer = child.ask(&request.to_string()).and_then(|line| Answer::parse(&line));
         if answer.is_err() {
             self.child = None;
         }
         // An error that it reports itself leaves it in order.
-        answer.and_then(|answer| match answer.error {
-            Some(error) => Err(format!("it reports: {error}")),
-            None => Ok(answer),
-        })
+        answer?.accepted()
     }
 
     fn begin(&mut self, seed: u64) -> std::result::Result<Observation, String> {
-        let answer = self.ask(&json!({ "reset": { "seed": seed } }))?;
-        let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
-        self.instructions = answer.instructions.unwrap_or_default();
-        self.solved = answer.solved;
-        Ok(Observation { text })
+        let answer = self.ask(&protocol::reset(seed))?;
+        self.told.begun(answer)
     }
 
     fn advance(&mut self, action: &str) -> std::result::Result<Transition, String> {
         if self.child.is_none() {
             return Err("a step without an episode".into());
         }
-        let answer = self.ask(&json!({ "step": { "action": action } }))?;
-        let missing = |key: &str| format!("its answer to `step` has no `{key}`");
-        self.solved = answer.solved;
-        Ok(Transition {
-            observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
-            reward: answer.reward.ok_or_else(|| missing("reward"))?,
-            terminated: answer.terminated.ok_or_else(|| missing("terminated"))?,
-            truncated: answer.truncated,
-            valid: answer.valid.unwrap_or(true),
-        })
+        let answer = self.ask(&protocol::step(action))?;
+        self.told.advanced(answer)
     }
 
     fn failed(&self, problem: String) -> Error {
@@ -180,11 +149,11 @@ impl Environment for Process {
     }
 
     fn instructions(&self) -> String {
-        self.instructions.clone()
+        self.told.instructions.clone()
     }
 
     fn solved(&self) -> Option<bool> {
-        self.solved
+        self.told.solved
     }
 }
 

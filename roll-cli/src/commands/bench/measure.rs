@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Tensor as Burn};
 use roll_backends::product_dtype;
+use roll_core::plan::Passes;
 use roll_core::{Adapter, DiffusionModel, Error, Grad, Result, Strategy, Tensor};
 use roll_models::wan2_2::plan::Speed;
 
 use super::fixture::Fixture;
 use super::memory::Meter;
-use super::preset::{Preset, STEPS, TRAINED_STEPS};
+use super::preset::Preset;
 
 /// One phase of a step.
 #[derive(Clone, Debug)]
@@ -40,27 +41,33 @@ pub struct Measured {
     pub phases: Vec<Phase>,
 }
 
-/// Names of the phases, in the order of a step, and how often a step does each. `forward` are the denoising steps that
-/// are not trained.
-pub const PHASES: [(&str, usize); 10] = [
-    ("encode", 1),
-    ("forward", STEPS - TRAINED_STEPS),
-    ("forward, recorded", TRAINED_STEPS),
-    ("reference forward", TRAINED_STEPS),
-    ("decode", 1),
-    ("score", 1),
-    ("pull of score", 1),
-    ("pull of decode", 1),
-    ("pull of forward", TRAINED_STEPS),
-    ("optimizer", 1),
+/// Names of the phases, in the order of a step.
+const PHASES: [&str; 10] = [
+    "encode",
+    "forward",
+    "forward, recorded",
+    "reference forward",
+    "decode",
+    "score",
+    "pull of score",
+    "pull of decode",
+    "pull of forward",
+    "optimizer",
 ];
 
-/// How often a step does the phase `name`, which it does `passes` times without guidance.
-fn passes(preset: &Preset, name: &str, passes: usize) -> usize {
-    match (preset.guided, name) {
-        (true, "forward") => passes + STEPS,
-        _ => passes,
-    }
+/// The phases of a step, and how often it does each.
+pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)> {
+    let [unrecorded, decoded] = passes.decoded();
+    let (unpulled, pulled, references) = (passes.forward - passes.pulled, passes.pulled, passes.references());
+    let times = move |name| match name {
+        "forward" => unpulled,
+        "forward, recorded" | "pull of forward" => pulled,
+        "reference forward" => references,
+        "decode" | "score" => unrecorded + decoded,
+        "pull of score" | "pull of decode" => decoded,
+        _ => 1,
+    };
+    PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
 }
 
 /// Operations a second of products of the transformer's own shapes, the best of several runs.
@@ -100,22 +107,26 @@ pub fn phases(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Met
     let plan = preset.plan();
     let counted = plan.time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
     let total = |name: &str| counted.iter().find(|p| p.name == name).map(|p| p.flops);
-    let of = |name: &str| match name {
-        "forward" | "forward, recorded" | "reference forward" => total("time/rollout").map(|f| f / STEPS as f64),
-        "pull of forward" => total("time/pull").map(|f| f / TRAINED_STEPS as f64),
-        "decode" => total("time/decode"),
-        "pull of decode" => total("time/pull (decoder)"),
-        _ => None,
+    let passes = preset.passes;
+    let [unrecorded, decoded] = passes.decoded();
+    let of = |name: &str| {
+        let (all, times) = match name {
+            "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
+            "pull of forward" => ("time/pull", passes.pulled),
+            "decode" => ("time/decode", unrecorded + decoded),
+            "pull of decode" => ("time/pull (decoder)", decoded),
+            _ => return None,
+        };
+        total(all).map(|flops| flops / times as f64)
     };
     let tokens = plan.tokens();
     let phase = |(name, passes): (&'static str, usize)| {
         let seconds = median(seen.seconds.get(name)?.clone())?;
         let tokens = name.contains("forward").then_some(tokens);
         let peak = seen.peak.get(name).copied();
-        let passes = self::passes(preset, name, passes);
         Some(Phase { name, seconds, passes, flops: of(name), tokens, peak, memory: meter.kind() })
     };
-    Ok(PHASES.into_iter().filter_map(phase).collect())
+    Ok(phases_of(&passes).filter_map(phase).collect())
 }
 
 /// What was measured so far.
@@ -148,16 +159,19 @@ fn step(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<(
     run("forward", Adapter::On, Grad::Skip)?;
     run("reference forward", Adapter::Off, Grad::Skip)?;
     let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
-    let d_latents = match preset.with_vae {
-        true => {
-            seen.time("encode", || model.encode_video(video))?;
-            let (frames, decoded) = seen.time("decode", || model.decode(latents, Grad::Record))?;
-            let (_, scored) = seen.time("score", || scorer.score(&frames))?;
+    let mut d_latents = velocity;
+    if preset.with_vae {
+        seen.time("encode", || model.encode_video(video))?;
+        // A step that decodes with a gradient and without is measured with it, which takes longer.
+        let with_gradient = preset.passes.decoded()[1] > 0;
+        let grad = if with_gradient { Grad::Record } else { Grad::Skip };
+        let (frames, decoded) = seen.time("decode", || model.decode(latents, grad))?;
+        let (_, scored) = seen.time("score", || scorer.score(&frames))?;
+        if with_gradient {
             let d_frames = seen.time("pull of score", || scored.pull(&Tensor::scalar(1.0)))?;
-            seen.time("pull of decode", || decoded.ok_or_else(none)?.pull(&d_frames))?
+            d_latents = seen.time("pull of decode", || decoded.ok_or_else(none)?.pull(&d_frames))?;
         }
-        false => velocity,
-    };
+    }
     seen.time("pull of forward", || pullback.ok_or_else(none)?.pull(&d_latents))?;
     seen.time("optimizer", || {
         strategy.accumulate(model)?;

@@ -1,4 +1,4 @@
-//! `roll bench`: how fast this machine makes a Reward-FL step of a model of a given size, phase by phase.
+//! `roll bench`: how fast this machine makes a step of an algorithm with a model of a given size, phase by phase.
 //!
 //! Networks have the preset's shapes and random weights, so nothing is downloaded. What the phases sum up to is the step
 //! that a run would make; what they are measured against is the fastest product of matrices of the same run.

@@ -1,7 +1,8 @@
 //! What is measured: networks, video, dtype.
 
 use burn::tensor::DType;
-use roll_core::{Error, Result, error};
+use roll_core::plan::Passes;
+use roll_core::{Error, Options, Registry, Result, error};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{Division, Network, Networks, OnDevice, Plan, Tiles, Work};
 use roll_models::wan2_2::vae::VaeConfig;
@@ -9,9 +10,6 @@ use roll_models::wan2_2::{IdleExpert, Placement};
 
 use crate::args::Bench;
 
-/// Denoising steps of a Reward-FL step, and how many of them are trained.
-pub const STEPS: usize = 8;
-pub const TRAINED_STEPS: usize = 4;
 /// Of the LoRA.
 pub const RANK: usize = 32;
 
@@ -36,8 +34,8 @@ pub struct Preset {
     pub with_vae: bool,
     /// Whether block inputs wait in host memory.
     pub offload: bool,
-    /// Whether every denoising step has a second velocity, under the negative prompt and without gradient.
-    pub guided: bool,
+    /// How often a step passes through the model, and what else it does.
+    pub passes: Passes,
 }
 
 /// Presets of published models, and what `roll plan` calls those.
@@ -85,7 +83,7 @@ impl Preset {
             text_len,
             with_vae: !args.without_vae,
             offload: args.offload,
-            guided: args.guided,
+            passes: passes(args)?,
         };
         preset.check()?;
         Ok(preset)
@@ -122,10 +120,11 @@ impl Preset {
             work: Work {
                 frames: self.frames,
                 size: self.size,
-                velocities: STEPS,
-                recorded: TRAINED_STEPS,
-                references: TRAINED_STEPS,
-                videos: None,
+                velocities: self.passes.forward,
+                recorded: self.passes.pulled,
+                references: self.passes.references(),
+                held: self.passes.held(),
+                decoded: self.passes.decoded(),
                 tiles: Tiles::Fixed(None),
                 offload_inputs: self.offload,
                 text_len: self.text_len,
@@ -155,6 +154,16 @@ impl Preset {
         let [h, w] = self.size.map(|n| n / vae.spatial_stride());
         [vae.z_dim, 1 + (self.frames - 1) / vae.temporal_stride(), h, w]
     }
+}
+
+/// Those of the algorithm with its default options, and guidance if that was asked for.
+fn passes(args: &Bench) -> Result<Passes> {
+    let mut options = Options::new();
+    if args.guided {
+        // Any scale but 1 takes a second velocity, under the negative prompt and without gradient.
+        options.insert("guidance_scale".into(), 2.0.into());
+    }
+    Registry::linked()?.passes(&args.algo, &options)
 }
 
 fn published(name: &str) -> Result<Networks> {

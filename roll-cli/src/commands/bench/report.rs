@@ -3,10 +3,11 @@
 use roll_core::{Error, Result};
 use serde_json::{Value, json};
 
-use super::measure::{Measured, PHASES, Phase};
-use super::preset::{Preset, STEPS, TRAINED_STEPS};
+use super::measure::{Measured, phases_of};
+use super::preset::Preset;
 use super::torch::Theirs;
 use crate::args::Bench;
+use crate::commands::plan::passes_in_words;
 
 /// Prints the table, or JSON to the file or to the output.
 pub fn write(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&Theirs>) -> Result<()> {
@@ -24,8 +25,10 @@ pub fn write(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<
 }
 
 /// Seconds of a whole step, where all its phases were measured.
-fn step_seconds(phases: &[Phase]) -> Option<f64> {
-    (phases.len() == PHASES.len()).then(|| phases.iter().map(|p| p.seconds * p.passes as f64).sum())
+fn step_seconds(preset: &Preset, measured: &Measured) -> Option<f64> {
+    let phases = &measured.phases;
+    let is_whole = phases.len() == phases_of(&preset.passes).count();
+    is_whole.then(|| phases.iter().map(|p| p.seconds * p.passes as f64).sum())
 }
 
 fn print(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&Theirs>) {
@@ -76,9 +79,8 @@ fn print(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&The
             or_dash(phase.peak.map(|p| format!("{:.2}", p as f64 / 1e9))),
         );
     }
-    if let Some(seconds) = step_seconds(&measured.phases) {
-        let guided = if preset.guided { ", guided" } else { "" };
-        println!("a step of {STEPS} denoising steps{guided}, {TRAINED_STEPS} of them trained: {seconds:.2} s");
+    if let Some(seconds) = step_seconds(preset, measured) {
+        println!("a step of `{}`, {}: {seconds:.2} s", args.algo, passes_in_words(&preset.passes));
     }
     if let Some(theirs) = theirs {
         println!("{}", theirs.about);
@@ -86,7 +88,7 @@ fn print(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&The
 }
 
 fn to_json(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&Theirs>) -> Value {
-    let phase = |p: &Phase| {
+    let phase = |p: &super::measure::Phase| {
         json!({
             "name": p.name,
             "passes": p.passes,
@@ -110,10 +112,11 @@ fn to_json(args: &Bench, preset: &Preset, measured: &Measured, theirs: Option<&T
         "size": preset.size,
         "tokens": preset.plan().tokens(),
         "rounds": args.rounds,
-        "guided": preset.guided,
+        "algorithm": args.algo,
+        "guided": args.guided,
         "matmul_flops_per_second": measured.ceiling,
         "phases": measured.phases.iter().map(phase).collect::<Vec<_>>(),
-        "step_seconds": step_seconds(&measured.phases),
+        "step_seconds": step_seconds(preset, measured),
         "pytorch": theirs.map(|t| t.about.clone()),
     })
 }

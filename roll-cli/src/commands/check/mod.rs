@@ -5,7 +5,7 @@ mod findings;
 
 use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
 use roll_train::config::Loaded;
-use roll_train::progress::counted;
+use roll_train::progress::{counted, duration, overview_line};
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
@@ -81,7 +81,8 @@ pub fn estimated(loaded: &Loaded, registry: &Registry) -> Option<String> {
         true => format!("{:.1} of {:.1} GB", device + host, machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
-    Some(format!("by estimate {memory}, {} a step (`roll plan` says what for)", duration(seconds)))
+    let text = format!("{memory}, {} a step (`roll plan` says what for)", duration(seconds));
+    Some(overview_line("estimate", &text))
 }
 
 /// The device's memory is that of this machine.
@@ -144,13 +145,4 @@ fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings
         duration(seconds),
         all.unwrap_or_default()
     ));
-}
-
-/// "5.3 s", "12 min", "3.4 h".
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        ..100.0 => format!("{seconds:.1} s"),
-        ..6000.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3600.0),
-    }
 }

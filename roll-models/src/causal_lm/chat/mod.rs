@@ -21,6 +21,9 @@ pub use self::worker::{WORKER, serve};
 /// Longer templates are refused: the longest that are published have some 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
+/// Variable with the descriptions of tools.
+const TOOLS: &str = "tools";
+
 /// The program that renders templates.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
@@ -143,11 +146,34 @@ impl ChatTemplate {
 
     /// The text of a conversation. `continue_as_assistant` ends it where the assistant speaks next.
     pub fn render(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
-        let conversation = Conversation {
-            messages: messages.into(),
-            add_generation_prompt: continue_as_assistant,
-            arguments: Cow::Borrowed(&self.arguments),
-        };
+        self.render_given(messages, continue_as_assistant, Cow::Borrowed(&self.arguments))
+    }
+
+    /// Whether it writes descriptions of tools.
+    pub fn knows_tools(&self) -> bool {
+        self.reads.iter().any(|name| name == TOOLS)
+    }
+
+    /// As [`ChatTemplate::render`], with descriptions of tools.
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+        continue_as_assistant: bool,
+    ) -> Result<String> {
+        let mut arguments = self.arguments.clone();
+        arguments.insert(TOOLS.into(), tools.into());
+        self.render_given(messages, continue_as_assistant, Cow::Owned(arguments))
+    }
+
+    fn render_given(
+        &self,
+        messages: &[Message],
+        continue_as_assistant: bool,
+        arguments: Cow<'_, serde_json::Map<String, serde_json::Value>>,
+    ) -> Result<String> {
+        let conversation =
+            Conversation { messages: messages.into(), add_generation_prompt: continue_as_assistant, arguments };
         let mut renderer = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
         let rendered = match &mut *renderer {
             Renderer::Here(template) => template.render(&conversation),
@@ -196,6 +222,21 @@ mod tests {
         assert_eq!(with("enable_thinking").unwrap().render(&[], true).unwrap(), "no");
         let told = with("enable_thinkin").err().unwrap().to_string();
         assert!(told.contains("enable_thinkin") && told.contains("chat_template_args"), "{told}");
+    }
+
+    #[test]
+    fn a_template_that_knows_tools_gets_them_as_python_would_write_them() {
+        let source = "{%- if tools %}{%- for tool in tools %}{{- tool | tojson }};{%- endfor %}{%- endif %}\
+            {%- for message in messages %}{{- message.role + ':' + message.content + '\\n' }}{%- endfor %}";
+        let tools = [serde_json::json!({"type": "function", "function": {"name": "add", "a": [1, "<é'>"], "b": {}}})];
+        let messages = [Message::new("user", "6 * 7?"), Message::new("tool", "42")];
+        assert!(template(source).knows_tools() && !template(CHATML).knows_tools());
+        assert_eq!(
+            template(source).render_with_tools(&messages, &tools, true).unwrap(),
+            "{\"type\": \"function\", \"function\": {\"name\": \"add\", \"a\": [1, \"<é'>\"], \"b\": {}}};\
+             user:6 * 7?\ntool:42\n"
+        );
+        assert_eq!(template(source).render(&messages[..1], true).unwrap(), "user:6 * 7?\n");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! A template in this process.
 
 use std::borrow::Cow;
+use std::io;
 
+use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value, context};
 use roll_core::Message;
 use serde::{Deserialize, Serialize};
@@ -47,6 +49,7 @@ impl Template {
         environment.add_function("raise_exception", |message: String| -> Result<(), minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
+        environment.add_filter("tojson", tojson);
         let added = environment.add_template_owned(NAME, source);
         added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
         Ok(Self { environment, bos, eos })
@@ -72,6 +75,47 @@ impl Template {
             })
         });
         rendered.map_err(|e| chain(&e))
+    }
+}
+
+/// JSON as Python's `json.dumps` writes it, which models were trained to read: blanks after commas and colons, and no
+/// character escaped that need not be.
+fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent = match indent {
+        Some(indent) => Some(indent),
+        None => options.get::<Option<usize>>("indent")?,
+    };
+    // What it is asked for beside that is what it does.
+    let _ = options.get::<Option<bool>>("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(indent) => {
+            let blanks = " ".repeat(indent.min(16));
+            let formatter = serde_json::ser::PrettyFormatter::with_indent(blanks.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
+    };
+    let failed = |e: String| minijinja::Error::new(ErrorKind::InvalidOperation, format!("no JSON: {e}"));
+    written.map_err(|e| failed(e.to_string()))?;
+    String::from_utf8(out).map(Value::from).map_err(|e| failed(e.to_string()))
+}
+
+/// A blank after each comma and colon.
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
     }
 }
 

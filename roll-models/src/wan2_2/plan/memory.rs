@@ -101,8 +101,7 @@ impl Plan {
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;
-        let recorded = work.videos.map_or(work.recorded, |videos| videos.at_once);
-        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * recorded;
+        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * work.held;
         let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
@@ -110,7 +109,7 @@ impl Plan {
             on_host,
             format!(
                 "{} velocities x {} segments x {tokens} tokens x {dim} x {kept} B",
-                recorded,
+                work.held,
                 networks.dit.layers + 2
             ),
         ));

@@ -13,7 +13,6 @@ mod tests;
 mod time;
 
 use burn::tensor::DType;
-use roll_core::plan::Videos;
 use roll_core::{Noise, Result};
 
 pub use memory::Item;
@@ -52,8 +51,10 @@ pub struct Work {
     pub recorded: usize,
     /// Velocities of other policies that are compared with: without the adapter, one for each trained step.
     pub references: usize,
-    /// As [`roll_core::plan::Passes::videos`].
-    pub videos: Option<Videos>,
+    /// Of those that are recorded, as many as are held at once before they are pulled back.
+    pub held: usize,
+    /// Videos that are decoded without gradient, and those whose decoding is pulled back.
+    pub decoded: [usize; 2],
     /// Tiles of the VAE.
     pub tiles: Tiles,
     /// Segment inputs wait in host memory.

@@ -53,17 +53,18 @@ impl Plan {
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
             Phase { name, flops, moved, seconds }
         };
+        let [unrecorded, decoded] = work.decoded;
         let [samples, velocities, recorded, references] =
             [work.samples, work.velocities, work.recorded, work.references].map(|n| n as f64);
         let mut phases = vec![
             phase("time/rollout", samples * velocities, forward, true),
             phase("time/reference", samples * references, forward, true),
-            phase("time/decode", samples * work.videos.map_or(1.0, |videos| videos.count as f64), decode, false),
+            phase("time/decode", samples * (unrecorded + decoded) as f64, decode, false),
             phase("time/pull", samples * recorded, pull, true),
         ];
-        if work.videos.is_none() {
+        if decoded > 0 {
             // The decoder is recomputed and then pulled through.
-            phases.push(phase("time/pull (decoder)", samples, 2.0 * decode, false));
+            phases.push(phase("time/pull (decoder)", samples * decoded as f64, 2.0 * decode, false));
         }
         if swapped > 0.0 {
             let (moved, seconds) = (2.0 * weights * samples, swapped * samples);

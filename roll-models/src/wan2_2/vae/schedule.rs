@@ -21,7 +21,7 @@ pub trait Reversible {
 pub struct Schedule {
     steps: usize,
     slots: usize,
-    /// `[slots][steps]`: advances needed to reverse so many steps from a known first state, and the best split.
+    /// `[slots][steps]`: advances needed to reverse this number of steps from a known first state, and the best split.
     known: Vec<Vec<Choice>>,
     /// The same, when the whole chain is being advanced anyway.
     passing: Vec<Vec<Choice>>,

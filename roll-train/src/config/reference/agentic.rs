@@ -8,7 +8,8 @@ use config::{Value, ValueKind};
 
 use super::super::yaml::Map;
 use super::agentic_table::{
-    ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, MODEL, SAME, SECTIONS, SEVERAL, TURNS, WITHOUT_EFFECT, fits,
+    ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS, SEVERAL, SINGLE_TURNS,
+    TURNS, WITHOUT_EFFECT, fits,
 };
 use super::tree::{Source, Target};
 use super::{ORIGIN, betas, constant, devices, precision, said_by_default, strategy};
@@ -146,7 +147,9 @@ fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec
     for (theirs, ours) in TURNS {
         let mut said: Vec<Value> = Vec::new();
         for tag in &played {
-            said.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
+            if is_read(from, tag, theirs) {
+                said.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
+            }
         }
         let Some(first) = said.first().cloned() else { continue };
         if said.iter().any(|value| value.kind != first.kind) {
@@ -163,7 +166,31 @@ fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec
             to.put(ours, first);
         }
     }
+    for tag in &played {
+        if has_single_turns(from, tag) {
+            from.take(&format!("custom_envs.{tag}.env_manager_cls"));
+            if !to.has(HISTORY) {
+                to.put(HISTORY, constant(1u64));
+            }
+        }
+    }
     Ok(())
+}
+
+/// Whether ROLL gives each turn of the environment `tag` a prompt of its own.
+fn has_single_turns(from: &Source, tag: &str) -> bool {
+    let class = from.get(&format!("custom_envs.{tag}.env_manager_cls"));
+    class.and_then(|class| class.clone().into_string().ok()).is_some_and(|class| class.ends_with(SINGLE_TURNS))
+}
+
+/// Whether ROLL reads the key `name` of the environment `tag`.
+fn is_read(from: &Source, tag: &str, name: &str) -> bool {
+    let kind = from.get(&format!("custom_envs.{tag}.env_type")).and_then(|kind| kind.clone().into_string().ok());
+    match name {
+        "history_length" => has_single_turns(from, tag),
+        "agent_template" | "agent_system_template" => kind.as_deref() != Some(OWN_MESSAGES),
+        _ => true,
+    }
 }
 
 /// The environments of a section.
@@ -301,7 +328,11 @@ fn without_effect(path: &Path, from: &Source) -> Option<String> {
     }
     let mut by_reason: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for key in &unused {
-        let reason = WITHOUT_EFFECT.iter().find(|(pattern, _)| fits(pattern, key)).map(|(_, reason)| *reason);
+        let is_entry = key.strip_prefix("custom_envs.").is_some_and(|tag| !tag.contains('.'));
+        let reason = match is_entry {
+            true => Some("no tag names it"),
+            false => WITHOUT_EFFECT.iter().find(|(pattern, _)| fits(pattern, key)).map(|(_, reason)| *reason),
+        };
         by_reason.entry(reason.unwrap_or("there is nothing like it")).or_default().insert(of_all_tags(key));
     }
     let keys = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
@@ -531,6 +562,32 @@ custom_envs:
         let env = loaded.config.env.unwrap();
         assert_eq!((env.name.as_str(), &env.options["num_boxes"]), ("sokoban", &1.into()));
         assert!(!loaded.config.algo.options.contains_key("tags"));
+    }
+
+    #[test]
+    fn turns_have_prompts_of_their_own_where_rolls_class_says_so() {
+        let class = "manager: roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager";
+        let manager = |history: &'static str| {
+            move |text: String| {
+                let text = text.replace("manager: some.python.Class", class);
+                text.replace("    use_thread_lock: true\n", history)
+            }
+        };
+        let load = |change: &dyn Fn(String) -> String| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("own_envs.yaml"), change(ENVIRONMENTS.into())).unwrap();
+            let file = dir.path().join("agents.yaml");
+            std::fs::write(&file, CONFIG.replace("../config/", "").replace("grpo", "gigpo")).unwrap();
+            ConfigLayers::new().file(file).unwrap().load(None).unwrap()
+        };
+        let history = |loaded: &Loaded| loaded.config.algo.options.get("history_length").cloned();
+        let loaded = load(&manager("    history_length: 5\n"));
+        assert_eq!(history(&loaded), Some(5.into()));
+        assert!(!loaded.notes[0].contains("env_manager_cls"), "{}", loaded.notes[0]);
+        assert_eq!(history(&load(&manager(""))), Some(1.into()));
+        let other = load(&|text| text.replace("use_thread_lock: true", "history_length: 5"));
+        assert_eq!(history(&other), None);
+        assert!(other.notes[0].contains("custom_envs.*.history_length (only ROLL's"), "{}", other.notes[0]);
     }
 
     #[test]

@@ -86,7 +86,16 @@ pub const TURNS: &[(&str, &str)] = &[
     ("max_tokens_per_step", "algo.max_tokens_per_step"),
     ("agent_system_template", "algo.agent_system_template"),
     ("agent_template", "algo.agent_template"),
+    ("history_length", HISTORY),
 ];
+
+/// Our key of the turns that an agent is told of, and the end of the name of ROLL's class that gives each turn a prompt
+/// of its own: it tells of one turn where the entry does not say how many.
+pub const HISTORY: &str = "algo.history_length";
+pub const SINGLE_TURNS: &str = "step_env_manager.StepEnvManager";
+
+/// Environment of ROLL that writes its messages itself: an entry's templates are not read.
+pub const OWN_MESSAGES: &str = "sokoban_native_env";
 
 /// Environments: (`env_type`, our name, the options that mean the same in both).
 pub const ENVIRONMENTS: &[(&str, &str, &[&str])] = &[
@@ -120,7 +129,11 @@ pub const ENVIRONMENTS: &[(&str, &str, &[&str])] = &[
             "grid_lookup",
         ],
     ),
+    (OWN_MESSAGES, "sokoban", NATIVE),
 ];
+
+/// The options of Sokoban that ROLL's environment with messages of its own hands on.
+const NATIVE: &[&str] = &["dim_room", "num_boxes", "max_steps", "search_depth", "format_penalty", "action_pattern"];
 
 /// Defaults of ROLL that differ from ours: (our key, ROLL's default).
 pub const DEFAULTS: &[(&str, Fallback)] = &[
@@ -141,6 +154,7 @@ const ROLES: &str = "one program generates, scores and trains: there are no work
 const SHARED: &str = "there is one set of frozen weights, for generation, the KL and training";
 const OWN_FILES: &str = "metrics, TensorBoard files, trajectories and checkpoints are in the run directory";
 const PACKED: &str = "batches are packed without padding and of any size";
+const KERNELS: &str = "the backend chooses its own kernels";
 const UNREAD: &str = "ROLL itself does not read it";
 
 /// Keys without effect, with the reason; `*` is any one name. The first that fits counts.
@@ -159,7 +173,8 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("model_download_type", "HF_ENDPOINT and the caches decide"),
     ("batch_adjust_mode", PACKED),
     ("dirty_data_mask", "episodes whose environment failed are always left out"),
-    ("default_history_length", "the agent sees its whole conversation"),
+    ("default_history_length", "the entries of `custom_envs` that are played have it"),
+    ("profiler_memory", OWN_FILES),
     ("reward_pretrain", "environments give the rewards"),
     ("reward", "environments give the rewards"),
     ("env_monitor", "an environment that hangs is ended by its own time limit"),
@@ -174,7 +189,11 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("actor_infer.generating_args.num_beams", "answers are drawn, one each"),
     ("*.generating_args.num_return_sequences", "answers are drawn, one each"),
     ("*.generating_args.do_sample", "a temperature of 0 takes the likeliest tokens"),
-    ("actor_train.model_args.attn_implementation", "the backend chooses its own kernels"),
+    ("actor_train.model_args.attn_implementation", KERNELS),
+    ("actor_train.model_args.flash_attn", KERNELS),
+    ("actor_train.model_args.ulysses_size", ROLES),
+    ("actor_train.model_args.dtype", "`model.weights_dtype` is `bf16` or `f32`"),
+    ("actor_train.use_remove_padding", PACKED),
     ("actor_train.model_args.model_type", "the weights say what they are"),
     ("*.worker_cls", ROLES),
     ("*.strategy_args", ROLES),
@@ -203,7 +222,12 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("custom_envs.*.env_config.max_steps", UNREAD),
     ("custom_envs.*.env_config.grid_vocab", "the instructions explain the symbols of `grid_lookup`"),
     ("custom_envs.*.env_config.render_mode", "observations are text"),
-    ("custom_envs", "no tag names it"),
+    ("custom_envs.*.agent_template", "the environment writes its own messages"),
+    ("custom_envs.*.agent_system_template", "the environment writes its own messages"),
+    ("custom_envs.*.history_length", "only ROLL's StepEnvManager reads it"),
+    ("custom_envs.*.pre_step_template", "observations are text"),
+    ("custom_envs.*.next_step_template", "observations are text"),
+    ("custom_envs.*.env_config", "the environment here has no such option"),
     ("actor_infer", ROLES),
     ("agent_runner_cls", ROLES),
     ("env_manager_cls", "`adv_estimator` decides whether episodes or their turns are samples"),

@@ -1,6 +1,5 @@
 //! Figures of the report: how far each run came, and what it reached.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use serde::Serialize;
@@ -36,12 +35,18 @@ pub fn status(run: &Source) -> String {
 /// Figures of `summary.json`, and the first and last values of headline metrics. A run without a figure has an empty
 /// value.
 pub fn table(runs: &[Source]) -> Vec<Row> {
-    let columns: Vec<BTreeMap<String, String>> = runs.iter().map(of).collect();
-    let names: BTreeSet<&String> = columns.iter().flat_map(BTreeMap::keys).collect();
-    let row = |name: &String| Row {
-        name: name.clone(),
-        values: columns.iter().map(|column| column.get(name).cloned().unwrap_or_default()).collect(),
+    let columns: Vec<Vec<(String, String)>> = runs.iter().map(of).collect();
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in columns.iter().flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let value = |column: &[(String, String)], name: &String| {
+        column.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone()).unwrap_or_default()
     };
+    let row =
+        |name: &String| Row { name: name.clone(), values: columns.iter().map(|column| value(column, name)).collect() };
     names.into_iter().map(row).collect()
 }
 
@@ -52,11 +57,14 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The figures of one run by name.
-fn of(run: &Source) -> BTreeMap<String, String> {
-    let mut figures = BTreeMap::new();
+/// Names and figures of one run: first those of held-out data.
+fn of(run: &Source) -> Vec<(String, String)> {
+    let mut figures = Vec::new();
     let summary = run.summary.clone().unwrap_or_default();
-    for (name, before) in summary.iter().filter_map(|(name, v)| Some((name.strip_suffix("_before")?, v.as_f64()?))) {
+    let measured = summary.iter().filter_map(|(name, v)| Some((name.strip_suffix("_before")?, v.as_f64()?)));
+    let mut measured: Vec<(&str, f64)> = measured.collect();
+    measured.sort_by_key(|(name, _)| !name.starts_with("unseen"));
+    for (name, before) in measured {
         let number = |suffix: &str| summary.get(&format!("{name}_{suffix}")).and_then(Value::as_f64);
         let gain = summary.get(&format!("{name}_gain"));
         let mut text = format!("{before:.4} \u{2192} {:.4}", number("after").unwrap_or(f64::NAN));
@@ -66,22 +74,22 @@ fn of(run: &Source) -> BTreeMap<String, String> {
             let clips = number("clips").unwrap_or_default();
             let _ = write!(text, ", {mean:+.4} (95 % {low:+.4} to {high:+.4}; {clips} clips)");
         }
-        figures.insert(name.replace('_', " "), text);
+        figures.push((name.replace('_', " "), text));
     }
     for headline in run.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         if let [first, .., last] = run.values(&headline.metric)[..] {
             let name = format!("{}, training", headline.label);
-            figures.insert(name, format!("{} \u{2192} {}", number(first), number(last)));
+            figures.push((name, format!("{} \u{2192} {}", number(first), number(last))));
         }
     }
     if let Some(kl) = summary.get("kl").and_then(Value::as_f64) {
-        figures.insert("kl".into(), number(kl));
+        figures.push(("kl, evaluated".into(), number(kl)));
     }
     if let Some(parameters) = summary.get("parameters").and_then(Value::as_u64) {
-        figures.insert("trainable parameters".into(), parameters.to_string());
+        figures.push(("trainable parameters".into(), parameters.to_string()));
     }
     if let Some([adapter, ..]) = summary.get("adapter").and_then(Value::as_array).map(Vec::as_slice) {
-        figures.insert("weights".into(), adapter.as_str().unwrap_or_default().into());
+        figures.push(("weights".into(), adapter.as_str().unwrap_or_default().into()));
     }
     figures
 }

@@ -1,6 +1,7 @@
 //! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or server.
 
 mod figures;
+mod questions;
 mod source;
 mod timing;
 mod videos;
@@ -14,7 +15,7 @@ use roll_core::files::write_atomically;
 use roll_core::{Error, Headline, Result};
 use serde::Serialize;
 
-use super::curves::{self, Curves};
+use super::curves::{self, Curves, Sketch};
 use super::plot;
 use source::Source;
 
@@ -27,10 +28,20 @@ struct Page<'a> {
     runs: Vec<Run<'a>>,
     figures: Vec<figures::Row>,
     clips: videos::Clips,
-    main_panels: Vec<Panel>,
+    questions: Vec<Question>,
     other_panels: Vec<Panel>,
     /// Settings in which the runs differ, with one value per run.
     differences: Vec<figures::Row>,
+    /// CSS variables of the colours on a light page and on a dark one.
+    palettes: [Value; 2],
+}
+
+#[derive(Serialize)]
+struct Question {
+    title: &'static str,
+    id: &'static str,
+    answers: Vec<questions::Answer>,
+    panels: Vec<Panel>,
 }
 
 #[derive(Serialize)]
@@ -110,15 +121,23 @@ fn page(sources: &[Source]) -> Result<Page<'_>> {
         }
     }
     let curves: Vec<Curves<'_>> = sources.iter().map(|run| Curves { name: &run.name, rows: &run.rows }).collect();
+    let questions = questions::questions(sources, &curves, &headlines);
+    let shown: Vec<&Sketch> = questions.iter().flat_map(|question| &question.sketches).collect();
+    let other_panels = panels(curves::other_panels(&curves, &shown))?;
+    let questions = questions.into_iter().map(|question| {
+        let panels = panels(curves::drawn(&question.sketches, &curves))?;
+        Ok(Question { title: question.title, id: question.id, answers: question.answers, panels })
+    });
     Ok(Page {
         title: sources.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
         several: sources.len() > 1,
         runs,
         figures: figures::table(sources),
         clips,
-        main_panels: panels(curves::main_panels(&curves, &headlines))?,
-        other_panels: panels(curves::other_panels(&curves, &headlines))?,
+        questions: questions.collect::<Result<_>>()?,
+        other_panels,
         differences: differences(sources),
+        palettes: plot::css_palettes().map(Value::from_safe_string),
     })
 }
 
@@ -171,10 +190,21 @@ mod tests {
         write(&page, &[run]).unwrap();
         let html = std::fs::read_to_string(page).unwrap();
         assert!(html.contains("a&lt;script&gt;") && html.contains("r&lt;b&gt;un") && !html.contains("<b>un"), "{html}");
-        for said in ["2 of 3 steps", "1 sample was left out", "clipped in 1 of 2", "data:video/mp4;base64,bm8gdmlkZW8="]
-        {
+        for said in [
+            "2 of 3 steps",
+            "1 sample was left out",
+            "clipped in 1 of 2",
+            "data:video/mp4;base64,bm8gdmlkZW8=",
+            "Is it learning?",
+            "1 metric not finite at some step",
+            "2.0 s a step: pull 75 %",
+            "1 step left: 2 s",
+            "prefers-color-scheme: dark",
+        ] {
             assert!(html.contains(said), "no {said} in: {html}");
         }
+        // Without a reward and its KL there is nothing to hack.
+        assert!(!html.contains("Is it hacking"), "{html}");
         assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src=\"/"));
     }
 

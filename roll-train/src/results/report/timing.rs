@@ -42,7 +42,7 @@ pub fn timing(run: &Source) -> Timing {
 }
 
 /// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is the last phase.
-fn phases(run: &Source) -> (Vec<(String, f64)>, f64) {
+pub fn phases(run: &Source) -> (Vec<(String, f64)>, f64) {
     let mean = |name: &str| {
         let values = run.values(name);
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)

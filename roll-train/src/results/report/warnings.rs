@@ -32,22 +32,12 @@ pub fn warnings(run: &Source) -> Vec<String> {
         let n = run.record.skipped_updates;
         warnings.push(format!("{n} updates were left out because nothing was scored or a value was not finite"));
     }
-    let norms = run.values("actor/grad_norm");
-    let limit = run.number("training.max_grad_norm").filter(|limit| *limit > 0.0);
-    if let Some(limit) = limit {
-        let clipped = norms.iter().filter(|norm| **norm > limit).count();
-        if clipped > 0 {
-            warnings.push(format!(
-                "gradients were clipped in {clipped} of {} steps: their norm is above training.max_grad_norm ({limit})",
-                norms.len()
-            ));
-        }
+    if let Some((clipped @ 1.., steps, limit)) = clipped(run) {
+        warnings.push(format!(
+            "gradients were clipped in {clipped} of {steps} steps: their norm is above training.max_grad_norm ({limit})"
+        ));
     }
-    let lost: BTreeSet<&str> = run
-        .rows
-        .iter()
-        .flat_map(|row| row.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.as_str()))
-        .collect();
+    let lost = lost(run);
     if !lost.is_empty() {
         warnings.push(format!("not finite at some step: {}", lost.into_iter().collect::<Vec<_>>().join(", ")));
     }
@@ -60,4 +50,17 @@ pub fn warnings(run: &Source) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// Steps whose gradient was clipped, all steps with a gradient, and the limit; `None` without a limit.
+pub fn clipped(run: &Source) -> Option<(usize, usize, f64)> {
+    let limit = run.number("training.max_grad_norm").filter(|limit| *limit > 0.0)?;
+    let norms = run.values("actor/grad_norm");
+    Some((norms.iter().filter(|norm| **norm > limit).count(), norms.len(), limit))
+}
+
+/// Metrics that were not finite at some step.
+pub fn lost(run: &Source) -> BTreeSet<&str> {
+    let values = run.rows.iter().flatten();
+    values.filter(|(_, value)| value.is_null()).map(|(name, _)| name.as_str()).collect()
 }

@@ -1,0 +1,169 @@
+//! Tools: commands that the agent may call before it answers its environment.
+//!
+//! The agent writes calls as models of the Hermes and Qwen families do, and reads the results in a turn of the role
+//! `tool`:
+//!
+//! ```text
+//! <tool_call>
+//! {"name": "calculate", "arguments": {"expression": "6 * 7"}}
+//! </tool_call>
+//! ```
+//!
+//! A command gets this object on its standard input, and writes one JSON value to its standard output. What goes wrong
+//! is told to the agent as `{"error": "..."}`; the episode goes on.
+
+mod calls;
+mod process;
+mod prompt;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use roll_core::{Error, Options, Result};
+use serde_json::{Value, json};
+
+pub use calls::{Call, called};
+use process::Command;
+pub use prompt::ROLE;
+
+/// Options of a tool.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolOptions {
+    /// Name that calls have for it.
+    pub name: String,
+    /// What it does, for the agent.
+    pub description: String,
+    /// Its arguments, as a JSON schema of an object.
+    pub parameters: Options,
+    /// Program and arguments. It gets the call as a JSON object on standard input, and writes one JSON value.
+    pub command: Vec<String>,
+    /// Directory it runs in. `null`: where relative paths of the configuration start.
+    pub directory: Option<PathBuf>,
+    /// Names of the environment variables that it gets; of all others it sees nothing.
+    pub environment: Vec<String>,
+    /// Seconds that a call may take; then the program is killed with all that it started.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub timeout: f64,
+    /// Bytes that it may write; beyond them it is killed.
+    #[schemars(range(min = 1))]
+    pub max_output_bytes: usize,
+}
+
+impl Default for ToolOptions {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            description: String::new(),
+            parameters: Options::new(),
+            command: Vec::new(),
+            directory: None,
+            environment: vec!["PATH".into()],
+            timeout: 10.0,
+            max_output_bytes: 4096,
+        }
+    }
+}
+
+/// The tools of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Tools {
+    tools: Vec<Tool>,
+    /// As chat templates get them.
+    descriptions: Vec<Value>,
+}
+
+#[derive(Clone, Debug)]
+struct Tool {
+    name: String,
+    command: Command,
+}
+
+impl Tools {
+    /// With these options; nothing is started.
+    pub fn new(options: &[ToolOptions]) -> Result<Self> {
+        let mut made = Self::default();
+        for (i, tool) in options.iter().enumerate() {
+            let bad = |key: &str, problem: String| Error::config(format!("algo.tools.{i}.{key}"), problem);
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+            if tool.name.is_empty() || !tool.name.chars().all(is_plain) {
+                let problem = format!("expected a name of letters, digits, `_` and `-`, found `{}`", tool.name);
+                return Err(bad("name", problem));
+            }
+            if made.tools.iter().any(|other| other.name == tool.name) {
+                return Err(bad("name", format!("there are two tools `{}`", tool.name)));
+            }
+            if tool.command.first().is_none_or(String::is_empty) {
+                return Err(bad("command", "which program? For example `[python3, my_tool.py]`".into()));
+            }
+            let timeout = Duration::try_from_secs_f64(tool.timeout).ok().filter(|t| !t.is_zero());
+            let Some(timeout) = timeout else {
+                return Err(bad("timeout", format!("expected a positive number of seconds, found {}", tool.timeout)));
+            };
+            if tool.max_output_bytes == 0 {
+                return Err(bad("max_output_bytes", "expected at least 1, found 0".into()));
+            }
+            made.descriptions.push(json!({
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": schema(&tool.parameters),
+                },
+            }));
+            made.tools.push(Tool {
+                name: tool.name.clone(),
+                command: Command {
+                    words: tool.command.clone(),
+                    directory: tool.directory.clone(),
+                    environment: tool.environment.clone(),
+                    timeout,
+                    most: tool.max_output_bytes,
+                },
+            });
+        }
+        Ok(made)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tools.is_empty()
+    }
+
+    /// Makes the calls of an answer, of which `left` may be made.
+    pub fn answer(&self, calls: Vec<std::result::Result<Value, String>>, left: usize) -> Vec<Call> {
+        let make = |(i, call): (usize, std::result::Result<Value, String>)| {
+            let (tool, arguments) = match &call {
+                Ok(call) => (call["name"].as_str().unwrap_or_default().to_string(), call["arguments"].clone()),
+                Err(_) => (String::new(), Value::Null),
+            };
+            let output = match call {
+                Ok(_) if i >= left => Err("no more calls may be made in this turn".to_string()),
+                Ok(call) => self.run(&tool, &call),
+                Err(problem) => Err(problem),
+            };
+            let failed = output.is_err();
+            let output = output.unwrap_or_else(|problem| json!({ "error": problem }));
+            Call { tool, arguments, output, failed }
+        };
+        calls.into_iter().enumerate().map(make).collect()
+    }
+
+    fn run(&self, name: &str, call: &Value) -> std::result::Result<Value, String> {
+        let known = || self.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");
+        let tool = self.tools.iter().find(|tool| tool.name == name);
+        let tool = tool.ok_or_else(|| format!("there is no tool `{name}`; there are: {}", known()))?;
+        let said = tool.command.run(&call.to_string())?;
+        serde_json::from_str(said.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
+    }
+}
+
+/// The schema of a tool without arguments is that of an empty object.
+fn schema(parameters: &Options) -> Value {
+    match parameters.is_empty() {
+        true => json!({ "type": "object", "properties": {} }),
+        false => Value::Object(parameters.clone()),
+    }
+}

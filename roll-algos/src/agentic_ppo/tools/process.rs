@@ -1,0 +1,112 @@
+//! A tool's program: asked once, limited in time and output, and killed with all that it started.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{self, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use roll_core::process::ChildGroup;
+
+/// How often a program that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long the pipes of a program that has ended are waited for: one that left its group may hold them.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
+/// What is kept of the end of its errors, for the agent.
+const KEPT_ERRORS: usize = 400;
+
+/// How a tool is started.
+#[derive(Clone, Debug)]
+pub(super) struct Command {
+    /// Program and arguments.
+    pub words: Vec<String>,
+    pub directory: Option<PathBuf>,
+    /// Names of the variables that it gets.
+    pub environment: Vec<String>,
+    pub timeout: Duration,
+    /// Bytes that it may write.
+    pub most: usize,
+}
+
+impl Command {
+    /// What it writes when it is given `input`.
+    pub fn run(&self, input: &str) -> Result<String, String> {
+        let (program, arguments) = self.words.split_first().ok_or("the tool has no command")?;
+        let mut command = process::Command::new(program);
+        command.args(arguments).env_clear();
+        command.envs(self.environment.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("the tool cannot be started: {e}"))?;
+        let begun = Instant::now();
+        let child = group.child();
+        let (Some(mut stdin), Some(stdout), Some(mut stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err("the tool has no pipes".into());
+        };
+        // Each pipe has a thread: a program that does not read, or floods one of them, must not stop us.
+        let input = input.as_bytes().to_vec();
+        thread::spawn(move || {
+            // One that wants no input may have closed it.
+            let _ = stdin.write_all(&input);
+        });
+        let (told, said) = sync_channel(1);
+        let most = self.most as u64;
+        thread::spawn(move || {
+            let mut output = Vec::new();
+            // One byte more than allowed tells too much from what just fits.
+            let read = stdout.take(most + 1).read_to_end(&mut output);
+            let _ = told.send(read.map(|_| output));
+        });
+        let (hears, heard) = sync_channel(1);
+        thread::spawn(move || {
+            let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
+            while let Ok(n @ 1..) = stderr.read(&mut piece) {
+                kept.extend_from_slice(&piece[..n]);
+                kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
+            }
+            let _ = hears.send(kept);
+        });
+
+        let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
+        let (mut ended, mut output) = (None, None);
+        // Its group is killed when it ends, and its pipes are closed with that.
+        while ended.is_none() || output.is_none() {
+            if output.is_none() {
+                match said.recv_timeout(LOOK) {
+                    Ok(read) => output = Some(read.map_err(|e| format!("the tool's output cannot be read: {e}"))?),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Err("the tool's output is gone".into()),
+                }
+            } else {
+                thread::sleep(LOOK);
+            }
+            if output.as_ref().is_some_and(|output| output.len() > self.most) {
+                return Err(format!("the tool wrote more than {} bytes", self.most));
+            }
+            if ended.is_none() {
+                let status = group.try_wait().map_err(|e| format!("the tool cannot be waited for: {e}"))?;
+                ended = status.map(|status| (status, Instant::now()));
+            }
+            match &ended {
+                None if begun.elapsed() > self.timeout => return Err(too_long()),
+                Some((_, at)) if output.is_none() && at.elapsed() > LAST_MOMENT => {
+                    return Err("the tool ended and left its output open".into());
+                }
+                _ => {}
+            }
+        }
+        let (Some((status, _)), Some(output)) = (ended, output) else { return Err(too_long()) };
+        if !status.success() {
+            let errors = heard.recv_timeout(LAST_MOMENT).unwrap_or_default();
+            let errors = String::from_utf8_lossy(&errors).trim().to_string();
+            let errors = if errors.is_empty() { errors } else { format!(": {errors}") };
+            return Err(format!("the tool failed ({status}){errors}"));
+        }
+        String::from_utf8(output).map_err(|_| "the tool wrote no UTF-8".to_string())
+    }
+}

@@ -1,0 +1,278 @@
+//! Tools that work, and such that hang, flood, end and leave children behind.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Instant;
+
+use roll_core::{Environment, Message, Model, Observation, Transition};
+use roll_testing::Bigram;
+use serde_json::json;
+
+use super::*;
+
+fn options(name: &str, script: &str) -> ToolOptions {
+    let command = ["sh", "-c", script].map(String::from).to_vec();
+    ToolOptions { name: name.into(), command, ..ToolOptions::default() }
+}
+
+fn said(tool: ToolOptions, arguments: Value) -> std::result::Result<Value, String> {
+    let name = tool.name.clone();
+    let call = json!({"name": name, "arguments": arguments});
+    let made = Tools::new(&[tool]).unwrap().answer(vec![Ok(call)], 1).remove(0);
+    assert_eq!(made.tool, name);
+    match made.failed {
+        true => Err(made.output["error"].as_str().unwrap().to_string()),
+        false => Ok(made.output),
+    }
+}
+
+#[test]
+fn calls_are_read_as_hermes_and_qwen_write_them() {
+    let call = |arguments: &str| called(&format!("I look.\n<tool_call>\n{arguments}\n</tool_call>$"));
+    let expected = json!({"name": "add", "arguments": {"a": 1}});
+    assert_eq!(call(r#"{"name": "add", "arguments": {"a": 1}}"#), [Ok(expected.clone())]);
+    assert_eq!(call(r#"{"name": "add", "arguments": "{\"a\": 1}"}"#), [Ok(expected)]);
+    assert_eq!(call(r#"{"name": "now"}"#), [Ok(json!({"name": "now", "arguments": {}}))]);
+    for (text, word) in [
+        ("add(1)", "expected {\"name\""),
+        ("[]", "no `name`"),
+        (r#"{"name": "add", "arguments": [1]}"#, "no object"),
+        (r#"{"name": "add", "arguments": "one"}"#, "no object"),
+    ] {
+        let problem = call(text).remove(0).unwrap_err();
+        assert!(problem.contains(word), "{text}: {problem}");
+    }
+    let two = called("<tool_call>{\"name\": \"a\"}</tool_call><tool_call>{\"name\": \"b\"}");
+    assert!(two.len() == 2 && two[0].is_ok() && two[1].as_ref().unwrap_err().contains("</tool_call>"));
+    assert!(called("<answer>Right</answer>").is_empty());
+    assert!(called("<think><tool_call>{}</tool_call></think><answer>Right</answer>").is_empty());
+}
+
+#[test]
+fn a_tool_gets_the_call_and_its_json_is_the_result() {
+    let echo = options("echo", "read -r call; printf '{\"got\": %s}' \"$call\"");
+    let expected = json!({"got": {"name": "echo", "arguments": {"text": "'\"√"}}});
+    assert_eq!(said(echo, json!({"text": "'\"√"})), Ok(expected));
+    // One that reads nothing is given more than its pipe holds.
+    assert_eq!(said(options("deaf", "echo 1"), json!({"text": "x".repeat(1 << 20)})), Ok(json!(1)));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("fact"), "[7]").unwrap();
+    let reads = ToolOptions { directory: Some(dir.path().into()), ..options("reads", "cat fact") };
+    assert_eq!(said(reads, json!({})), Ok(json!([7])));
+}
+
+#[test]
+fn a_tool_sees_the_variables_that_it_is_given_and_no_others() {
+    let names = |environment: &[&str]| {
+        let environment = environment.iter().map(|name| name.to_string()).collect();
+        // Those that a shell sets for itself are left out.
+        let script =
+            "printf '\"'; env | cut -d= -f1 | grep -vE '^(PWD|SHLVL|_|OLDPWD)$' | sort | tr '\\n' ' '; printf '\"'";
+        said(ToolOptions { environment, ..options("env", script) }, json!({})).unwrap()
+    };
+    assert!(std::env::vars().count() > 2);
+    assert_eq!(names(&["PATH"]), "PATH ");
+    assert_eq!(names(&["PATH", "NO_SUCH_VARIABLE"]), "PATH ");
+}
+
+#[test]
+fn a_tool_that_goes_wrong_is_told_to_the_agent() {
+    for (script, word) in [
+        ("echo hello", "no JSON"),
+        ("printf '\\377'", "no UTF-8"),
+        ("true", "no JSON"),
+        ("echo 'out of ice' >&2; exit 3", "exit status: 3): out of ice"),
+        ("head -c 5000 /dev/zero | tr '\\0' ' '", "more than 4096 bytes"),
+    ] {
+        let problem = said(options("x", script), json!({})).unwrap_err();
+        assert!(problem.contains(word), "{script}: {problem}");
+    }
+    let none = ToolOptions { command: vec!["/no/such/program".into()], ..options("x", "") };
+    assert!(said(none, json!({})).unwrap_err().contains("cannot be started"));
+    let tools = Tools::new(&[options("a", "echo 1"), options("b", "echo 2")]).unwrap();
+    let call = |name: &str| Ok(json!({"name": name, "arguments": {}}));
+    let made = tools.answer(vec![call("b"), call("c"), Err("it is none".into()), call("a")], 3);
+    let outputs: Vec<String> = made.iter().map(|call| call.output.to_string()).collect();
+    assert_eq!(outputs[0], "2");
+    assert!(outputs[1].contains("no tool `c`; there are: a, b") && outputs[2].contains("it is none"), "{outputs:?}");
+    assert!(outputs[3].contains("no more calls"), "{outputs:?}");
+    assert_eq!(made.iter().map(|call| call.failed).collect::<Vec<_>>(), [false, true, true, true]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_tool_that_hangs_or_floods_is_killed_with_its_children() {
+    let dir = tempfile::tempdir().unwrap();
+    // Each leaves a child behind, whose number it writes down.
+    for (name, script) in [
+        ("hangs", "wait"),
+        ("closes", "exec >&- 2>&-; wait"),
+        ("floods", "cat /dev/zero"),
+        ("shouts", "cat /dev/zero >&2"),
+        ("ends", "echo 1"),
+    ] {
+        let tool = ToolOptions {
+            directory: Some(dir.path().into()),
+            timeout: 0.5,
+            ..options(name, &format!("sleep 600 & echo $! > {name}; {script}"))
+        };
+        let begun = Instant::now();
+        let found = said(tool, json!({}));
+        assert!(begun.elapsed().as_secs_f64() < 8.0, "{name}");
+        match name {
+            "ends" => assert_eq!(found, Ok(json!(1))),
+            "floods" => assert!(found.unwrap_err().contains("more than 4096 bytes")),
+            _ => assert!(found.unwrap_err().contains("longer than 0.5 s"), "{name}"),
+        }
+        let number = std::fs::read_to_string(dir.path().join(name)).unwrap();
+        let stat = format!("/proc/{}/stat", number.trim());
+        let is_gone = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        while !is_gone() {
+            assert!(begun.elapsed().as_secs_f64() < 20.0, "the child of `{name}` is left behind");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn options_that_call_nothing_are_refused() {
+    let told = |tools: &[ToolOptions]| Tools::new(tools).unwrap_err().to_string();
+    assert!(told(&[ToolOptions::default()]).contains("algo.tools.0.name"));
+    assert!(told(&[options("a b", "true")]).contains("a b"));
+    assert!(told(&[options("a", "true"), options("a", "true")]).contains("algo.tools.1.name"));
+    assert!(told(&[ToolOptions { command: vec![], ..options("a", "") }]).contains("algo.tools.0.command"));
+    assert!(told(&[ToolOptions { timeout: f64::NAN, ..options("a", "") }]).contains("timeout"));
+    assert!(told(&[ToolOptions { max_output_bytes: 0, ..options("a", "") }]).contains("max_output_bytes"));
+}
+
+#[test]
+fn a_model_whose_template_knows_no_tools_reads_of_them_in_the_conversation() {
+    let tools = Tools::new(&[ToolOptions { description: "Adds.".into(), ..options("add", "echo 1") }]).unwrap();
+    let mut model = Bigram::new();
+    let model = model.as_language().unwrap();
+    let messages = [
+        Message::new("user", "6 * 7?"),
+        Message::new("assistant", "<tool_call>...</tool_call>"),
+        Message::new(ROLE, "1"),
+        Message::new(ROLE, "2"),
+    ];
+    let text = tools.render(model, &messages).unwrap();
+    assert!(text.starts_with("u:You may call tools") && text.contains("Adds.") && text.contains("6 * 7?$a:"), "{text}");
+    let results = "$u:<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>$a:";
+    assert!(text.ends_with(results), "{text}");
+    assert!(text.contains(r#""parameters":{"type":"object","properties":{}}"#), "{text}");
+    assert_eq!(Tools::default().render(model, &messages[..1]).unwrap(), "u:6 * 7?$a:");
+}
+
+/// Counts what it is told, and ends after two answers.
+struct Counts(Vec<String>);
+
+impl Environment for Counts {
+    fn reset(&mut self, _seed: u64) -> Result<Observation> {
+        self.0.clear();
+        Ok(Observation { text: "o".into() })
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.0.push(action.into());
+        let observation = Observation { text: self.0.concat().len().to_string() };
+        Ok(Transition { observation, reward: 1.0, terminated: self.0.len() == 2, truncated: false, valid: true })
+    }
+}
+
+/// Writes these answers one after the other, and then the last again and again.
+struct Scripted {
+    letters: Bigram,
+    answers: Vec<String>,
+    given: usize,
+}
+
+impl roll_core::LanguageModel for Scripted {
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.letters.tokenize(text)
+    }
+
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        self.letters.detokenize(tokens)
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        self.letters.render_chat(messages, continue_as_assistant)
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        self.letters.end_tokens()
+    }
+
+    fn generate(&mut self, prompts: &[Vec<u32>], _: &roll_core::Sampling) -> Result<Vec<roll_core::Generation>> {
+        let answer = self.answers[self.given.min(self.answers.len() - 1)].clone() + "$";
+        self.given += 1;
+        let tokens = self.letters.tokenize(&answer)?;
+        let log_probs = vec![-0.5; tokens.len()];
+        let made = roll_core::Generation { tokens, raw_log_probs: log_probs.clone(), log_probs };
+        Ok(prompts.iter().map(|_| made.clone()).collect())
+    }
+
+    fn evaluate(
+        &mut self,
+        _: &roll_core::Tensor,
+        _: &roll_core::Tensor,
+        _: roll_core::Adapter,
+        _: roll_core::Grad,
+    ) -> Result<(roll_core::TokenStats, Option<roll_core::Pullback>)> {
+        Err(Error::Unsupported("it is scripted".into()))
+    }
+}
+
+#[test]
+fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
+    use crate::agentic_ppo::AgenticPpoConfig;
+    use crate::agentic_ppo::rollout::{Ending, Plan, play};
+
+    let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
+    let answers = vec![call("one"), call("none"), "left".into(), call("one"), call("one"), call("one")];
+    let config = AgenticPpoConfig {
+        tools: vec![options("one", "echo '{\"n\": 1}'")],
+        max_tool_calls: 2,
+        agent_system_template: String::new(),
+        agent_template: "{observation}".into(),
+        max_tokens_per_step: 100,
+        ..AgenticPpoConfig::default()
+    };
+    config.check().unwrap();
+    let mut model = Scripted { letters: Bigram::new(), answers, given: 0 };
+    let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
+    let plan =
+        Plan { step: 0, first_group: 0, groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, held_out: false };
+    let noise = roll_core::Noise::new(3);
+    let played = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap();
+    let episode = &played[0];
+    assert_eq!((episode.steps.len(), &episode.ending), (2, &Ending::Terminated));
+    // Three answers of the first turn, three of the second: its last call comes too late and is for the environment.
+    assert_eq!(model.given, 6);
+    assert_eq!(episode.steps[0].response, "left$");
+    assert_eq!(episode.steps[1].response, call("one") + "$");
+    let record = episode.record(1, "training");
+    let calls = &record["turns"][0]["calls"];
+    assert_eq!(
+        (&calls[0]["tool"], &calls[0]["output"], &calls[0]["failed"]),
+        (&"one".into(), &json!({"n": 1}), &false.into())
+    );
+    assert!(calls[1]["output"]["error"].as_str().unwrap().contains("no tool `none`"), "{calls}");
+    assert_eq!(record["turns"][1]["calls"].as_array().unwrap().len(), 2);
+    // The agent wrote its calls and answers, and nothing of what the tools said.
+    let mut written = Vec::new();
+    for (token, by_agent) in episode.tokens.iter().zip(&episode.response) {
+        written.extend(by_agent.then_some(*token));
+    }
+    let text = roll_core::LanguageModel::detokenize(&model, &written).unwrap();
+    assert_eq!(
+        text,
+        [call("one"), call("none"), "left".into(), call("one"), call("one"), call("one"), "".into()].join("$")
+    );
+    let whole = roll_core::LanguageModel::detokenize(&model, &episode.tokens).unwrap();
+    assert!(whole.contains("$u:<tool_response>\n{\"n\":1}\n</tool_response>$a:"), "{whole}");
+    // As samples of their own, turns train on their calls too.
+    let samples = crate::agentic_ppo::batch::samples(&played, true);
+    let trained: usize = samples.iter().flat_map(|s| &s.response).filter(|r| **r).count();
+    assert_eq!(trained, written.len());
+}

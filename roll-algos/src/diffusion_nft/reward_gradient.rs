@@ -1,0 +1,132 @@
+//! The gradient of the reward beside the regression, on the same noised copies of the same videos.
+//!
+//! The velocity v at a copy `x_t` points at a video, `x_0 = x_t - t v`. It is decoded and scored, and `-weight * score`
+//! is added to the loss of the copy. That is what Reward-FL does with `trained_steps: {renoised: N}`, at the velocities
+//! that the regression computes and pulls back anyway: it costs a decoding and a score, and their pulls.
+
+use std::sync::Arc;
+
+use roll_core::{Error, Grad, Result, RewardScorer, Sample, Sigma, StepContext, Tensor, Video};
+use serde::{Deserialize, Serialize};
+
+use super::loss::Valued;
+use super::{DiffusionNftConfig, Draw, NAME};
+use crate::arithmetic::axpy;
+use crate::policy_gradient::Counted;
+use crate::policy_gradient::round::{DECODE, Group, PULL, Running, SCORING, reward};
+use crate::scoring::{FrameRate, Measured, Prepared, Prospect, pull_frames};
+use crate::update::diffusion;
+
+/// How much the gradient of the reward counts, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RewardGradient {
+    /// Weight of minus the score of the video that the velocity at a noised copy points at; 0, for rewards without a
+    /// gradient, leaves it out. The `reward_weight` of Reward-FL over its `reward_std` is such a weight: 0.625 by its
+    /// defaults.
+    #[schemars(range(min = 0))]
+    pub weight: f64,
+    /// Only copies of at most this noise level (timestep / 1000) are scored: what nearly pure noise points at is a
+    /// blur.
+    pub max_timestep_boundary: f64,
+}
+
+impl Default for RewardGradient {
+    fn default() -> Self {
+        Self { weight: 0.0, max_timestep_boundary: 1.0 }
+    }
+}
+
+impl RewardGradient {
+    /// Fails on a weight that can only be a mistake, on a bound below all `levels` that are trained, and with a reward
+    /// that has no gradient.
+    pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
+        let key = |name: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{name}"), problem));
+        if !(self.weight.is_finite() && self.weight >= 0.0) {
+            let problem = format!("must be at least 0, found {}: it would drive the score down", self.weight);
+            return key("weight", problem);
+        }
+        if self.weight == 0.0 {
+            return Ok(());
+        }
+        if !levels.iter().any(|level| self.acts_at(*level)) {
+            let [first, last] = [levels.first(), levels.last()].map(|level| level.map_or(0.0, |level| level.0));
+            let found = self.max_timestep_boundary;
+            let problem = format!("no noise level that is trained, {last:.3} to {first:.3}, is at most {found}");
+            return key("max_timestep_boundary", problem);
+        }
+        match reward.differentiable() {
+            true => Ok(()),
+            false => {
+                let name = reward.name();
+                key("weight", format!("the reward `{name}` has no gradient: leave it at 0, or choose another reward"))
+            }
+        }
+    }
+
+    fn acts_at(&self, level: Sigma) -> bool {
+        level.0 <= self.max_timestep_boundary
+    }
+}
+
+/// What the predictions for a prompt are scored by.
+pub(super) struct Predictions<'a> {
+    of: RewardGradient,
+    sample: &'a Sample,
+    prospect: Arc<Prospect>,
+    frame_rate: FrameRate,
+}
+
+impl<'a> Predictions<'a> {
+    /// For the videos of a group; `None` where the gradient of the reward does not count.
+    pub(super) fn of(
+        config: &DiffusionNftConfig,
+        prepared: &mut Prepared,
+        ctx: &mut StepContext<'a>,
+        group: &Group<()>,
+    ) -> Result<Option<Self>> {
+        if config.reward_gradient.weight == 0.0 {
+            return Ok(None);
+        }
+        let sample = &ctx.samples[group.sample];
+        let prospect = prepared.target(reward(ctx, NAME)?, sample, config.reference)?;
+        Ok(Some(Self { of: config.reward_gradient, sample, prospect, frame_rate: config.frame_rate }))
+    }
+
+    /// Adds `-weight * score` of what `velocity` points at to the loss of a draw, and its gradient. A prediction
+    /// without a score adds nothing.
+    pub(super) fn add(
+        &self,
+        ctx: &mut StepContext<'_>,
+        draw: &Draw<'_>,
+        velocity: &Tensor,
+        loss: &mut Valued,
+        run: &mut Running<'_>,
+    ) -> Result<()> {
+        if !self.of.acts_at(draw.sigma) {
+            return Ok(());
+        }
+        let (prompt, t) = (&draw.conditions.prompt, draw.sigma.0);
+        let data = prompt.with_first_frame(&axpy(&draw.x, -(t as f32), velocity)?)?;
+        run.begin(DECODE, "decoding a prediction")?;
+        let model = diffusion(ctx.model, NAME)?;
+        let (frames, decode) = model.decode(&data, Grad::Record)?;
+        let video = Video::new(frames, self.frame_rate.of(model, self.sample))?;
+        run.begin(SCORING, "scoring a prediction")?;
+        let measured = Measured::of(&video, self.sample, &self.prospect, reward(ctx, NAME)?, Grad::Record)?;
+        let is_missing = matches!(measured, Measured::Skipped(_));
+        run.tally.mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
+        let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
+        run.tally.mean("actor/prediction_score", value);
+        loss.value -= self.of.weight * value;
+        // The constant of a policy for missing scores has no gradient; of a score that is no number nothing is pulled.
+        let Some(pullback) = pullback.filter(|_| value.is_finite()) else { return Ok(()) };
+        run.begin(PULL, "pulling back through reward and decoder")?;
+        let d_data = pull_frames(pullback, decode, -self.of.weight)?;
+        let d_data = d_data.f32s()?;
+        // d x_0 / d v is -t, but for a first frame that is known.
+        let counted = Counted::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
+        counted.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Environments that are asked in JSON: a process or a service. One request and one answer for each `reset` and `step`.
+
+use roll_core::{Observation, Transition};
+use serde_json::{Value, json};
+
+/// The request that begins an episode.
+pub fn reset(seed: u64) -> Value {
+    json!({ "reset": { "seed": seed } })
+}
+
+/// The request that acts.
+pub fn step(action: &str) -> Value {
+    json!({ "step": { "action": action } })
+}
+
+/// An answer to either.
+#[derive(Debug, serde::Deserialize)]
+pub struct Answer {
+    error: Option<String>,
+    observation: Option<String>,
+    instructions: Option<String>,
+    reward: Option<f64>,
+    terminated: Option<bool>,
+    #[serde(default)]
+    truncated: bool,
+    valid: Option<bool>,
+    solved: Option<bool>,
+}
+
+impl Answer {
+    /// Reads one; the error says what it is instead.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text)
+            .map_err(|e| format!("its answer {} is not what was expected: {e}", shortened(text.as_bytes())))
+    }
+
+    /// The answer, unless it is the report of an error.
+    pub fn accepted(self) -> Result<Self, String> {
+        match self.error {
+            Some(error) => Err(format!("it reports: {error}")),
+            None => Ok(self),
+        }
+    }
+}
+
+/// What the last answers said of the episode under way.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Of `reset`.
+    pub instructions: String,
+    /// Of the last answer.
+    pub solved: Option<bool>,
+}
+
+impl Told {
+    /// Of an answer to `reset`.
+    pub fn begun(&mut self, answer: Answer) -> Result<Observation, String> {
+        let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
+        self.instructions = answer.instructions.unwrap_or_default();
+        self.solved = answer.solved;
+        Ok(Observation { text })
+    }
+
+    /// Of an answer to `step`.
+    pub fn advanced(&mut self, answer: Answer) -> Result<Transition, String> {
+        let missing = |key: &str| format!("its answer to `step` has no `{key}`");
+        self.solved = answer.solved;
+        Ok(Transition {
+            observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
+            reward: answer.reward.ok_or_else(|| missing("reward"))?,
+            terminated: answer.terminated.ok_or_else(|| missing("terminated"))?,
+            truncated: answer.truncated,
+            valid: answer.valid.unwrap_or(true),
+        })
+    }
+}
+
+/// The beginning of an answer, for a message.
+pub fn shortened(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&line[..line.len().min(200)]);
+    match line.len() {
+        0..=200 => format!("`{text}`"),
+        n => format!("`{text}...` ({n} bytes)"),
+    }
+}

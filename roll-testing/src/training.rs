@@ -1,0 +1,130 @@
+//! Steps of an algorithm on the doubles, alone and on several ranks.
+
+// A double that is used wrongly ends the test that uses it.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use roll_core::*;
+
+use crate::{Descent, MockDiffusion, Sines};
+
+/// An algorithm and what it trains with.
+pub struct Bench<A> {
+    /// The algorithm.
+    pub algorithm: A,
+    /// The model.
+    pub model: MockDiffusion,
+    /// The reward.
+    pub reward: Sines,
+    /// Shows the gradient of the last update.
+    pub strategy: Descent,
+}
+
+impl<A: Algorithm> Bench<A> {
+    /// With new doubles, which the algorithm has checked.
+    pub fn new(mut algorithm: A, reward: Sines) -> Self {
+        let mut model = MockDiffusion::new();
+        algorithm.check(&mut model, Some(&reward)).unwrap();
+        Self { algorithm, model, reward, strategy: Descent::default() }
+    }
+
+    /// Step `step` of a run.
+    pub fn step_with(
+        &mut self,
+        step: u64,
+        samples: &[Sample],
+        learning_rate: f64,
+        noise: &Noise,
+    ) -> Result<StepReport> {
+        let Self { algorithm, model, reward, strategy } = self;
+        algorithm.step(&mut context(step, samples, model, reward, strategy, learning_rate, noise))
+    }
+
+    /// The same with the noise of [`train`], of a step that shall not fail.
+    pub fn step(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> StepReport {
+        self.step_with(step, samples, learning_rate, &Noise::new(SEED)).unwrap()
+    }
+}
+
+const SEED: u64 = 11;
+
+fn context<'a>(
+    step: u64,
+    samples: &'a [Sample],
+    model: &'a mut MockDiffusion,
+    reward: &'a mut Sines,
+    strategy: &'a mut dyn Strategy,
+    learning_rate: f64,
+    noise: &'a Noise,
+) -> StepContext<'a> {
+    let (reward, progress): (Option<&mut dyn RewardScorer>, _) = (Some(reward), &Silent);
+    StepContext { step, samples, model, reward, strategy, learning_rate, noise, progress, want_videos: false }
+}
+
+/// Samples of a step of [`train`].
+pub const BATCH: u64 = 4;
+
+/// Parameters at the end, and the metrics of each step without times.
+pub type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
+
+/// What one rank of [`train`] trains with.
+pub struct Rank<A, S> {
+    /// The algorithm.
+    pub algorithm: A,
+    /// The strategy, not yet attached.
+    pub strategy: S,
+    /// The reward.
+    pub reward: Sines,
+}
+
+/// Trains on the same samples with any number of ranks, threads of this process: rank r has the r-th part of those of
+/// each step. Gives what each rank saw.
+pub fn train<A: Algorithm, S: Strategy>(
+    ranks: usize,
+    steps: u64,
+    learning_rate: f64,
+    sample: impl Fn(u64) -> Sample + Sync,
+    rank: impl Fn(Arc<dyn Communicator>) -> Result<Rank<A, S>> + Sync,
+) -> Vec<Result<Run>> {
+    ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
+        let (own, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
+        let own = (own * BATCH / world) as usize..((own + 1) * BATCH / world) as usize;
+        let Rank { mut algorithm, mut strategy, mut reward } = rank(ranks)?;
+        let (mut model, noise, mut metrics) = (MockDiffusion::new(), Noise::new(SEED), Vec::new());
+        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        for step in 0..steps {
+            let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(&sample).collect();
+            let samples = &all[own.clone()];
+            let mut context = context(step, samples, &mut model, &mut reward, &mut strategy, learning_rate, &noise);
+            let report = algorithm.step(&mut context)?;
+            metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
+        }
+        Ok((model.adapter, metrics))
+    })
+}
+
+/// What all ranks agree on.
+pub fn agreed(results: Vec<Result<Run>>) -> Run {
+    let mut results = results.into_iter().map(Result::unwrap);
+    let first = results.next().unwrap();
+    assert!(results.all(|other| other == first), "ranks differ");
+    first
+}
+
+/// Fails unless two runs have the same metrics, to `tolerance` of each or of one, and the same parameters, to
+/// `of_parameters` of the largest.
+pub fn assert_same_runs(ours: &Run, theirs: &Run, of_parameters: f32, tolerance: f64) {
+    let scale = ours.0.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let near = ours.0.iter().zip(&theirs.0).all(|(a, b)| (a - b).abs() <= of_parameters * scale);
+    assert!(near, "{:?}\n{:?}", ours.0, theirs.0);
+    for (ours, theirs) in ours.1.iter().zip(&theirs.1) {
+        assert!(ours.keys().eq(theirs.keys()), "{:?}\n{:?}", ours.keys(), theirs.keys());
+        for (name, value) in ours {
+            let same = (value - theirs[name]).abs() <= tolerance * value.abs().max(1.0);
+            assert!(same || value.is_nan(), "{name}: {value} or {}", theirs[name]);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The four questions of a reader: is it learning, is it hacking the reward, is it stable, where does the time go? Each
+//! has an answer in a sentence per run, and plots.
+
+use std::collections::BTreeSet;
+
+use roll_core::Headline;
+use serde::Serialize;
+
+use super::source::Source;
+use super::{timing, warnings};
+use crate::evaluation::hacking::{FALLING, MIN_CLIPS};
+use crate::evaluation::{self, Change, SetName};
+use crate::progress::counted;
+use crate::results::curves::{Curves, Drawn, Sketch, is_evaluation, names};
+use crate::results::record::Metrics;
+
+/// Means over this many steps are compared where nothing was evaluated.
+const ENDS: usize = 8;
+/// A gradient norm that grows by this factor is told of.
+const GROWTH: f64 = 10.0;
+
+/// One question.
+pub struct Question {
+    /// The question itself.
+    pub title: &'static str,
+    /// Anchor in the page.
+    pub id: &'static str,
+    /// One per run.
+    pub answers: Vec<Answer>,
+    /// The plots to look at.
+    pub sketches: Vec<Sketch>,
+}
+
+/// What the files of a run say.
+#[derive(Serialize)]
+pub struct Answer {
+    /// The run's name.
+    pub run: String,
+    /// How it is marked.
+    pub mark: Mark,
+    /// A sentence or two.
+    pub text: String,
+}
+
+/// Class of an answer in the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mark {
+    /// As one would wish.
+    Good,
+    /// To be looked at.
+    Attention,
+    /// Not judged: the files do not say, or there is nothing to judge.
+    Open,
+}
+
+/// The questions that these runs have something to say to.
+pub fn questions(runs: &[Source], curves: &[Curves<'_>], headlines: &[Headline]) -> Vec<Question> {
+    let names = names(curves);
+    let question = |title, id, answer: fn(&Source) -> (Mark, String), sketches| {
+        let answers = runs.iter().map(|run| {
+            let (mark, text) = answer(run);
+            Answer { run: run.name.clone(), mark, text }
+        });
+        Question { title, id, answers: answers.collect(), sketches }
+    };
+    let of = |subject| headlines.iter().filter(move |h| subject_of(h) == subject).map(Sketch::headline);
+    let mut learning: Vec<Sketch> = of(Subject::Learning).collect();
+    let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
+    let scores = Sketch { title: "Score of evaluated clips".into(), curves: Vec::new() }.and_evaluations(scores);
+    learning.push(scores);
+    let kl = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
+    let mut hacking = checks(&names);
+    let mut divergence: Vec<Sketch> = of(Subject::Divergence).collect();
+    if let Some(last) = divergence.pop() {
+        divergence.push(last.and_evaluations(kl));
+    }
+    hacking.extend(divergence);
+    let mut questions = vec![
+        question("Is it learning?", "learning", self::learning, learning),
+        question("Is it hacking the reward?", "hacking", self::hacking, hacking),
+        question("Is it stable?", "stable", self::stable, of(Subject::Stability).collect()),
+        question("Where does the time go?", "time", time, vec![Sketch::steps("time/total", "Seconds of a step")]),
+    ];
+    // Training without a reward has none to hack.
+    questions.retain(|q| q.id != "hacking" || q.sketches.iter().any(|sketch| has(sketch, &names)));
+    questions
+}
+
+fn has(sketch: &Sketch, names: &BTreeSet<String>) -> bool {
+    sketch.curves.iter().any(|(metric, _)| names.contains(metric))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Learning,
+    Divergence,
+    Stability,
+}
+
+/// The question that a headline metric belongs to.
+fn subject_of(headline: &Headline) -> Subject {
+    let name = headline.metric.rsplit('/').next().unwrap_or_default();
+    match headline {
+        h if h.is_score || h.held_out.is_some() => Subject::Learning,
+        _ if name.starts_with("kl") => Subject::Divergence,
+        _ => Subject::Stability,
+    }
+}
+
+/// A panel per check: its change beside the reward's, on the clips that are not trained on if there are any.
+fn checks(names: &BTreeSet<String>) -> Vec<Sketch> {
+    let sets = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check"));
+    let Some(set) = sets.max_by_key(|set| *set == "unseen") else { return Vec::new() };
+    let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
+    let each: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
+    let sketch = |metric: &String, name: String| Sketch {
+        title: format!("Reward and {name} on {set} clips, change"),
+        curves: vec![
+            (reward.clone(), Drawn::Change("reward".into())),
+            (metric.clone(), Drawn::Change(format!("{name}, never trained on"))),
+        ],
+    };
+    match each.as_slice() {
+        [] => vec![sketch(&sum, "check".into())],
+        each => each.iter().map(|metric| sketch(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
+    }
+}
+
+/// The change of the scores by the reward at `place` since before training.
+fn change(run: &Source, place: usize) -> Option<(SetName, Change)> {
+    let (before, after) = run.record.ends()?;
+    let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
+    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), place)?))
+}
+
+fn learning(run: &Source) -> (Mark, String) {
+    if let Some((set, change)) = change(run, 0) {
+        let clips = match set {
+            SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
+            SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
+        };
+        let (mark, verdict) = verdict(&change, ["Yes", "No", "Not to be told yet"]);
+        let Change { before, after, .. } = change;
+        return (mark, format!("{verdict}: from {before:.3} to {after:.3}, {}, on {clips}.", gain(&change)));
+    }
+    let headlines = || run.headlines.iter();
+    if let [first, .., last] = run.record.validations.as_slice() {
+        let mut measured = headlines().filter_map(|headline| {
+            let held_out = headline.held_out.as_ref()?;
+            let of = |metrics: &Metrics| metrics.get(&held_out.metric).copied().flatten();
+            Some((held_out, of(&first.metrics)?, of(&last.metrics)?))
+        });
+        if let Some((held_out, before, after)) = measured.next() {
+            let falls = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
+            let better = if falls { after < before } else { after > before };
+            let (mark, word) = if better { (Mark::Good, "Yes") } else { (Mark::Attention, "No") };
+            let text = format!("{word}: {} from {before:.3} to {after:.3}, on {}.", held_out.label, held_out.data);
+            return (mark, text);
+        }
+    }
+    let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
+        return (Mark::Open, "The run tells no metric to look at first.".into());
+    };
+    let values = run.values(&headline.metric);
+    let n = ENDS.min(values.len() / 2);
+    if n == 0 {
+        return (Mark::Open, "Too early to tell.".into());
+    }
+    let mean = |values: &[f64]| headline.format.write(values.iter().sum::<f64>() / values.len() as f64);
+    let [first, last] = [&values[..n], &values[values.len() - n..]].map(mean);
+    let of = if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
+    let text = format!(
+        "{} in training from {first} to {last} ({of}). Clips of `evaluation.metadata`, which are never trained on, \
+         would say more.",
+        headline.title
+    );
+    (Mark::Open, text)
+}
+
+fn hacking(run: &Source) -> (Mark, String) {
+    if let Some(suspicion) = &run.record.suspicion {
+        let text = format!("Suspected at step {}: the reward rose while a check fell.", suspicion.step);
+        return (Mark::Attention, text);
+    }
+    let Some((_, check)) = change(run, 1) else {
+        let text = match run.path.join("trajectories.jsonl").is_file() {
+            true => "Nothing measures that of an agent: read episodes in trajectories.jsonl.",
+            false => "Unknown: `evaluation.check` can name a second reward, which is measured and never trained on.",
+        };
+        return (Mark::Open, text.into());
+    };
+    let (mark, verdict) =
+        verdict(&check, ["No sign of it: the check rose too", "The check fell", "Not to be told yet"]);
+    let falling = run.values(FALLING).last().copied().unwrap_or_default();
+    let falling = if falling > 0.0 { format!("; {falling:.0} of the checks have fallen") } else { String::new() };
+    let mark = if falling.is_empty() { mark } else { Mark::Attention };
+    (mark, format!("{verdict}, {}, on {}{falling}.", gain(&check), counted(check.clips as u64, "clip")))
+}
+
+/// Which of the words for a rise, a fall and neither the confidence interval allows.
+fn verdict<'a>(change: &Change, [rise, fall, neither]: [&'a str; 3]) -> (Mark, &'a str) {
+    let [low, high] = change.gain.ci95;
+    match change.clips >= MIN_CLIPS {
+        true if low > 0.0 => (Mark::Good, rise),
+        true if high < 0.0 => (Mark::Attention, fall),
+        _ => (Mark::Open, neither),
+    }
+}
+
+fn gain(change: &Change) -> String {
+    let [low, high] = change.gain.ci95;
+    match change.clips {
+        1 => format!("{:+.3}", change.gain.mean),
+        _ => format!("{:+.3} (95 % {low:+.3} to {high:+.3})", change.gain.mean),
+    }
+}
+
+fn stable(run: &Source) -> (Mark, String) {
+    let mut problems = Vec::new();
+    if run.record.skipped_updates > 0 {
+        problems.push(format!("{} left out", counted(run.record.skipped_updates, "update")));
+    }
+    let lost = warnings::lost(run);
+    if !lost.is_empty() {
+        problems.push(format!("{} not finite at some step", counted(lost.len() as u64, "metric")));
+    }
+    let clipped = warnings::clipped(run);
+    if let Some((clipped, steps, _)) = clipped.filter(|(clipped, steps, _)| 2 * clipped > *steps) {
+        problems.push(format!("gradients clipped in {clipped} of {steps} steps"));
+    }
+    let norms = run.values("actor/grad_norm");
+    let quarter = norms.len() / 4;
+    if quarter >= 2 {
+        let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
+        if last > GROWTH * first && first > 0.0 {
+            problems.push(format!("the gradient norm grew from {first:.1e} to {last:.1e}"));
+        }
+    }
+    if !problems.is_empty() {
+        return (Mark::Attention, format!("Look at it: {}.", problems.join("; ")));
+    }
+    let (steps, _) = run.steps();
+    if steps == 0 {
+        return (Mark::Open, "Too early to tell.".into());
+    }
+    let clipped = match clipped {
+        Some((0, ..)) => ", no gradient was clipped".to_string(),
+        Some((clipped, ..)) => format!(", gradients were clipped in {}", counted(clipped as u64, "step")),
+        None => String::new(),
+    };
+    (
+        Mark::Good,
+        format!("Yes: the updates of all {} were applied, all metrics are finite{clipped}.", counted(steps, "step")),
+    )
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+fn time(run: &Source) -> (Mark, String) {
+    let (phases, total) = timing::phases(run);
+    if phases.is_empty() {
+        return (Mark::Open, "No times yet.".into());
+    }
+    let share = |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / total);
+    let longest: Vec<String> = phases.iter().take(3).map(share).collect();
+    let mut text = format!("{total:.1} s a step: {}.", longest.join(", "));
+    let (done, wanted) = run.steps();
+    let logged = run.values("time/total");
+    let rest = run.record.seconds - logged.iter().sum::<f64>();
+    if logged.len() as u64 == done && rest > 0.05 * run.record.seconds {
+        let share = 100.0 * rest / run.record.seconds;
+        text += &format!(" Evaluations and checkpoints take {share:.0} % of the whole run.");
+    }
+    let left = wanted.unwrap_or(done).saturating_sub(done);
+    if left > 0 && run.summary.is_none() {
+        text += &format!(" {} left: {:.0} s without evaluations.", counted(left, "step"), left as f64 * total);
+    }
+    (Mark::Open, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(all: &[&str]) -> BTreeSet<String> {
+        all.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_check_is_drawn_beside_the_reward_on_unseen_clips() {
+        let one = checks(&names(&["eval/identity", "eval/identity_check", "eval/unseen", "eval/unseen_check"]));
+        let metrics: Vec<&str> = one.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric.as_str()).collect();
+        assert_eq!(metrics, ["eval/unseen", "eval/unseen_check"]);
+        let two = ["eval/train", "eval/train_check", "eval/train_check_clip", "eval/train_check_sharp"];
+        let titles: Vec<String> = checks(&names(&two)).into_iter().map(|sketch| sketch.title).collect();
+        assert_eq!(titles.len(), 2);
+        assert!(titles[0].contains("check clip on train clips"), "{titles:?}");
+        assert!(checks(&names(&["eval/unseen", "eval/unseen_kl"])).is_empty());
+    }
+
+    #[test]
+    fn every_headline_belongs_to_one_question() {
+        let loss = Headline::new("actor/loss", "loss", "Loss");
+        assert!(subject_of(&Headline::new("actor/score", "score", "Score").score()) == Subject::Learning);
+        assert!(subject_of(&loss.clone().validated_by("val/loss", "loss", "clips")) == Subject::Learning);
+        assert!(subject_of(&Headline::new("actor/kl_loss", "kl", "KL")) == Subject::Divergence);
+        assert!(subject_of(&loss) == Subject::Stability);
+    }
+}
