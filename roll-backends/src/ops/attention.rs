@@ -89,6 +89,7 @@ pub struct AttentionCall {
 
 impl AttentionCall {
     /// Without window and bound, which not every kernel has.
+    #[cfg(any(feature = "cube", feature = "libtorch"))]
     pub(super) fn is_plain(&self) -> bool {
         self.window.is_none() && self.softcap.is_none()
     }

@@ -86,7 +86,9 @@ impl Cache {
             let mut layer = self.layer(layer);
             let Some((keys, values)) = layer.tails.take() else { return };
             let mut kept = vec![1.0f32; keys.dims()[0]];
-            slots.iter().filter(|slot| **slot < kept.len()).for_each(|slot| kept[*slot] = 0.0);
+            for slot in slots {
+                kept.get_mut(*slot).into_iter().for_each(|kept| *kept = 0.0);
+            }
             let emptied = |x: Tensor<3>| match kept.contains(&0.0) {
                 true => {
                     let kept = TensorData::new(kept.clone(), [kept.len(), 1, 1]);
