@@ -127,7 +127,7 @@ fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_pla
         world.roll(&["config", "--algo", "agentic_ppo", "--model", "causal_lm", "--set", assignment])
     };
     fails(&set("algo.group_size=0"), 2, &["`algo.group_size`", "at least 1, found 0"]);
-    fails(&set("training.betas=[0.9, 1]"), 2, &["`training.betas`", "below 1"]);
+    fails(&set("training.betas=[0.9, 1]"), 2, &["`training.betas.1`", "below 1"]);
     fails(&set("training.lr_scheduler_type=cosin"), 2, &["`training.lr_scheduler_type`", "cosine_with_restarts"]);
     fails(
         &set("training.learning_rate=fast"),

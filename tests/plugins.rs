@@ -81,7 +81,7 @@ fn what_a_model_from_a_library_encoded_is_kept() {
         said(&output).lines().find(|line| line.contains("encodings:")).unwrap().to_string()
     };
     let (first, second) = (counts("first"), counts("second"));
-    assert!(first.contains("encodings: 0 were kept") && !first.contains(" 0 computed"), "{first}");
+    assert!(first.contains("encodings: 0 read from the cache") && !first.contains(" 0 computed"), "{first}");
     assert!(second.contains(" 0 computed"), "{second}");
     assert_eq!(results(&world, "first"), results(&world, "second"));
 }

@@ -288,7 +288,12 @@ fn what_is_logged_is_what_was_asked_for() {
     };
     let plain = with(&[], &[]);
     assert!(plain.contains("step 1/1") && plain.starts_with("20") && plain.contains("Z  INFO"), "{plain}");
-    for part in ["trains", "with the reward `brightness`", "3 clips of 64x64, up to 5 frames; 1 step of 1 clip each"] {
+    for part in [
+        "parameters of `wan2_2` by `reward_fl`",
+        "`brightness`",
+        "3 clips of 64x64, up to 5 frames",
+        "1 of 1 clip each",
+    ] {
         assert!(plain.contains(part), "no {part} in:\n{plain}");
     }
     assert!(!plain.contains('\x1b') && !plain.contains("1 steps"), "{plain}");

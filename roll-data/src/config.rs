@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(refused(|c| c.width = Some(64)), key("width"));
         assert_eq!(refused(|c| (c.height, c.width) = (Some(64), Some(0))), key("width"));
         assert_eq!(refused(|c| c.prefetch = 17), key("prefetch"));
-        assert_eq!(refused(|c| c.bucket_ratios = vec![1.0, f64::NAN]), key("bucket_ratios"));
+        assert_eq!(refused(|c| c.bucket_ratios = vec![1.0, f64::NAN]), key("bucket_ratios.1"));
         let fixed = |c: &mut DataConfig| {
             (c.height, c.width) = (Some(64), Some(64));
             c.bucket_ratios = vec![1.0];
