@@ -94,7 +94,7 @@ fn print(summary: &Summary, dir: &RunDir) {
         }
     }
     if summary.lines.is_empty() && summary.steps > 1 {
-        println!("  (steps are of different samples; `evaluation` measures the same ones before and after)");
+        println!("  (of different samples; `evaluation` measures the same ones before and after)");
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
         let [samples, updates] =
