@@ -263,7 +263,7 @@ mod tests {
         };
         assert_eq!(refused(fixed), key("bucket_ratios"));
         assert_eq!(refused(|c| c.bucket_frames = vec![85]), key("bucket_frames"));
-        assert_eq!(refused(|c| c.bucket_frames = vec![0]), key("bucket_frames"));
+        assert_eq!(refused(|c| c.bucket_frames = vec![0]), key("bucket_frames.0"));
         for fps in [0.0, -1.0, f64::INFINITY] {
             assert_eq!(refused(|c| c.fps = Some(fps)), key("fps"));
         }
