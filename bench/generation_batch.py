@@ -1,9 +1,10 @@
-"""Tokens a second of 64 continuations in 8 groups: `generation_speed` of this repository and transformers, in turns.
+"""Tokens a second of 64 continuations in 8 groups: `generation_speed` of this repository, transformers and llama.cpp, in
+turns.
 
 Usage: generation_batch.py GENERATION_SPEED MODEL [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
 GENERATION_SPEED is the example of roll-models (target/release/examples/generation_speed), MODEL a GGUF file or a
-Hugging Face directory. Needs torch and transformers, and for a GGUF file gguf and accelerate. OMP_NUM_THREADS is the number of threads
-of both (2). Wall time and CPU time are printed: where other programs run, compare the latter.
+Hugging Face directory. Needs torch and transformers, and for a GGUF file gguf and accelerate; llama.cpp takes part
+where the file is GGUF and xllamacpp is installed. OMP_NUM_THREADS is the number of threads of each (2). Wall time and CPU time are printed: where other programs run, compare the latter.
 """
 import json
 import os
@@ -45,6 +46,31 @@ def hugging_face(model, length, tokens):
     return made, time.perf_counter() - start, time.process_time() - cpu
 
 
+def llama_cpp(path, length, tokens, vocabulary):
+    """A call that serves all rows at once, each prompt of a group once computed; `None` where xllamacpp is missing."""
+    try:
+        import xllamacpp
+    except ImportError:
+        print("xllamacpp is not installed: llama.cpp is left out", file=sys.stderr)
+        return None
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    rows = GROUPS * GROUP_SIZE
+    params.n_parallel, params.n_ctx = rows, rows * (length + tokens + 8)
+    params.n_gpu_layers, params.warmup, params.verbosity = 0, False, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    server = xllamacpp.Server(params)
+
+    def call():
+        request = {"prompt": prompts(vocabulary, length), "n_predict": tokens, "ignore_eos": True, "cache_prompt": True,
+                   "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        start, cpu = time.perf_counter(), time.process_time()
+        made = sum(answer["tokens_predicted"] for answer in server.handle_completions(request))
+        return made, time.perf_counter() - start, time.process_time() - cpu
+
+    return call
+
+
 def main():
     binary, path = sys.argv[1], os.path.abspath(sys.argv[2])
     length, tokens, rounds = (int(sys.argv[i]) if len(sys.argv) > i else d for i, d in ((3, 256), (4, 64), (5, 1)))
@@ -55,6 +81,8 @@ def main():
         "roll": lambda: roll(binary, path, length, tokens),
         "transformers": lambda: hugging_face(model, length, tokens),
     }
+    if name and (call := llama_cpp(path, length, tokens, model.config.vocab_size)):
+        calls["llama.cpp"] = call
     for _ in range(rounds):
         for who, call in calls.items():
             made, wall, cpu = call()
