@@ -1,12 +1,13 @@
 //! Keys and values of what sequences have so far.
 //!
 //! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. What a sequence writes lies in
-//! a slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling.
+//! a slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling. A sequence that
+//! takes a slot over writes on what another left there, of which it sees nothing: it looks at its own tokens only.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use roll_backends::ops::{self, DecodeCall, KeyPlace};
 
 use super::block::integers;
@@ -75,30 +76,6 @@ impl Cache {
     /// Rows of prompt `i` among those of all.
     pub fn prompt(&self, i: usize) -> Range<usize> {
         self.prompts.lock().unwrap_or_else(PoisonError::into_inner)[i].clone()
-    }
-
-    /// Empties slots that others have written to.
-    pub fn clear(&self, slots: &[usize]) {
-        if slots.is_empty() {
-            return;
-        }
-        for layer in 0..self.layers.len() {
-            let mut layer = self.layer(layer);
-            let Some((keys, values)) = layer.tails.take() else { return };
-            let mut kept = vec![1.0f32; keys.dims()[0]];
-            for slot in slots {
-                kept.get_mut(*slot).into_iter().for_each(|kept| *kept = 0.0);
-            }
-            let emptied = |x: Tensor<3>| match kept.contains(&0.0) {
-                true => {
-                    let kept = TensorData::new(kept.clone(), [kept.len(), 1, 1]);
-                    let kept = Tensor::<3>::from_data(kept, (&x.device(), DType::F32));
-                    x * stored(kept, self.dtype)
-                }
-                false => x,
-            };
-            layer.tails = Some((emptied(keys), emptied(values)));
-        }
     }
 
     fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, Layer> {

@@ -110,7 +110,6 @@ pub fn generate(
             row.slot = free.pop().unwrap_or_default();
             entering.push(row);
         }
-        cache.clear(&entering.iter().map(|row| row.slot).collect::<Vec<_>>());
         let mut unread: Vec<usize> = entering.iter().map(|row| row.prompt).collect();
         unread.retain(|prompt| read[*prompt].is_none());
         unread.sort_unstable();
