@@ -32,7 +32,7 @@ pub(super) fn train(
     let mut joined = Joined::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
-        let order = order(config, ctx.noise, ctx.step, epoch, prepared.samples.len());
+        let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
             let mut parts = Joined::default();
             applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
@@ -48,11 +48,16 @@ pub(super) fn train(
 
 /// The order in which an epoch takes the samples of a step. Drawn for each epoch, as in the reference, so that a
 /// mini-batch is not one group of episodes; where one update takes them all the first epoch leaves them as they are.
-fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: usize) -> Vec<usize> {
-    match epoch == 0 && samples <= config.mini_batch(samples) {
-        true => (0..samples).collect(),
-        false => noise.permutation(step * config.ppo_epochs as u64 + epoch as u64, samples),
+/// Turns of one conversation stay together, unlike in the reference: they are evaluated in one pass, which each
+/// mini-batch that has one of them would repeat.
+fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[Sample]) -> Vec<usize> {
+    let rows: Vec<usize> = (0..samples.len()).collect();
+    if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
+        return rows;
     }
+    let conversations = by_episodes(samples, &rows, 1);
+    let drawn = noise.permutation(step * config.ppo_epochs as u64 + epoch as u64, conversations.len());
+    drawn.into_iter().flat_map(|i| conversations[i].iter().copied()).collect()
 }
 
 /// One update by the samples `rows`, of which each rank pulls back a share.
@@ -162,10 +167,32 @@ fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
 mod tests {
     use super::*;
 
+    fn sample(episode: usize, turn: usize) -> Sample {
+        let (tokens, response, log_probs) = (vec![1, 2], vec![false, true], vec![0.0; 2]);
+        Sample { episode, turn, begins: 0, tokens, response, raw_log_probs: log_probs.clone(), log_probs }
+    }
+
+    #[test]
+    fn mini_batches_are_of_whole_conversations() {
+        let samples: Vec<Sample> =
+            (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
+        let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
+        let order = order(&config, &Noise::new(1), 3, 0, &samples);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..samples.len()).collect::<Vec<_>>());
+        let mut episodes: Vec<usize> = order.iter().map(|row| samples[*row].episode).collect();
+        episodes.dedup();
+        assert_eq!(episodes.len(), 6, "the turns of each stand together: {order:?}");
+        assert!(episodes.windows(2).any(|pair| pair[0] > pair[1]), "drawn: {episodes:?}");
+    }
+
     #[test]
     fn every_epoch_with_several_updates_draws_its_mini_batches() {
         let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
-        let order = |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, 16);
+        let samples: Vec<Sample> = (0..16).map(|episode| sample(episode, 0)).collect();
+        let order =
+            |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
         let rows: Vec<usize> = (0..16).collect();
         let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
         for order in &orders {
