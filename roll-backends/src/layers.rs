@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor};
 use roll_core::Result;
 
-use crate::{BlockMatrix, ParameterSegment, Tape, Weights, ops, weights};
+use crate::{BlockMatrix, ParameterSegment, ScaledMatrix, Tape, Weights, ops, weights};
 
 /// The weights of one segment during one forward pass.
 ///
@@ -51,7 +51,7 @@ impl Scope<'_> {
     }
 
     /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional. Of a weight in
-    /// blocks the products are f32.
+    /// blocks the products are f32, of one in eight bits as [`Scope::products`] says.
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
@@ -60,6 +60,17 @@ impl Scope<'_> {
             let y = ops::linear_blocks(x.clone(), blocks, bias);
             return Ok(match lora {
                 Some((down, up)) => y + ops::linear(ops::linear(x, down, None), up, None) * self.lora_scale,
+                None => y,
+            });
+        }
+        if let Some(scaled) = self.scaled(&key) {
+            let x = self.operand(x);
+            let y = ops::linear_scaled(x.clone(), scaled, bias);
+            return Ok(match lora {
+                Some((down, up)) => {
+                    let inner = ops::linear(x, self.operand(down), None);
+                    y + ops::linear(inner, self.operand(up), None) * self.lora_scale
+                }
                 None => y,
             });
         }
@@ -75,14 +86,18 @@ impl Scope<'_> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
-        let (x, y) = match self.blocks(&key) {
-            Some(blocks) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
-            None => {
+        let (x, y) = match (self.blocks(&key), self.scaled(&key)) {
+            (Some(blocks), _) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
+            (None, Some(scaled)) => {
+                let x = self.operand(x);
+                (x.clone(), ops::linear_scaled(x, scaled, bias))
+            }
+            (None, None) => {
                 let weight = match (self.products, self.parameter::<2>(&key)) {
                     (DType::F32, None) => weights::get(self.weights, &key)?.stored()?,
                     _ => self.matrix(&key)?,
                 };
-                let x = if x.dtype() == self.products { x } else { x.cast(self.products) };
+                let x = self.operand(x);
                 (x.clone(), ops::linear_rows(x, weight, bias))
             }
         };
@@ -96,8 +111,21 @@ impl Scope<'_> {
 
     /// The weight `name`, if it is frozen and in blocks.
     fn blocks(&self, name: &str) -> Option<&Arc<BlockMatrix>> {
-        let trained = self.trainable.is_some_and(|all| all.get(name).is_some());
-        if trained { None } else { self.weights.get(name)?.blocks() }
+        if self.trains(name) { None } else { self.weights.get(name)?.blocks() }
+    }
+
+    /// The weight `name`, if it is frozen and in eight bits.
+    fn scaled(&self, name: &str) -> Option<&ScaledMatrix> {
+        if self.trains(name) { None } else { self.weights.get(name)?.scaled() }
+    }
+
+    fn trains(&self, name: &str) -> bool {
+        self.trainable.is_some_and(|all| all.get(name).is_some())
+    }
+
+    /// In the dtype that products are taken in.
+    fn operand(&self, x: Tensor<2>) -> Tensor<2> {
+        if x.dtype() == self.products { x } else { x.cast(self.products) }
     }
 
     /// The low-rank part of the layer `name`.
@@ -111,7 +139,7 @@ impl Scope<'_> {
             Some(parameter) => parameter,
             None => weights::get(self.weights, name)?.stored()?,
         };
-        Ok(if value.dtype() == self.products { value } else { value.cast(self.products) })
+        Ok(self.operand(value))
     }
 
     fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {

@@ -13,6 +13,7 @@
 pub mod blocks;
 pub mod chain;
 pub mod device;
+pub mod eight_bits;
 pub mod error;
 pub mod host;
 pub mod layers;
@@ -39,6 +40,7 @@ mod flat_model;
 pub use blocks::BlockMatrix;
 pub use chain::{Chain, ChainRecord, Memory, Segment};
 pub use device::{Backend, device, product_dtype};
+pub use eight_bits::{EightBits, ScaledMatrix, ScaledRows};
 pub use error::BackendError;
 pub use host::{to_device, to_host};
 pub use layers::Scope;

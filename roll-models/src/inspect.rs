@@ -9,7 +9,7 @@ use crate::lora::{self, LoraFile};
 use crate::wan2_2::components::{Component, heads, recognise};
 use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
-use crate::weights::{Checkpoint, WeightsError};
+use crate::weights::{Checkpoint, WeightsError, is_beside};
 
 /// What a weight file, or the shards of one, holds.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -129,8 +129,15 @@ impl About {
     }
 
     fn network(&mut self, component: Component, official: &Checkpoint, own: &Checkpoint) {
-        let same = official.keys().eq(own.keys());
+        let same = official.keys().eq(own.keys().filter(|key| !is_beside(key)));
         self.detail("names", if same { "official" } else { "another library's, or wrapped" });
+        let mut eight: BTreeMap<&str, usize> = BTreeMap::new();
+        let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));
+        scaled.for_each(|info| *eight.entry(&info.stored).or_default() += 1);
+        if !eight.is_empty() {
+            let counts: Vec<String> = eight.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();
+            self.detail("eight bits", format!("{}, with their scales", counts.join(", ")));
+        }
         if component != Component::Dit {
             return;
         }

@@ -1,8 +1,9 @@
 //! What frozen weights are stored in, and products computed in.
 
 use burn::tensor::{DType, Device};
+use roll_backends::EightBits;
 use roll_backends::device::is_gpu;
-use roll_backends::weights::Storage;
+use roll_backends::weights::{Matrices, Storage};
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,17 +12,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
-    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16.
+    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16. Matrices that
+    /// `wan2_2`'s files have in fp8 or int8 stay so.
     #[default]
     Auto,
     /// Four bytes.
     F32,
     /// Two bytes.
     Bf16,
+    /// One byte: integers, and a factor for each row. Matrices of `wan2_2`'s blocks are rounded at loading; other weights
+    /// are as with `auto`.
+    Int8,
+    /// One byte: fp8 (e4m3), and a factor for each row. As `int8`.
+    Fp8,
 }
 
 impl WeightsDType {
-    /// On `device`, for weights whose file has `stored`. Fails if bf16 is asked of a device without it.
+    /// On `device`, for dense weights whose file has `stored`. Fails if bf16 is asked of a device without it.
     pub fn of(self, stored: DType, device: &Device) -> Result<DType> {
         match self {
             Self::Bf16 => bf16("model.weights_dtype", device),
@@ -32,16 +39,36 @@ impl WeightsDType {
     /// As [`WeightsDType::of`], with the weights of [`Storage::exact`] in f32 where the choice is left to us.
     pub fn storage(self, stored: DType, exact: &'static [&'static str], device: &Device) -> Result<Storage> {
         let dtype = self.of(stored, device)?;
-        Ok(Storage { dtype, exact: if self == Self::Auto { exact } else { &[] } })
+        let bytes = device.supports_dtype(DType::U8);
+        let matrices = match self.eight_bits() {
+            Some(kind) if bytes => Matrices::Eight(kind),
+            Some(_) => {
+                let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
+                return Err(Error::config("model.weights_dtype", problem));
+            }
+            None if self == Self::Auto && bytes => Matrices::AsInFile,
+            None => Matrices::Dense,
+        };
+        let exact = if matches!(self, Self::F32 | Self::Bf16) { &[] } else { exact };
+        Ok(Storage { dtype, exact, matrices })
+    }
+
+    /// What matrices are rounded to.
+    pub(crate) fn eight_bits(self) -> Option<EightBits> {
+        match self {
+            Self::Auto | Self::F32 | Self::Bf16 => None,
+            Self::Int8 => Some(EightBits::Int8),
+            Self::Fp8 => Some(EightBits::E4m3),
+        }
     }
 
     /// On a GPU or a CPU that has bf16.
     pub(crate) fn on(self, stored: DType, gpu: bool) -> DType {
         match self {
-            Self::Auto if gpu => DType::BF16,
-            Self::Auto => stored,
             Self::F32 => DType::F32,
             Self::Bf16 => DType::BF16,
+            Self::Auto | Self::Int8 | Self::Fp8 if gpu => DType::BF16,
+            Self::Auto | Self::Int8 | Self::Fp8 => stored,
         }
     }
 }

@@ -17,6 +17,7 @@
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
+//! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
 //! | `cotangent`    | `cotangent`               | default             | default                   | default                |
 //!
 //! The files of `flex/` call the functions of `kernels/`, which compute on slices and know no tensors. `expression` writes
@@ -47,6 +48,7 @@ mod portable;
 mod product;
 mod record;
 mod rope;
+mod scaled;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 mod tiled;
@@ -66,3 +68,4 @@ pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm
 pub use product::{ProductKernel, ProductOps, product};
 pub use record::Cotangents;
 pub use rope::{RopeKernel, RopeOps, rope};
+pub use scaled::{Scaled, ScaledKernel, ScaledOps, linear_scaled};

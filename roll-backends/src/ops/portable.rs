@@ -5,7 +5,7 @@ use burn::backend::Flex;
 
 use super::{
     ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel,
-    LinearKernel, NormKernel, ProductKernel, RopeKernel,
+    LinearKernel, NormKernel, ProductKernel, RopeKernel, ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
@@ -19,3 +19,4 @@ impl LinearKernel for Flex {}
 impl NormKernel for Flex {}
 impl ProductKernel for Flex {}
 impl RopeKernel for Flex {}
+impl ScaledKernel for Flex {}

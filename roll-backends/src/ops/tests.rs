@@ -7,6 +7,7 @@ use super::*;
 use crate::Backend;
 
 mod decode;
+mod scaled;
 
 /// A matrix in f64, row-major: what the references below compute with.
 #[derive(Clone, Debug)]

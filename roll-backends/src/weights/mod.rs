@@ -1,6 +1,7 @@
 //! Where the weights of a network live: on the device, streamed, or sharded. One interface.
 
 mod ahead;
+mod host;
 mod sharded;
 mod storage;
 mod turns;
@@ -12,11 +13,12 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use ahead::{Ahead, Coming};
+pub use host::{HostWeight, Matrices};
 pub use sharded::Sharded;
 pub use storage::Storage;
 pub use turns::{Turn, Turns};
 
-use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, Tape};
+use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
 /// Weights of one segment of a network, by the checkpoint's key.
 pub type Weights = Arc<HashMap<String, Weight>>;
@@ -31,6 +33,7 @@ pub struct Weight {
 enum Value {
     Dense(NdTensor),
     Blocks { matrix: Arc<BlockMatrix>, shape: [usize; 2], device: Device },
+    Scaled(ScaledMatrix),
 }
 
 impl Weight {
@@ -65,11 +68,24 @@ impl Weight {
         Self { value: Value::Blocks { matrix: Arc::new(matrix), shape, device: device.clone() } }
     }
 
+    /// A matrix that stays in eight bits, on its device.
+    pub fn from_scaled(matrix: ScaledMatrix) -> Self {
+        Self { value: Value::Scaled(matrix) }
+    }
+
     /// The matrix, if it is in blocks.
     pub fn blocks(&self) -> Option<&Arc<BlockMatrix>> {
         match &self.value {
             Value::Blocks { matrix, .. } => Some(matrix),
-            Value::Dense(_) => None,
+            Value::Dense(_) | Value::Scaled(_) => None,
+        }
+    }
+
+    /// The matrix, if it is in eight bits.
+    pub fn scaled(&self) -> Option<&ScaledMatrix> {
+        match &self.value {
+            Value::Scaled(matrix) => Some(matrix),
+            Value::Dense(_) | Value::Blocks { .. } => None,
         }
     }
 
@@ -79,7 +95,7 @@ impl Weight {
         Ok(if value.dtype() == DType::F32 { value } else { value.cast(DType::F32) })
     }
 
-    /// The value in the dtype it is stored in, at rank `D`; blocks are decoded to f32.
+    /// The value in the dtype it is stored in, at rank `D`; blocks and eight bits are decoded to f32.
     pub fn stored<const D: usize>(&self) -> Result<Tensor<D>> {
         match &self.value {
             Value::Dense(value) => value.rank::<D>(),
@@ -87,6 +103,7 @@ impl Weight {
                 let value = matrix_of(matrix.decode(0..shape[0]), *shape, device);
                 NdTensor::from(value).rank::<D>()
             }
+            Value::Scaled(matrix) => NdTensor::from(matrix.rows(0, matrix.shape()[0])).rank::<D>(),
         }
     }
 
@@ -97,6 +114,7 @@ impl Weight {
             Value::Blocks { matrix, shape, device } => {
                 Ok(matrix_of(matrix.decode(start..start + count), [count, shape[1]], device))
             }
+            Value::Scaled(matrix) => Ok(matrix.rows(start, count)),
         }
     }
 
@@ -109,6 +127,7 @@ impl Weight {
                 let values = rows.iter().flat_map(|row| matrix.decode(*row..row + 1)).collect();
                 Ok(matrix_of(values, [rows.len(), shape[1]], device))
             }
+            Value::Scaled(matrix) => Ok(matrix.select(rows)),
         }
     }
 
@@ -117,6 +136,7 @@ impl Weight {
         match &self.value {
             Value::Dense(value) => value.flat().shape().num_elements() * value.flat().dtype().size(),
             Value::Blocks { matrix, .. } => matrix.size(),
+            Value::Scaled(matrix) => matrix.size(),
         }
     }
 
@@ -125,6 +145,7 @@ impl Weight {
         match &self.value {
             Value::Dense(value) => value.shape(),
             Value::Blocks { shape, .. } => shape,
+            Value::Scaled(matrix) => matrix.shape(),
         }
     }
 }
@@ -153,10 +174,11 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Uploads `state`, stored as `storage` says.
+    /// Uploads `state`, stored as `storage` says of dense weights.
     pub fn new(state: &StateDict, storage: impl Into<Storage>, device: &Device) -> Self {
         let storage = storage.into();
-        let weight = |(k, t): (&String, &roll_core::Tensor)| (k.clone(), storage.weight(k, t, device));
+        let weight =
+            |(k, t): (&String, &roll_core::Tensor)| (k.clone(), Weight::new(t, storage.of(k, t.dtype()), device));
         let weights = state.iter().map(weight).collect();
         Self { device: device.clone(), weights, segments: Default::default() }
     }

@@ -1,37 +1,35 @@
 //! What weights are stored in.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use half::bf16;
 use rayon::prelude::*;
 use roll_core::Tensor;
 
-use super::Weight;
+use super::Matrices;
 
-/// The dtype of the weights of a network: one for all, but those that are f32 and need it.
+/// What the weights of a network are stored in: one dtype for all, but those that are f32 and need it, and matrices in
+/// eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// f32 or bf16.
     pub dtype: DType,
     /// Beginnings of the names of weights that stay f32 if their file has them so.
     pub exact: &'static [&'static str],
+    /// What matrices are in.
+    pub matrices: Matrices,
 }
 
 impl From<DType> for Storage {
     fn from(dtype: DType) -> Self {
-        Self { dtype, exact: &[] }
+        Self { dtype, exact: &[], matrices: Matrices::Dense }
     }
 }
 
 impl Storage {
-    /// The dtype to store the weight `key` in, whose file has `stored`.
+    /// The dtype to store the weight `key` in, whose file has `stored`, if it is dense.
     pub fn of(&self, key: &str, stored: roll_core::DType) -> DType {
         let exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
         if exact { DType::F32 } else { self.dtype }
-    }
-
-    /// Uploads the weight `key`.
-    pub fn weight(&self, key: &str, tensor: &Tensor, device: &Device) -> Weight {
-        Weight::new(tensor, self.of(key, tensor.dtype()), device)
     }
 }
 
@@ -59,7 +57,7 @@ mod tests {
         let device = crate::device("flex").unwrap();
         let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -1.0 - 1.0 / 256.0, 1e-40, f32::MAX, 0.0];
         let values: Vec<f32> = (0..70_000).map(|i| (i as f32 * 0.37).sin() * 10.0).chain(ties).collect();
-        let weight = Weight::new(&Tensor::new(values.clone(), [values.len()]).unwrap(), DType::BF16, &device);
+        let weight = crate::Weight::new(&Tensor::new(values.clone(), [values.len()]).unwrap(), DType::BF16, &device);
         let stored = weight.stored::<1>().unwrap();
         assert_eq!(stored.dtype(), DType::BF16);
         let cast = burn::tensor::Tensor::<1>::from_data(values.as_slice(), &device).cast(DType::BF16);
@@ -68,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_must_be_exact_stays_f32_where_the_file_has_it_so() {
-        let storage = Storage { dtype: DType::BF16, exact: &["time_", "head."] };
+        let storage = Storage { exact: &["time_", "head."], ..Storage::from(DType::BF16) };
         assert_eq!(storage.of("blocks.0.q.weight", roll_core::DType::F32), DType::BF16);
         assert_eq!(storage.of("time_embedding.0.weight", roll_core::DType::F32), DType::F32);
         assert_eq!(storage.of("head.head.weight", roll_core::DType::Bf16), DType::BF16);

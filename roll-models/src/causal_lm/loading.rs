@@ -170,6 +170,11 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     };
     let reading = || format!("reading {place}");
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
+    if options.weights_dtype.eight_bits().is_some() {
+        let problem =
+            "expected auto, f32 or bf16: of a language model only a GGUF file has weights in eight bits (Q8_0)";
+        return Err(Error::config("model.weights_dtype", problem));
+    }
     let dtype = options.weights_dtype.of(stored, &device)?;
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
@@ -229,5 +234,8 @@ mod tests {
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
         let message = open(&list, &context).err().unwrap().chain();
         assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
+        let eight = CausalLmOptions { weights_dtype: WeightsDType::Int8, ..CausalLmOptions::default() };
+        let message = open(&eight, &context).err().unwrap().chain();
+        assert!(message.contains("`model.weights_dtype`") && message.contains("GGUF"), "{message}");
     }
 }

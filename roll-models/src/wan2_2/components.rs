@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 
 use crate::lora::is_lora_key;
-use crate::weights::{Checkpoint, WeightsError};
+use crate::weights::{Checkpoint, WeightsError, is_beside};
 
 use super::names::{self, Direction};
 
@@ -63,13 +63,13 @@ enum Naming {
 }
 
 /// Tells which network `checkpoint` holds, and gives it under the official names: wrappers such as `state_dict.` are
-/// taken off, diffusers and transformers names translated. Keys that have no official name in a translated checkpoint
+/// taken off, diffusers and transformers names translated, scales of weights in eight bits left out. Keys that have no official name in a translated checkpoint
 /// are an error; in an official one extra keys are kept.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));
     }
-    let checkpoint = unwrap(checkpoint)?;
+    let checkpoint = without_scales(unwrap(checkpoint)?)?;
     let signature = SIGNATURES.iter().find(|(_, _, keys)| keys.iter().all(|key| checkpoint.contains(key)));
     let Some(&(component, naming, _)) = signature else {
         let found: Vec<String> = checkpoint.keys().take(3).map(|k| format!("`{k}`")).collect();
@@ -101,6 +101,11 @@ pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
     }
 }
 
+/// Whether the files of a transformer have the matrices of its blocks in eight bits.
+pub fn in_eight_bits(checkpoint: &Checkpoint) -> bool {
+    checkpoint.is_scaled("blocks.0.self_attn.q.weight")
+}
+
 /// Rows of the text embedding that the files of a transformer say: `text_len` of the `config.json` beside it or of the
 /// metadata.
 pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
@@ -115,6 +120,15 @@ fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
         checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
     }
     Ok(checkpoint)
+}
+
+/// Weights find their scales by themselves.
+fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    let beside = checkpoint.keys().any(is_beside);
+    match beside {
+        true => checkpoint.rename(|key| (!is_beside(key)).then(|| key.to_string())),
+        false => Ok(checkpoint),
+    }
 }
 
 fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint, WeightsError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
-use roll_backends::weights::{Storage, Turns};
+use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
@@ -148,6 +148,8 @@ struct Precision {
     stored: DType,
     storage: Storage,
     products: DType,
+    /// Matrices of the blocks are in eight bits.
+    eight_bits: bool,
 }
 
 impl Precision {
@@ -155,7 +157,12 @@ impl Precision {
         let stored = components::dit_dtype(file);
         let precision = || -> Result<Self> {
             let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
-            Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)? })
+            let eight_bits = match storage.matrices {
+                Matrices::Dense => false,
+                Matrices::AsInFile => components::in_eight_bits(file) && options.weight_store != Placement::Sharded,
+                Matrices::Eight(_) => true,
+            };
+            Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)?, eight_bits })
         };
         precision().while_doing(|| format!("reading {}", file.path().display()))
     }
@@ -169,7 +176,12 @@ impl Precision {
             IdleExpert::Drop => "; the idle expert is read again when its turn comes",
         };
         let (weights, products) = (name(self.storage.dtype), name(self.products));
-        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{idle}");
+        let matrices = match (self.eight_bits, self.storage.matrices) {
+            (false, _) => "",
+            (true, Matrices::Eight(_)) => "; matrices of the blocks rounded to eight bits",
+            (true, _) => "; matrices of the blocks in eight bits, as in the files",
+        };
+        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{idle}");
     }
 }
 
@@ -190,15 +202,16 @@ struct Experts {
 impl Experts {
     fn of(files: &ComponentFiles, options: &WanOptions, backend: &str, precision: &Precision) -> Result<Self> {
         let device = roll_backends::device(backend)?;
-        let Precision { stored, storage, products } = *precision;
+        let Precision { stored, storage, products, eight_bits } = *precision;
         let memory = roll_backends::device::memory::total(backend);
         let size = if storage.dtype == DType::BF16 { 2 } else { 4 };
-        let elements = |file: &Checkpoint| file.shapes().values().map(|s| s.iter().product::<usize>()).sum::<usize>();
-        let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(elements).collect();
-        let (all, largest) = (size * each.iter().sum::<usize>(), size * each.iter().max().copied().unwrap_or(0));
+        let bytes = |file: &Checkpoint| plan::weight_bytes(&file.shapes(), size, eight_bits);
+        let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(bytes).collect();
+        let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
+        let converted = stored != storage.dtype || matches!(storage.matrices, Matrices::Eight(_));
         let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
         let idle = match whole && each.len() > 1 {
-            true => options.idle_expert.chosen(all, is_gpu(&device), memory, stored != storage.dtype),
+            true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
             false => IdleExpert::Keep,
         };
         let resident = match (whole, idle) {
@@ -217,7 +230,12 @@ impl Experts {
             IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
             IdleExpert::Host => {
                 let state = weights::in_host_memory(file, storage)?;
-                let bring = move || Ok(Resident::new(&state, storage, &device));
+                let bring = move || {
+                    let weight = |(key, weight): (&String, &HostWeight)| {
+                        (key.clone(), weight.clone().upload(storage, key, &device))
+                    };
+                    Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
+                };
                 Arc::new(self.turns.turn(number, file.shapes(), &self.device, bring))
             }
             IdleExpert::Drop => {
@@ -259,6 +277,11 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
                 Dit::with_store(config, Arc::new(store))
             }
             Placement::Sharded => {
+                if matches!(storage.matrices, Matrices::Eight(_)) {
+                    let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 beside \
+                                   `model.weight_store: sharded`, or another `model.weight_store`";
+                    return Err(Error::config("weights_dtype", problem));
+                }
                 let store = Sharded::new(&file.all()?, *storage, device, communicator::current())?;
                 file.keys().for_each(|key| file.release(key));
                 let dit = Dit::with_store(config, Arc::new(store));

@@ -7,6 +7,8 @@ pub mod clip;
 pub mod components;
 pub mod conditioning;
 pub mod dit;
+#[cfg(test)]
+mod eight_bits_tests;
 mod expert;
 pub mod export;
 pub mod init;

@@ -174,8 +174,11 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
-    /// Reads one tensor.
+    /// Reads one tensor. One in eight bits comes in f32, times its scale; [`Checkpoint::scaled`] leaves it as it is.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
+        if let Some(tensor) = self.widened(key)? {
+            return Ok(tensor);
+        }
         let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
         let (file, stored) = self.index.get(key).ok_or_else(missing)?;
         self.files[*file].tensor(stored)
@@ -199,6 +202,17 @@ impl Checkpoint {
         let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
         let (file, stored) = self.index.get(key).ok_or_else(missing)?;
         self.files[*file].read_part(stored, at, buffer)
+    }
+
+    /// The file of a tensor, and its name there.
+    pub(super) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
+        let (file, stored) = self.index.get(key)?;
+        Some((self.files.get(*file)?, stored))
+    }
+
+    /// Its files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &WeightFile> {
+        self.files.iter().map(|file| &**file)
     }
 
     /// Its files, each with the names of the tensors in it.

@@ -2,6 +2,7 @@
 //! whole or not at all.
 
 mod checkpoint;
+mod eight_bits;
 mod error;
 mod file;
 pub mod gguf;
@@ -19,6 +20,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use checkpoint::Checkpoint;
+pub use eight_bits::is_beside;
 pub use error::WeightsError;
 pub use file::WeightFile;
 pub use info::TensorInfo;

@@ -1,12 +1,12 @@
 //! Weights that are read from their files segment by segment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, mpsc};
 
 use burn::tensor::{DType, Device};
-use roll_backends::weights::{Ahead, Storage};
-use roll_backends::{Resident, WeightStore, Weights};
-use roll_core::{Result, StateDict, Tensor};
+use roll_backends::weights::{Ahead, HostWeight, Matrices, Storage};
+use roll_backends::{Resident, Weight, WeightStore, Weights};
+use roll_core::{Result, ResultExt, Tensor};
 
 use super::checkpoint::Checkpoint;
 use crate::precision::storable;
@@ -82,10 +82,14 @@ impl Source {
     fn read(&self, prefix: &str) -> Result<Weights> {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
-            let tensor = self.checkpoint.tensor(key)?;
-            let storage = self.storage.unwrap_or_else(|| storable(stored_dtype(&tensor), &self.device).into());
-            weights.insert(key.to_string(), storage.weight(key, &tensor, &self.device));
-            drop(tensor);
+            let weight = match self.storage {
+                Some(storage) => uploaded(&self.checkpoint, key, storage, &self.device)?,
+                None => {
+                    let tensor = self.checkpoint.tensor(key)?;
+                    Weight::new(&tensor, storable(stored_dtype(&tensor), &self.device), &self.device)
+                }
+            };
+            weights.insert(key.to_string(), weight);
             self.checkpoint.release(key);
         }
         Ok(Arc::new(weights))
@@ -97,31 +101,49 @@ impl Source {
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {
-        weights.insert(key.to_string(), storage.weight(key, &checkpoint.tensor(key)?, device));
+        weights.insert(key.to_string(), uploaded(checkpoint, key, storage, device)?);
         checkpoint.release(key);
     }
     Ok(Resident::from_weights(weights, device))
 }
 
 /// The weights of `checkpoint` in host memory, as `storage` says.
-pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<StateDict> {
-    let mut state = StateDict::new();
+pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTreeMap<String, HostWeight>> {
+    let mut weights = BTreeMap::new();
     for key in checkpoint.keys() {
-        let tensor = checkpoint.tensor(key)?;
-        let dtype = match storage.of(key, tensor.dtype()) {
-            DType::BF16 => roll_core::DType::Bf16,
-            _ => roll_core::DType::F32,
+        let kept = match held(checkpoint, key, storage)? {
+            HostWeight::Dense(tensor) => {
+                let dtype = match storage.of(key, tensor.dtype()) {
+                    DType::BF16 => roll_core::DType::Bf16,
+                    _ => roll_core::DType::F32,
+                };
+                // A tensor that stays as it is would go on pointing into the file.
+                HostWeight::Dense(match tensor.dtype() == dtype {
+                    true => Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?,
+                    false => tensor.to_float(dtype)?,
+                })
+            }
+            scaled => scaled,
         };
-        // A tensor that stays as it is would go on pointing into the file.
-        let kept = match tensor.dtype() == dtype {
-            true => Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?,
-            false => tensor.to_float(dtype)?,
-        };
-        drop(tensor);
         checkpoint.release(key);
-        state.insert(key.to_string(), kept);
+        weights.insert(key.to_string(), kept);
     }
-    Ok(state)
+    Ok(weights)
+}
+
+/// The weight `key` on `device`.
+fn uploaded(checkpoint: &Checkpoint, key: &str, storage: Storage, device: &Device) -> Result<Weight> {
+    Ok(held(checkpoint, key, storage)?.upload(storage, key, device))
+}
+
+/// The weight `key` as it is, or in eight bits.
+fn held(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeight> {
+    let scaled = match storage.matrices {
+        Matrices::Dense => None,
+        Matrices::AsInFile | Matrices::Eight(_) => checkpoint.scaled(key)?,
+    };
+    let weight = HostWeight::new(storage, key, scaled, || Ok(checkpoint.tensor(key)?));
+    weight.while_doing(|| format!("`{key}` of {}", checkpoint.path().display()))
 }
 
 /// The dtype a frozen weight is kept in on the device: its own when it is bf16, f32 otherwise.
@@ -136,6 +158,8 @@ pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use roll_core::StateDict;
 
     use super::*;
     use crate::weights::save_safetensors;

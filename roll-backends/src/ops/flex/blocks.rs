@@ -18,6 +18,7 @@ impl BlockKernel for Flex {
     fn blocks_backward(d_y: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
         let [rows, _] = d_y.shape().dims::<2>();
         let d_y = Values::of(d_y);
-        tensor(pull(rows, d_y.slice(), weight), [rows, weight.shape()[1]])
+        let widen = |rows, columns, values: &mut [f32]| weight.decode_part(rows, columns, values);
+        tensor(pull(rows, d_y.slice(), weight.shape(), widen), [rows, weight.shape()[1]])
     }
 }

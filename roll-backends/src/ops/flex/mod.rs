@@ -10,6 +10,7 @@ mod gate;
 mod linear;
 mod norm;
 mod rope;
+mod scaled;
 
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};

@@ -38,6 +38,33 @@ pub enum Stored<'a> {
     Bf16(&'a [bf16]),
     /// In blocks.
     Blocks(&'a BlockMatrix),
+    /// In eight bits.
+    Codes(Codes<'a>),
+}
+
+/// A matrix `[outputs, inputs]`, row-major, in eight bits: see [`crate::ScaledMatrix`].
+#[derive(Clone, Copy, Debug)]
+pub struct Codes<'a> {
+    /// A code for each number.
+    pub values: &'a [u8],
+    /// The numbers of all codes.
+    pub table: &'a [f32],
+    /// The factor of each row.
+    pub scales: &'a [f32],
+    /// Numbers of a row.
+    pub inputs: usize,
+}
+
+impl Codes<'_> {
+    /// Some columns of some rows, row-major.
+    pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
+        // As an array no code is beyond its end.
+        let Some(table) = self.table.first_chunk::<256>() else { return };
+        for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
+            let (codes, scale) = (&self.values[row * self.inputs..][columns.clone()], self.scales[row]);
+            values.iter_mut().zip(codes).for_each(|(value, code)| *value = table[usize::from(*code)] * scale);
+        }
+    }
 }
 
 impl<'a> Stored<'a> {
@@ -54,6 +81,7 @@ impl<'a> Stored<'a> {
         scratch.resize(count.max(scratch.len()), 0.0);
         match self {
             Self::Blocks(matrix) => matrix.decode_into(rows, &mut scratch[..count]),
+            Self::Codes(codes) => codes.decode_part(rows, 0..inputs, &mut scratch[..count]),
             Self::Bf16(values) => {
                 let pairs = scratch.iter_mut().zip(&values[part]);
                 pairs.for_each(|(to, from)| *to = f32::from_bits(u32::from(from.to_bits()) << 16));
@@ -215,9 +243,14 @@ fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; 
     })
 }
 
-/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`. The weight is widened part by part.
-pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
-    let [outputs, inputs] = weight.shape();
+/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`, W `[outputs, inputs]`, of which `widen` writes some columns of some
+/// rows. These columns begin with a block.
+pub fn pull(
+    rows: usize,
+    d_y: &[f32],
+    [outputs, inputs]: [usize; 2],
+    widen: impl Fn(Range<usize>, Range<usize>, &mut [f32]) + Sync,
+) -> Vec<f32> {
     let d_y = View::new(d_y, rows, outputs);
     let mut d_x = vec![0.0; rows * inputs];
     let stripes = ViewMut::new(&mut d_x, rows, inputs).stretches(PULLED_INPUTS);
@@ -227,7 +260,7 @@ pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
             let part = first..(first + PULLED).min(outputs);
             let count = part.len() * columns.len();
             scratch.resize(count.max(scratch.len()), 0.0);
-            weight.decode_part(part.clone(), columns.clone(), &mut scratch[..count]);
+            widen(part.clone(), columns.clone(), &mut scratch[..count]);
             let w = View::new(&scratch[..count], part.len(), columns.len());
             d_x.product(d_y.columns(part), w, 1.0, true, Threads::One);
         }
@@ -289,7 +322,7 @@ mod tests {
             assert_eq!(y, forward(rows, inputs, &x, Stored::F32(&w), &bias), "{kind:?}");
 
             let d_y = noise(rows * outputs, 3);
-            let d_x = pull(rows, &d_y, &matrix);
+            let d_x = pull(rows, &d_y, [outputs, inputs], |rows, columns, out| matrix.decode_part(rows, columns, out));
             let pulled = |i: usize, k: usize| {
                 (0..outputs).map(|o| f64::from(d_y[i * outputs + o]) * f64::from(w[o * inputs + k])).sum::<f64>()
             };

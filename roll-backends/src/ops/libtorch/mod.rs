@@ -12,12 +12,13 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel};
+use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
 impl ConvKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
+impl ScaledKernel for LibTorch {}
 
 /// A tensor of new memory.
 fn fresh(tensor: Tensor) -> TchTensor {

@@ -142,6 +142,7 @@ impl Preset {
             storage: OnDevice {
                 memory: None,
                 weight_bytes: self.networks.stored.size(),
+                eight_bits: false,
                 kept_bytes: self.networks.stored.size(),
                 idle: IdleExpert::Keep,
             },
@@ -186,5 +187,5 @@ fn tiny() -> Networks {
         image_dim: None,
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
-    Networks { dit, experts: 1, stored: DType::F32, vae }
+    Networks { dit, experts: 1, stored: DType::F32, eight_bits: false, vae }
 }

@@ -33,9 +33,13 @@ impl Plan {
     pub fn memory(&self) -> Result<Vec<Item>> {
         let (networks, division, work) = (&self.networks, &self.division, &self.work);
         let ranks = division.ranks.max(1);
-        let (dit, bytes) = (networks.dit_elements(), self.storage.weight_bytes);
-        let block = networks.block_elements() * bytes;
-        let all = dit * bytes * networks.experts;
+        let (dit, block) = (networks.dit_elements(), self.block_bytes());
+        let expert = self.expert_bytes();
+        let all = expert * networks.experts;
+        let counted = match self.storage.eight_bits {
+            true => format!("{expert} B (matrices of blocks in 8 bits)"),
+            false => format!("{dit} x {} B", self.storage.weight_bytes),
+        };
         let here = self.experts_here();
         // The block that is computed with, and the one on its way.
         let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
@@ -57,7 +61,7 @@ impl Plan {
                 "transformer weights",
                 ahead * block,
                 all.div_ceil(ranks),
-                format!("{} x {dit} x {bytes} B / {ranks} ranks, and {ahead} block(s)", networks.experts),
+                format!("{} x {counted} / {ranks} ranks, and {ahead} block(s)", networks.experts),
             ),
             Placement::Streamed => {
                 item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
@@ -68,7 +72,7 @@ impl Plan {
                     IdleExpert::Host => (all, "; all in host memory, one at a time here"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
-                item("transformer weights", dit * bytes * here, waiting, format!("{here} x {dit} x {bytes} B{place}"))
+                item("transformer weights", expert * here, waiting, format!("{here} x {counted}{place}"))
             }
         });
         let vae = networks.vae_elements();

@@ -12,6 +12,8 @@ mod presets;
 mod tests;
 mod time;
 
+use std::collections::BTreeMap;
+
 use burn::tensor::DType;
 use roll_core::{Noise, Result};
 
@@ -34,6 +36,8 @@ pub struct Networks {
     pub experts: usize,
     /// What the files of the transformer have.
     pub stored: DType,
+    /// They have the matrices of its blocks in eight bits.
+    pub eight_bits: bool,
     /// Shape of the VAE, which is resident in f32.
     pub vae: VaeConfig,
 }
@@ -79,8 +83,10 @@ pub enum Tiles {
 pub struct OnDevice {
     /// Bytes of the memory of a GPU; `None` where the device is the CPU.
     pub memory: Option<u64>,
-    /// Bytes of a frozen weight of the transformer.
+    /// Bytes of a frozen weight of the transformer, but for matrices in eight bits.
     pub weight_bytes: usize,
+    /// Matrices of the blocks are in eight bits.
+    pub eight_bits: bool,
     /// Bytes of an element of a block's input that waits for the pull.
     pub kept_bytes: usize,
     /// Where the idle expert is.
@@ -146,7 +152,32 @@ pub(super) fn kept_bytes(products: DType) -> usize {
     if products == DType::BF16 { 2 } else { 4 }
 }
 
+/// Bytes of the weights of a transformer with `each` for an element; if `eight_bits`, of the matrices of its blocks one, and
+/// four for the scale of each row.
+pub(super) fn weight_bytes(shapes: &BTreeMap<String, Vec<usize>>, each: usize, eight_bits: bool) -> usize {
+    let bytes = |(name, shape): (&String, &Vec<usize>)| match shape.as_slice() {
+        [rows, columns] if eight_bits && name.starts_with("blocks.") => rows * (columns + 4),
+        shape => each * shape.iter().product::<usize>(),
+    };
+    shapes.iter().map(bytes).sum()
+}
+
 impl Plan {
+    /// Bytes of the frozen weights of one expert.
+    pub(super) fn expert_bytes(&self) -> usize {
+        weight_bytes(
+            &self.networks.dit.weights().into_iter().collect(),
+            self.storage.weight_bytes,
+            self.storage.eight_bits,
+        )
+    }
+
+    /// Bytes of the frozen weights of one block.
+    pub(super) fn block_bytes(&self) -> usize {
+        let weights = self.networks.dit.weights().into_iter().filter(|(name, _)| name.starts_with("blocks.0."));
+        weight_bytes(&weights.collect(), self.storage.weight_bytes, self.storage.eight_bits)
+    }
+
     /// Elements that are trained, over all experts.
     pub fn trained_elements(&self) -> Result<usize> {
         let one = match &self.division.trainable {

@@ -11,6 +11,7 @@ use super::super::paths::ComponentFiles;
 use super::super::vae::VaeConfig;
 use super::{Division, Network, Networks, OnDevice, Plan, Tiles, Work, fitting, kept_bytes};
 use crate::hub::Hub;
+use crate::precision::WeightsDType;
 
 /// Height and width of the reference's frames, where the configuration leaves the size to each clip.
 const SIZE: [usize; 2] = [480, 832];
@@ -28,8 +29,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         let resident = match plan.placement() {
             Placement::Auto | Placement::Resident => plan.experts_here(),
             Placement::Streamed | Placement::Sharded => 0,
-        } * plan.networks.dit_elements()
-            * plan.storage.weight_bytes
+        } * plan.expert_bytes()
             + 4 * plan.networks.vae_elements();
         let dit = &plan.networks.dit;
         plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
@@ -69,6 +69,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         dit: DitConfig::from_shapes(&files.dit.shapes(), heads)?,
         experts: 1 + usize::from(files.dit2.is_some()),
         stored: components::dit_dtype(&files.dit),
+        eight_bits: components::in_eight_bits(&files.dit),
         vae: VaeConfig::from_shapes(&files.vae.shapes())?,
     })
 }
@@ -78,16 +79,22 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDe
     let gpu = input.memory.is_some();
     let weights = options.weights_dtype.on(networks.stored, gpu);
     let weight_bytes = kept_bytes(weights);
+    let rounded = options.weights_dtype.eight_bits().is_some();
+    let kept = networks.eight_bits && options.weights_dtype == WeightsDType::Auto;
+    let divided = options.weight_store.or(input.division.placement) == Placement::Sharded;
+    let eight_bits = rounded || (kept && !divided);
     let idle = match networks.experts > 1 {
         true => {
-            let all = networks.experts * networks.dit_elements() * weight_bytes;
-            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights)
+            let shapes = networks.dit.weights().into_iter().collect();
+            let all = networks.experts * super::weight_bytes(&shapes, weight_bytes, eight_bits);
+            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights || rounded)
         }
         false => IdleExpert::Keep,
     };
     OnDevice {
         memory: input.memory,
         weight_bytes,
+        eight_bits,
         kept_bytes: kept_bytes(options.compute_dtype.on(weights, gpu)),
         idle,
     }
@@ -129,6 +136,12 @@ fn hints(plan: &Plan) -> Vec<String> {
     let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
     let resident = plan.placement() == Placement::Resident;
     hint(resident && plan.division.ranks > 1, "strategy.stage=3 divides the frozen weights among the ranks");
+    hint(
+        !plan.storage.eight_bits
+            && plan.placement() != Placement::Sharded
+            && plan.division.trainable != Trainable::Full,
+        "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
+    );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
     hint(
         plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,

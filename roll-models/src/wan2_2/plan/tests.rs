@@ -36,7 +36,7 @@ fn plan(name: &str) -> Plan {
             bf16_optimizer_states: false,
             overlap_comm: true,
         },
-        storage: OnDevice { memory: None, weight_bytes: 2, kept_bytes: 4, idle: IdleExpert::Keep },
+        storage: OnDevice { memory: None, weight_bytes: 2, eight_bits: false, kept_bytes: 4, idle: IdleExpert::Keep },
     }
 }
 
@@ -164,6 +164,9 @@ fn published_weights_count_as_they_are_stored_on_the_device() {
     assert_eq!(weights(serde_json::json!({}), None), 4.0);
     assert_eq!(weights(serde_json::json!({"weights_dtype": "f32"}), Some(80_000_000_000)), 4.0);
     assert_eq!(weights(serde_json::json!({"weights_dtype": "bf16"}), None), 2.0);
+    for eight in ["int8", "fp8"] {
+        assert_eq!(weights(serde_json::json!({"weights_dtype": eight}), Some(80_000_000_000)), 1.0);
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Plan {
         let backward = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
         let pull = forward * (1.0 + backward) + self.attention_flops() * 0.5;
         let decode = decoder_flops(&self.networks.vae) * (work.frames * work.size[0] * work.size[1]) as f64;
-        let weights = (self.networks.dit_elements() * self.storage.weight_bytes) as f64;
+        let weights = self.expert_bytes() as f64;
         let (moved, rate) = match self.placement() {
             Placement::Sharded => (weights * (1.0 - 1.0 / self.division.ranks.max(1) as f64), speed.link),
             Placement::Streamed => (weights, speed.read),

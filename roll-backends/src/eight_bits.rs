@@ -1,0 +1,286 @@
+//! Matrices in eight bits a number, with a scale for each row.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use half::f16;
+use rayon::prelude::*;
+use roll_core::{Error, Result};
+
+/// What eight bits stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EightBits {
+    /// Integers from -128 to 127.
+    Int8,
+    /// Four bits of exponent, three of mantissa: up to 448. There is no infinity.
+    E4m3,
+    /// Five bits of exponent, two of mantissa: the upper half of f16.
+    E5m2,
+}
+
+impl EightBits {
+    /// The number that `code` stands for. bf16 has every one of them exactly.
+    pub fn value(self, code: u8) -> f32 {
+        match self {
+            Self::Int8 => f32::from(code as i8),
+            Self::E4m3 => {
+                let size = match (code >> 3 & 15, code & 7) {
+                    (15, 7) => f32::NAN,
+                    (0, mantissa) => f32::from(mantissa) / 512.0,
+                    (exponent, mantissa) => {
+                        f32::from_bits((u32::from(exponent) + 120) << 23) * (1.0 + f32::from(mantissa) / 8.0)
+                    }
+                };
+                if code < 128 { size } else { -size }
+            }
+            Self::E5m2 => f16::from_bits(u16::from(code) << 8).to_f32(),
+        }
+    }
+
+    /// The numbers of all codes.
+    pub fn table(self) -> [f32; 256] {
+        std::array::from_fn(|code| self.value(code as u8))
+    }
+
+    /// The largest number that is used: of integers, the one whose negative there is too.
+    pub fn largest(self) -> f32 {
+        match self {
+            Self::Int8 => 127.0,
+            Self::E4m3 => 448.0,
+            Self::E5m2 => 57_344.0,
+        }
+    }
+
+    /// The code of the number nearest to `value`, of two the even one; beyond the largest, that of the largest.
+    pub fn code(self, value: f32) -> u8 {
+        let value = value.clamp(-self.largest(), self.largest());
+        let (mantissa, bias) = match self {
+            Self::Int8 => return value.round_ties_even() as i8 as u8,
+            Self::E4m3 => (3, 7),
+            Self::E5m2 => (2, 15),
+        };
+        let (sign, bits) = ((value.is_sign_negative() as u8) << 7, value.abs().to_bits());
+        // Below the smallest normal number all are as far apart as the smallest two.
+        let smallest = f32::from_bits((128 - bias) << 23);
+        if value.abs() < smallest {
+            let steps = value.abs() / smallest * f32::from(1u8 << mantissa);
+            return sign | steps.round_ties_even() as u8;
+        }
+        let dropped = 23 - mantissa;
+        let rounded = (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
+        sign | (rounded - ((127 - bias) << mantissa)) as u8
+    }
+}
+
+/// A matrix in host memory: row `i` is the numbers of its codes times `scales[i]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaledRows {
+    kind: EightBits,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    shape: [usize; 2],
+}
+
+impl ScaledRows {
+    /// From the codes of all rows and the scale of each, or one for all. Fails unless they are those of `shape`,
+    /// `[rows, columns]`.
+    pub fn new(kind: EightBits, codes: Vec<u8>, scales: Vec<f32>, shape: [usize; 2]) -> Result<Self> {
+        let [rows, columns] = shape;
+        let scales = if scales.len() == 1 { vec![scales[0]; rows] } else { scales };
+        if rows.checked_mul(columns) != Some(codes.len()) || scales.len() != rows {
+            return Err(Error::Misuse(format!(
+                "a matrix of {rows} x {columns} cannot have {} codes and {} scales",
+                codes.len(),
+                scales.len()
+            )));
+        }
+        Ok(Self { kind, codes, scales, shape })
+    }
+
+    /// The matrix `tensor`, rounded; the largest number of each row gets the largest code. Fails on what is no matrix,
+    /// and on numbers that are not finite.
+    pub fn quantised(tensor: &roll_core::Tensor, kind: EightBits) -> Result<Self> {
+        let [rows, columns] = *tensor.shape() else {
+            return Err(Error::shape("matrix to store in eight bits", "[rows, columns]", tensor.shape()));
+        };
+        let values = tensor.to_f32_vec();
+        let (mut codes, mut scales) = (vec![0; values.len()], vec![1.0; rows]);
+        let width = columns.max(1);
+        let parts = codes.par_chunks_mut(width).zip(values.par_chunks(width)).zip(&mut scales);
+        parts.for_each(|((codes, values), scale)| {
+            let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            // A row of zeros keeps the scale 1.
+            if most > 0.0 {
+                *scale = most / kind.largest();
+            }
+            codes.iter_mut().zip(values).for_each(|(code, value)| *code = kind.code(value / *scale));
+        });
+        // The largest of numbers leaves out those that are none.
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(Error::Misuse("a matrix with numbers that are not finite has no eight bits for them".into()));
+        }
+        Ok(Self { kind, codes, scales, shape: [rows, columns] })
+    }
+
+    /// What its codes stand for.
+    pub fn kind(&self) -> EightBits {
+        self.kind
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// The codes, row-major.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The scale of each row.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Its numbers, row-major.
+    pub fn decode(&self) -> Vec<f32> {
+        let (table, columns) = (self.kind.table(), self.shape[1]);
+        let mut values = vec![0.0; self.codes.len()];
+        let rows = values.chunks_exact_mut(columns.max(1)).zip(self.codes.chunks_exact(columns.max(1)));
+        for ((values, codes), scale) in rows.zip(&self.scales) {
+            values.iter_mut().zip(codes).for_each(|(value, code)| *value = table[usize::from(*code)] * scale);
+        }
+        values
+    }
+}
+
+/// A matrix on a device, frozen: a byte for each number.
+#[derive(Clone, Debug)]
+pub struct ScaledMatrix {
+    /// Codes, u8, `[rows, columns]`.
+    pub codes: Tensor<2, Int>,
+    /// The numbers of all codes, f32, `[256]`.
+    pub table: Tensor<1>,
+    /// f32, `[rows]`.
+    pub scales: Tensor<1>,
+    shape: [usize; 2],
+}
+
+impl ScaledMatrix {
+    /// Uploads `rows`. The device must have u8.
+    pub fn new(rows: ScaledRows, device: &Device) -> Self {
+        let vector = |values: Vec<f32>| {
+            let count = values.len();
+            Tensor::<1>::from_data(TensorData::new(values, [count]), (device, DType::F32))
+        };
+        let (table, scales) = (vector(rows.kind.table().to_vec()), vector(rows.scales));
+        let codes = Tensor::from_data(TensorData::new(rows.codes, rows.shape), (device, DType::U8));
+        Self { codes, table, scales, shape: rows.shape }
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> &[usize; 2] {
+        &self.shape
+    }
+
+    /// Bytes in memory, but those of the table.
+    pub fn size(&self) -> usize {
+        self.shape[0] * self.shape[1] + 4 * self.shape[0]
+    }
+
+    /// Some rows in f32.
+    pub fn rows(&self, start: usize, count: usize) -> Tensor<2> {
+        self.decoded(self.codes.clone().narrow(0, start, count), self.scales.clone().narrow(0, start, count))
+    }
+
+    /// As [`ScaledMatrix::rows`], of rows that do not follow one another.
+    pub fn select(&self, rows: Tensor<1, Int>) -> Tensor<2> {
+        self.decoded(self.codes.clone().select(0, rows.clone()), self.scales.clone().select(0, rows))
+    }
+
+    fn decoded(&self, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
+        let [rows, columns] = codes.dims();
+        let places = codes.reshape([rows * columns]).cast(DType::I32);
+        self.table.clone().select(0, places).reshape([rows, columns]) * scales.reshape([rows, 1])
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const KINDS: [EightBits; 3] = [EightBits::Int8, EightBits::E4m3, EightBits::E5m2];
+
+    #[test]
+    fn codes_stand_for_the_numbers_of_the_standard() {
+        let e4m3 = |code| EightBits::E4m3.value(code);
+        assert_eq!([e4m3(0x7e), e4m3(0x38), e4m3(0x08), e4m3(0x01)], [448.0, 1.0, 0.015_625, 0.001_953_125]);
+        assert_eq!((e4m3(0xfe), e4m3(0xb8)), (-448.0, -1.0));
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+        let e5m2 = |code| EightBits::E5m2.value(code);
+        assert_eq!([e5m2(0x7b), e5m2(0x3c), e5m2(0xbc)], [57_344.0, 1.0, -1.0]);
+        assert_eq!([0x80, 0xff, 0x7f].map(|code| EightBits::Int8.value(code)), [-128.0, -1.0, 127.0]);
+    }
+
+    #[test]
+    fn every_number_has_its_code_and_those_between_that_of_the_nearest() {
+        for kind in KINDS {
+            let used = |code: &u8| kind.value(*code).abs() <= kind.largest();
+            let mut numbers: Vec<f32> = (0..=255).filter(used).map(|code| kind.value(code)).collect();
+            numbers.sort_by(f32::total_cmp);
+            numbers.dedup_by(|a, b| a == b);
+            for pair in numbers.windows(2) {
+                for number in pair {
+                    assert_eq!(kind.value(kind.code(*number)), *number, "{kind:?}");
+                }
+                let between = |part: f32| kind.value(kind.code(pair[0] + (pair[1] - pair[0]) * part));
+                assert_eq!([between(0.4375), between(0.5625)], [pair[0], pair[1]], "{kind:?}");
+                let middle = kind.code(pair[0] + (pair[1] - pair[0]) * 0.5);
+                assert_eq!(middle & 1, 0, "{kind:?}: {pair:?}");
+            }
+            assert_eq!(kind.value(kind.code(1e9)), kind.largest());
+            assert_eq!(kind.value(kind.code(-1e9)), -kind.largest());
+        }
+    }
+
+    #[test]
+    fn bf16_has_every_number_exactly() {
+        for kind in KINDS {
+            let exact = |value: &f32| value.is_nan() || half::bf16::from_f32(*value).to_f32() == *value;
+            assert!(kind.table().iter().all(exact), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_matrix_is_near_its_original_and_the_same_on_the_device() {
+        let device = crate::device("flex").unwrap();
+        let values: Vec<f32> = (0..6 * 40).map(|i| (i as f32 * 0.7).sin() * (1.0 + (i / 40) as f32)).collect();
+        let tensor = roll_core::Tensor::new(values.clone(), [6, 40]).unwrap();
+        for (kind, most) in [(EightBits::Int8, 0.5 / 127.0), (EightBits::E4m3, 1.0 / 16.0)] {
+            let rows = ScaledRows::quantised(&tensor, kind).unwrap();
+            let found = rows.decode();
+            for (i, (found, value)) in found.iter().zip(&values).enumerate() {
+                // Of integers relative to the largest of the row, of floats to the number itself but for the least.
+                let size = if kind == EightBits::Int8 { 1.0 + (i / 40) as f32 } else { value.abs().max(0.01) };
+                assert!((found - value).abs() <= 1.001 * most * size, "{kind:?}: {found} for {value}");
+            }
+            let matrix = ScaledMatrix::new(rows, &device);
+            let downloaded = |part: Tensor<2>| part.into_data().try_into_vec::<f32>().unwrap();
+            assert_eq!(downloaded(matrix.rows(0, 6)), found);
+            assert_eq!(downloaded(matrix.rows(2, 3)), found[80..200]);
+            let some = Tensor::from_data(TensorData::new(vec![5i64, 0], [2]), &device);
+            assert_eq!(downloaded(matrix.select(some)), [&found[200..], &found[..40]].concat());
+            assert_eq!(matrix.size(), 6 * 44);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(ScaledRows::new(EightBits::Int8, vec![0; 6], vec![1.0; 3], [2, 3]).is_err());
+        assert!(ScaledRows::new(EightBits::Int8, vec![0; 5], vec![1.0], [2, 3]).is_err());
+        assert_eq!(ScaledRows::new(EightBits::Int8, vec![0; 6], vec![0.5], [2, 3]).unwrap().scales(), [0.5; 2]);
+        let bad = roll_core::Tensor::new(vec![1.0, f32::NAN], [1, 2]).unwrap();
+        assert!(ScaledRows::quantised(&bad, EightBits::Int8).is_err());
+        let zeros = ScaledRows::quantised(&roll_core::Tensor::zeros([2, 2]), EightBits::E4m3).unwrap();
+        assert_eq!(zeros.decode(), [0.0; 4]);
+    }
+}

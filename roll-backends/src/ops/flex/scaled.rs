@@ -1,0 +1,35 @@
+//! Linear layers whose weight stays in eight bits.
+
+use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::DType;
+
+use super::{Values, rounded, tensor};
+use crate::ops::kernels::row_products::{Codes, Stored, forward, pull};
+use crate::ops::scaled::{Scaled, ScaledKernel};
+
+impl ScaledKernel for Flex {
+    fn scaled_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &Scaled<Self>) -> FloatTensor<Self> {
+        let [rows, inputs] = x.shape().dims::<2>();
+        let (x, bias) = (Values::of(x), Values::of(bias));
+        let y = with_codes(weight, |codes| forward(rows, inputs, x.slice(), Stored::Codes(codes), bias.slice()));
+        tensor(y, [rows, weight.shape()[0]])
+    }
+
+    fn scaled_backward(d_y: FloatTensor<Self>, weight: &Scaled<Self>, dtype: DType) -> FloatTensor<Self> {
+        let [rows, _] = d_y.shape().dims::<2>();
+        let d_y = Values::of(d_y);
+        let part = |codes: Codes| {
+            pull(rows, d_y.slice(), weight.shape(), |rows, columns, values| codes.decode_part(rows, columns, values))
+        };
+        rounded(tensor(with_codes(weight, part), [rows, weight.shape()[1]]), dtype)
+    }
+}
+
+/// Runs `f` on the slices of the weight.
+fn with_codes<T>(weight: &Scaled<Flex>, f: impl FnOnce(Codes) -> T) -> T {
+    let [outputs, inputs] = weight.shape();
+    let (table, scales) = (Values::of(weight.table.clone()), Values::of(weight.scales.clone()));
+    let codes = weight.codes.to_contiguous();
+    let values = &codes.storage::<u8>()[codes.layout().start_offset()..][..outputs * inputs];
+    f(Codes { values, table: table.slice(), scales: scales.slice(), inputs })
+}

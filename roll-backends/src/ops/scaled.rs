@@ -1,0 +1,160 @@
+//! Linear layers whose weight stays in eight bits.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{DType, IntDType, Shape, Slice, Tensor};
+
+use super::expression::Expression;
+use super::linear::checked_bias;
+use super::product::ProductKernel;
+use super::record::record;
+use crate::ScaledMatrix;
+
+/// Numbers that are widened at a time.
+const PANEL: usize = 1 << 24;
+
+/// `x W^T + b` as [`super::linear`], of a frozen weight in eight bits: x `[L, in]`, weight `[out, in]`, bias `[out]`.
+/// Gradients of x and of the bias flow. The result is f32.
+///
+/// The product is taken in the dtype of x, f32 or bf16 (on flex in f32 either way). Nothing is lost when the codes are
+/// widened to it, part by part; the scales are factors of the result's columns, and of the cotangent's in the pull.
+pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let bias = checked_bias(&x, *weight.shape(), bias);
+    let ScaledMatrix { codes, table, scales, .. } = weight.clone();
+    let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
+    let (codes, table, scales) = (codes.into_dispatch(), table.into_dispatch(), scales.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as ScaledOps>::linear_scaled(x, bias, codes, table, scales))
+}
+
+/// The layer as the run-time dispatch calls it. A backend implements [`ScaledKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait ScaledOps: Backend {
+    /// See [`linear_scaled`].
+    fn linear_scaled(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        codes: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        scales: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+/// A matrix in eight bits as a backend has it: see [`ScaledMatrix`].
+pub struct Scaled<B: Backend> {
+    /// `[out, in]`.
+    pub codes: IntTensor<B>,
+    /// `[256]`.
+    pub table: FloatTensor<B>,
+    /// `[out]`.
+    pub scales: FloatTensor<B>,
+}
+
+/// The layer and its gradient on one backend.
+pub trait ScaledKernel: ProductKernel {
+    /// See [`linear_scaled`].
+    fn scaled_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &Scaled<Self>) -> FloatTensor<Self> {
+        forward_by_panels(x, bias, weight, PANEL)
+    }
+
+    /// The cotangent of x, in `dtype`, in which the product is taken too.
+    fn scaled_backward(d_y: FloatTensor<Self>, weight: &Scaled<Self>, dtype: DType) -> FloatTensor<Self> {
+        backward_by_panels(d_y, weight, dtype, PANEL)
+    }
+}
+
+/// [`ScaledKernel::scaled_forward`], with `panel` numbers widened at a time.
+pub(super) fn forward_by_panels<B: ProductKernel>(
+    x: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    weight: &Scaled<B>,
+    panel: usize,
+) -> FloatTensor<B> {
+    let (x, [outputs, inputs]) = (Expression::<B>(x), weight.shape());
+    let rows = (panel / inputs.max(1)).max(1);
+    let parts = (0..outputs).step_by(rows).map(|first| {
+        let panel = weight.widened([first..(first + rows).min(outputs), 0..inputs], x.dtype());
+        x.clone().matmul(panel.t())
+    });
+    let y = Expression::cat(parts.collect(), 1);
+    (y * weight.factors() + Expression(bias).reshape([1, outputs])).0
+}
+
+/// [`ScaledKernel::scaled_backward`], with `panel` numbers widened at a time.
+pub(super) fn backward_by_panels<B: ProductKernel>(
+    d_y: FloatTensor<B>,
+    weight: &Scaled<B>,
+    dtype: DType,
+    panel: usize,
+) -> FloatTensor<B> {
+    let [outputs, inputs] = weight.shape();
+    let d_y = (Expression::<B>(d_y) * weight.factors()).cast(dtype);
+    let columns = (panel / outputs.max(1)).max(1);
+    let parts = (0..inputs).step_by(columns).map(|first| {
+        let panel = weight.widened([0..outputs, first..(first + columns).min(inputs)], dtype);
+        d_y.clone().matmul(panel)
+    });
+    Expression::cat(parts.collect(), 1).cast(dtype).0
+}
+
+impl<B: Backend> Scaled<B> {
+    /// Rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        self.codes.shape().dims::<2>()
+    }
+
+    /// The scales as a row.
+    fn factors(&self) -> Expression<B> {
+        let [outputs, _] = self.shape();
+        Expression::<B>(self.scales.clone()).reshape([1, outputs])
+    }
+
+    /// The numbers of some rows and columns, without the scales.
+    fn widened(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
+        let shape = part.each_ref().map(|range| range.len());
+        let codes = B::int_slice(self.codes.clone(), &part.map(Slice::from));
+        let places = B::int_reshape(B::int_cast(codes, IntDType::I32), Shape::new([shape[0] * shape[1]]));
+        let table = Expression::<B>(self.table.clone()).cast(dtype);
+        Expression::<B>(B::float_select(table.0, 0, places)).reshape(shape)
+    }
+}
+
+impl<B: ScaledKernel> ScaledOps for B {
+    fn linear_scaled(
+        x: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        codes: IntTensor<B>,
+        table: FloatTensor<B>,
+        scales: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        B::scaled_forward(x, bias, &Scaled { codes, table, scales })
+    }
+}
+
+impl<B: ScaledKernel, C: CheckpointStrategy> ScaledOps for Autodiff<B, C> {
+    fn linear_scaled(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        codes: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        scales: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let weight = Scaled::<B> { codes, table: table.into_primitive(), scales: scales.into_primitive() };
+        record::<B, C, _, 2>([x, bias], |[x, bias]| {
+            let dtype = x.dtype();
+            let y = B::scaled_forward(x, bias, &weight);
+            (y, move |d_y: FloatTensor<B>, [x_wanted, bias_wanted]: [bool; 2]| {
+                let d_bias = bias_wanted.then(|| {
+                    let [outputs, _] = weight.shape();
+                    Expression::<B>(d_y.clone()).sum(0).reshape([outputs]).0
+                });
+                [x_wanted.then(|| B::scaled_backward(d_y, &weight, dtype)), d_bias]
+            })
+        })
+    }
+}
