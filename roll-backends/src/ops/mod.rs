@@ -18,6 +18,7 @@
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
+//! | `exchange`     | `exchange`                | default             | default                   | default                |
 //! | `cotangent`    | `cotangent`               | default             | default                   | default                |
 //!
 //! The files of `flex/` call the functions of `kernels/`, which compute on slices and know no tensors. `expression` writes
@@ -33,6 +34,7 @@ mod cotangent;
 #[cfg(feature = "cube")]
 mod cube;
 mod decode;
+mod exchange;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
@@ -60,6 +62,7 @@ pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_
 pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
+pub use exchange::{Exchange, ExchangeOps, To, TokenRanks, exchange};
 pub use gate::{GateKernel, GateOps, gated_add};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;

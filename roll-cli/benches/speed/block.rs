@@ -58,6 +58,7 @@ impl Fixture {
             samples: 1,
             groups: vec![grid.tokens()],
             image_rows: 0,
+            token_ranks: None,
             probe: None,
         };
         let nd = |index: u64, rows: usize, width: usize| -> Result<NdTensor, Failure> {

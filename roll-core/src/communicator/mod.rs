@@ -53,6 +53,21 @@ pub trait Communicator: Send + Sync {
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
+    /// Sends part `i` of `values` to rank `i`: of as many equal parts as there are ranks, part `i` of `out` came from
+    /// rank `i`. Unless a transport has its own way, every rank receives what all send and keeps its parts.
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        let (ranks, own) = (self.world_size(), self.rank().0);
+        let part = values.len() / ranks.max(1);
+        check_lengths("all_to_all", values.len(), part, ranks)?;
+        check_lengths("all_to_all", out.len(), part, ranks)?;
+        let mut all = vec![0f32; ranks * values.len()];
+        self.all_gather(values, &mut all)?;
+        for (from, out) in out.chunks_exact_mut(part.max(1)).enumerate() {
+            out.copy_from_slice(&all[from * values.len() + own * part..][..part]);
+        }
+        Ok(())
+    }
+
     /// Joins bytes of any length: every rank's, in the order of the ranks.
     fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
         let ranks = self.world_size();

@@ -173,6 +173,17 @@ impl Communicator for ThreadRanks {
         Ok(())
     }
 
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        let part = values.len() / self.shared.size;
+        check_lengths("all_to_all", values.len(), part, self.shared.size)?;
+        check_lengths("all_to_all", out.len(), part, self.shared.size)?;
+        let all = self.exchange(format!("all_to_all of {} values", values.len()), values.to_vec())?;
+        for (i, deposit) in all.iter().enumerate() {
+            out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);
+        }
+        Ok(())
+    }
+
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
         if root.0 >= self.shared.size {
             return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.shared.size }.into());
@@ -218,6 +229,33 @@ mod tests {
         ThreadRanks::run(n, LONG, f).into_iter().map(Result::unwrap).collect()
     }
 
+    /// Ranks whose transport has no `all_to_all` of its own.
+    struct Gathering(Arc<dyn Communicator>);
+
+    impl Communicator for Gathering {
+        fn rank(&self) -> Rank {
+            self.0.rank()
+        }
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+        fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+            self.0.all_reduce(values)
+        }
+        fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+            self.0.reduce_scatter(values, out)
+        }
+        fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+            self.0.all_gather(part, out)
+        }
+        fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+            self.0.broadcast(values, root)
+        }
+        fn barrier(&self) -> Result<()> {
+            self.0.barrier()
+        }
+    }
+
     #[test]
     fn every_collective_gives_every_rank_what_it_says() {
         for n in [1, 2, 4] {
@@ -237,6 +275,16 @@ mod tests {
                 ranks.reduce_scatter(&whole, &mut part)?;
                 let first = 2.0 * r * (sum + n as f32);
                 assert_eq!(part, [first, first + sum + n as f32]);
+
+                // By the transport's own way, and by gathering.
+                for ranks in [ranks.clone(), Arc::new(Gathering(ranks.clone()))] {
+                    let mut came = vec![0.0; 2 * n];
+                    ranks.all_to_all(&whole, &mut came)?;
+                    let from = |rank: usize| [2.0 * r, 2.0 * r + 1.0].map(|i| i * (rank as f32 + 1.0));
+                    assert!((0..n).all(|rank| came[2 * rank..][..2] == from(rank)));
+                }
+                let lengths = ranks.all_to_all(&whole, &mut vec![0.0; 2 * n + 1]);
+                assert!(lengths.unwrap_err().to_string().contains("all_to_all"));
 
                 let mut told = [r; 3];
                 ranks.broadcast(&mut told, Rank(n - 1))?;

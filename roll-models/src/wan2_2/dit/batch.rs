@@ -75,6 +75,11 @@ impl Batch {
 }
 
 impl Shape {
+    /// Number of samples.
+    pub(super) fn samples(&self) -> usize {
+        self.samples
+    }
+
     /// The tables of one sample, for every sample.
     pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
         let (cos, sin) = rotary_tables(&self.grid, head_dim)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::ops::{self, AttentionOptions};
+use roll_backends::ops::{self, AttentionOptions, Exchange, To, TokenRanks};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights};
 use roll_core::Result;
 
@@ -37,6 +37,8 @@ pub struct Pass {
     pub groups: Vec<usize>,
     /// Rows of a sample's context that are image tokens: they come first.
     pub image_rows: usize,
+    /// Among whom the tokens are divided, if they are: states, tables and groups are those of this rank's. One sample.
+    pub token_ranks: Option<Arc<TokenRanks>>,
     /// Told inner values.
     pub probe: Option<Probe>,
 }
@@ -91,7 +93,9 @@ impl Pass {
             return rows.reshape([count, 1, width]).expand([count, *first, width]).reshape([count * first, width]);
         }
         let spread = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, width]);
-        Tensor::cat(self.groups.iter().enumerate().map(spread).collect(), 0)
+        // A rank may have no token of a group.
+        let there = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
+        Tensor::cat(there.map(spread).collect(), 0)
     }
 
     /// Attention within each sample. A batch is folded into the head axis.
@@ -108,6 +112,18 @@ impl Pass {
         };
         let attended = ops::attention_with(beside(q), beside(k), beside(v), samples * heads, options);
         attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
+    }
+
+    /// Attention of all tokens to one another, wherever they are.
+    fn attention_among_tokens(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+        let Some(group) = &self.token_ranks else { return self.attention(q, k, v) };
+        // Together: so a pull, too, makes one exchange after the other, in the same order on every rank.
+        let all = ops::exchange(Tensor::cat(vec![q, k, v], 1), group, Exchange { to: To::Heads, parts: 3 });
+        let width = self.config.dim / group.count();
+        let [q, k, v] = [0, 1, 2].map(|i| all.clone().narrow(1, i * width, width));
+        let options = AttentionOptions { products: Some(self.products), ..Default::default() };
+        let attended = ops::attention_with(q, k, v, self.config.heads / group.count(), options);
+        ops::exchange(attended, group, Exchange { to: To::Tokens, parts: 1 })
     }
 
     /// The rows of each sample's `first` before those of its `second`.
@@ -209,7 +225,7 @@ impl Block {
         };
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
-        let out = scope.linear(self.pass.attention(q, k, v), &format!("{name}.o"))?;
+        let out = scope.linear(self.pass.attention_among_tokens(q, k, v), &format!("{name}.o"))?;
         self.pass.see(|| name.into(), &out);
         Ok(out)
     }

@@ -13,9 +13,11 @@ mod rope;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor as Burn};
+use roll_backends::ops::TokenRanks;
 use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
 };
@@ -47,6 +49,8 @@ pub struct Dit {
     full: bool,
     /// Whom weights that are trained are divided among.
     ranks: Option<Arc<dyn Communicator>>,
+    /// Whom the tokens of a pass are divided among.
+    token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
     memory: Memory,
@@ -90,6 +94,7 @@ impl Dit {
             parameters: None,
             full: false,
             ranks: None,
+            token_ranks: None,
             lora_scale: 1.0,
             products: DType::F32,
             memory: Memory::default(),
@@ -120,6 +125,15 @@ impl Dit {
     /// stay whole on every rank.
     pub fn dividing_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.ranks = Some(ranks);
+        self
+    }
+
+    /// Divides the tokens of every pass among `ranks` (sequence parallelism), which must divide the heads: each
+    /// computes all but self-attention for its tokens, and self-attention for its heads. All ranks make the same passes
+    /// with the same inputs, and get the whole velocity and the whole cotangent of the latents. Gradients of parameters
+    /// are those of a rank's tokens: their sum over the ranks, in the order of the ranks, is the gradient.
+    pub fn dividing_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
+        self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
         self
     }
 
@@ -202,6 +216,8 @@ impl Dit {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
         let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
+        let own = self.own_tokens(&batch)?;
+        let [cos, sin] = [cos, sin].map(|table| own.of(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Off => None,
@@ -215,8 +231,9 @@ impl Dit {
             products: self.products,
             rope: (cos, sin),
             samples: inputs.len(),
-            groups: batch.groups.clone(),
+            groups: own.groups(&batch.groups),
             image_rows: batch.image_rows,
+            token_ranks: self.token_ranks.clone(),
             probe: self.probe.clone(),
         });
 
@@ -229,26 +246,83 @@ impl Dit {
         let tape = if track_shared { Tape::on() } else { Tape::off() };
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
-        let state = NdTensor::from(to_device::<2>(&batch.tokens, &device)?);
+        let state = NdTensor::from(own.of(to_device::<2>(&batch.tokens, &device)?));
         let chain = chain(&pass);
         let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
-        let velocities = batch.shape.to_latents(&to_host(out.rank::<2>()?)?, Order::ChannelLast)?;
+        let velocities = batch.shape.to_latents(&own.joined(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
         let channels = self.config.out_channels;
         let pullback = record.map(|record| {
             Pullback::new(move |cotangents: &Tensor| {
                 let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
-                let cotangent = to_device::<2>(&tokens, &device)?.into();
+                let cotangent = own.of(to_device::<2>(&tokens, &device)?).into();
                 let (input, shared) = record.pull(cotangent)?;
                 if track_shared {
                     embedded.pull(shared, trains.as_ref());
                 }
-                let input = shape.to_latents(&to_host(input.rank::<2>()?)?, Order::ChannelFirst)?;
+                let input = shape.to_latents(&own.joined(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
                 first_channels(&input, channels)
             })
         });
         Ok((velocities, pullback))
+    }
+}
+
+impl Dit {
+    /// The tokens that this rank computes. Fails unless the ranks divide tokens and heads.
+    fn own_tokens(&self, batch: &Batch) -> Result<OwnTokens> {
+        let tokens = batch.tokens.shape()[0];
+        let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
+        let (count, heads) = (group.count(), self.config.heads);
+        if batch.shape.samples() != 1 {
+            let problem = "tokens that are divided among ranks are those of one sample at a time";
+            return Err(Error::Unsupported(problem.into()));
+        }
+        if !tokens.is_multiple_of(count) || !heads.is_multiple_of(count) {
+            return Err(Error::Unsupported(format!(
+                "{count} ranks cannot divide {tokens} tokens and {heads} heads into equal parts: take a number of \
+                 ranks that divides both, or another size of the video"
+            )));
+        }
+        let each = tokens / count;
+        Ok(OwnTokens { rows: group.own() * each..(group.own() + 1) * each, group: Some(group) })
+    }
+}
+
+/// The rows of a pass that this rank computes.
+struct OwnTokens {
+    rows: Range<usize>,
+    group: Option<Arc<TokenRanks>>,
+}
+
+impl OwnTokens {
+    /// Those of a matrix of all tokens.
+    fn of(&self, all: Burn<2>) -> Burn<2> {
+        match self.group {
+            Some(_) => all.narrow(0, self.rows.start, self.rows.len()),
+            None => all,
+        }
+    }
+
+    /// As many of each group of tokens as are among them.
+    fn groups(&self, all: &[usize]) -> Vec<usize> {
+        let mut start = 0;
+        let own = |n: &usize| {
+            let group = start..start + n;
+            start = group.end;
+            group.end.min(self.rows.end).saturating_sub(group.start.max(self.rows.start))
+        };
+        all.iter().map(own).collect()
+    }
+
+    /// The matrix of all tokens, of which every rank has its rows.
+    fn joined(&self, own: Tensor) -> Result<Tensor> {
+        let Some(group) = &self.group else { return Ok(own) };
+        // An exchange that failed during the pass shows here.
+        group.check()?;
+        let shape = [own.shape()[0] * group.count(), own.shape()[1]];
+        Tensor::new(group.gathered(own.f32s()?)?, shape)
     }
 }
 

@@ -1,7 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
+use std::time::Duration;
+
 use burn::tensor::DType;
-use roll_core::Purpose;
+use roll_core::{Purpose, ThreadRanks};
 
 use super::*;
 
@@ -75,6 +77,7 @@ fn embeddings_do_not_depend_on_what_the_products_of_the_blocks_are_taken_in() {
             samples: 1,
             groups: batch.groups.clone(),
             image_rows: 0,
+            token_ranks: None,
             probe: None,
         };
         let shared = embed_all(&pass, &Tape::off(), &batch, &device()).unwrap();
@@ -130,5 +133,70 @@ fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
         let rounded = gradient(DType::BF16, memory);
         let (own, all) = (difference(&rounded, &held), difference(&held, &exact));
         assert!(own > 0.0 && own < 0.02 && own < 2.0 * all, "{memory:?}: {own:e}, and {all:e} of bf16 itself");
+    }
+}
+
+/// A transformer of four heads with a LoRA whose values are drawn.
+fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
+    let dit = Dit::new(&weights(), Some(4), DType::F32, &device()).unwrap();
+    let mut dit = match ranks {
+        Some(ranks) => dit.dividing_tokens(ranks),
+        None => dit,
+    };
+    let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
+    dit.train(&Trainable::Lora { rank: 4, alpha: 4.0, targets }, &Noise::new(4), &StateDict::new()).unwrap();
+    let parameters = dit.parameters().unwrap();
+    let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
+    parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();
+    dit
+}
+
+/// Velocity, cotangent of the latents, and gradient of the adapters. Without a first frame, or with the given one.
+fn recorded(dit: &Dit, first_frame: bool, shape: [usize; 4]) -> Result<[Tensor; 3]> {
+    let first_frame = first_frame.then(|| latents([shape[0], 1, shape[2], shape[3]]));
+    let (conditioning, latents) = (Conditioning { first_frame, ..conditioning() }, latents(shape));
+    let (velocity, pullback) = dit.velocity(&latents, Timestep(700.0), &conditioning, Adapter::On, Grad::Record)?;
+    let d_latents = pullback.unwrap().pull(&latents)?;
+    let parameters = dit.parameters().unwrap();
+    let mut gradient = vec![0.0; parameters.specs().iter().map(|s| s.len()).sum()];
+    parameters.take_gradients(&mut gradient)?;
+    let count = gradient.len();
+    Ok([velocity, d_latents, Tensor::new(gradient, [count])?])
+}
+
+#[test]
+fn tokens_divided_among_ranks_give_the_velocity_and_the_gradients_of_one_rank() {
+    // Twelve tokens. Six may be the first frame's: then a rank has either these or others.
+    let shape = [4, 2, 4, 6];
+    for first_frame in [false, true] {
+        let alone = recorded(&adapted(None), first_frame, shape).unwrap();
+        for count in [2, 4] {
+            let results = ThreadRanks::run(count, Duration::from_secs(60), |ranks| {
+                let [velocity, d_latents, gradient] = recorded(&adapted(Some(ranks.clone())), first_frame, shape)?;
+                let mut sum = gradient.f32s()?.to_vec();
+                ranks.all_reduce(&mut sum)?;
+                Ok([velocity, d_latents, Tensor::new(sum, gradient.shape())?])
+            });
+            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+            for found in &results {
+                for (found, (first, expected)) in found.iter().zip(results[0].iter().zip(&alone)) {
+                    assert_eq!(found.as_bytes(), first.as_bytes(), "the ranks have the same bits");
+                    let difference = difference(found, expected);
+                    assert!(difference < 1e-5, "{count} ranks: {difference:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_do_not_divide_tokens_and_heads_are_refused() {
+    let said = |count: usize, shape: [usize; 4]| {
+        let run = |ranks| recorded(&adapted(Some(ranks)), false, shape).map(drop);
+        let results = ThreadRanks::run(count, Duration::from_secs(60), run);
+        results.into_iter().map(|result| result.unwrap_err().to_string()).collect::<Vec<_>>()
+    };
+    for (count, shape) in [(3, [4, 2, 4, 6]), (4, [4, 1, 4, 6])] {
+        assert!(said(count, shape).iter().all(|said| said.contains("ranks cannot divide")), "{count}");
     }
 }

@@ -1,0 +1,240 @@
+//! Tokens that are divided among ranks: before attention each rank gets all tokens of some heads, after it some tokens
+//! of all heads ("DeepSpeed Ulysses", arXiv 2309.14509).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor, TensorData, read_sync};
+use roll_core::{Communicator, Error, Result};
+
+use super::expression::Expression;
+use super::record::record;
+
+/// Ranks among which the tokens of a sequence are divided: each has as many, in the order of the ranks. All of them
+/// make the same passes in the same order.
+pub struct TokenRanks {
+    ranks: Arc<dyn Communicator>,
+    /// Why an exchange failed. A backward pass cannot return it.
+    failed: Mutex<Option<Error>>,
+}
+
+impl TokenRanks {
+    /// All ranks of `ranks`.
+    pub fn new(ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, failed: Mutex::new(None) }
+    }
+
+    /// Number of ranks.
+    pub fn count(&self) -> usize {
+        self.ranks.world_size()
+    }
+
+    /// Position of this rank.
+    pub fn own(&self) -> usize {
+        self.ranks.rank().0
+    }
+
+    /// The values of all ranks, one after the other.
+    pub fn gathered(&self, own: &[f32]) -> Result<Vec<f32>> {
+        let mut all = vec![0.0; own.len() * self.count()];
+        self.ranks.all_gather(own, &mut all)?;
+        Ok(all)
+    }
+
+    /// Fails if an exchange did since this was asked last: what was computed with it means nothing.
+    pub fn check(&self) -> Result<()> {
+        match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves `x`; zeros where the ranks failed.
+    fn moved(&self, x: &[f32], [rows, columns]: [usize; 2], exchange: Exchange) -> Vec<f32> {
+        let sent = match exchange.to {
+            To::Heads => by_heads(x, rows, columns, exchange.parts, self.count()),
+            To::Tokens => x.to_vec(),
+        };
+        let mut came = vec![0.0; x.len()];
+        if let Err(error) = self.ranks.all_to_all(&sent, &mut came) {
+            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            return vec![0.0; x.len()];
+        }
+        match exchange.to {
+            To::Heads => came,
+            To::Tokens => by_tokens(&came, rows / self.count(), columns, exchange.parts, self.count()),
+        }
+    }
+}
+
+/// What is given for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Direction.
+    pub to: To,
+    /// Matrices that lie side by side in the columns, for instance queries, keys and values; each is divided.
+    pub parts: usize,
+}
+
+/// Direction of an [`Exchange`]; each is the transpose of the other, and so its pullback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// `[L / N, parts * dim]`, this rank's tokens, become `[L, parts * dim / N]`, all tokens of this rank's heads.
+    Heads,
+    /// The reverse.
+    Tokens,
+}
+
+impl Exchange {
+    fn back(self) -> Self {
+        let to = match self.to {
+            To::Heads => To::Tokens,
+            To::Tokens => To::Heads,
+        };
+        Self { to, ..self }
+    }
+
+    fn shape(self, [rows, columns]: [usize; 2], count: usize) -> [usize; 2] {
+        match self.to {
+            To::Heads => [rows * count, columns / count],
+            To::Tokens => [rows / count, columns * count],
+        }
+    }
+}
+
+/// x `[rows, parts * dim]` as a matrix `[rows, parts * dim / count]` for each rank, one below the other.
+fn by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+    let (dim, width) = (columns / parts, columns / parts / count);
+    let mut out = Vec::with_capacity(x.len());
+    for rank in 0..count {
+        for row in 0..rows {
+            for part in 0..parts {
+                out.extend_from_slice(&x[row * columns + part * dim + rank * width..][..width]);
+            }
+        }
+    }
+    out
+}
+
+/// Of each rank a matrix `[rows, parts * width]`, one below the other, as `[rows, parts * width * count]`: in every
+/// part the columns of the ranks stand side by side.
+fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+    let width = columns / parts;
+    let mut out = Vec::with_capacity(x.len());
+    for row in 0..rows {
+        for part in 0..parts {
+            for rank in 0..count {
+                out.extend_from_slice(&x[(rank * rows + row) * columns + part * width..][..width]);
+            }
+        }
+    }
+    out
+}
+
+/// Gives the ranks of `group` what `exchange` says of x, f32, and gets as much. The gradient flows back the same way.
+/// It passes through host memory. An error shows in [`TokenRanks::check`]. Panics unless the ranks divide columns (to
+/// heads) or rows (to tokens).
+pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Tensor<2> {
+    let ([rows, columns], count) = (x.dims(), group.count());
+    let whole = match exchange.to {
+        To::Heads => columns.is_multiple_of(exchange.parts * count),
+        To::Tokens => rows.is_multiple_of(count) && columns.is_multiple_of(exchange.parts),
+    };
+    assert!(whole, "{count} ranks and {exchange:?} for a matrix of {rows} x {columns}");
+    let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
+    Tensor::from_dispatch(<Dispatch as ExchangeOps>::exchange(x.into_dispatch(), group.clone(), exchange))
+}
+
+/// Exchanges as the run-time dispatch calls them.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait ExchangeOps: Backend {
+    /// See [`exchange`].
+    fn exchange(x: FloatTensor<Self>, group: Arc<TokenRanks>, exchange: Exchange) -> FloatTensor<Self> {
+        let (shape, device) = (Expression::<Self>(x.clone()).dims::<2>(), x.device());
+        let read = read_sync(Self::float_into_data(x)).map_err(|error| error.to_string());
+        let values = match read.and_then(|data| data.try_into_vec::<f32>().map_err(|error| format!("{error:?}"))) {
+            Ok(values) => group.moved(&values, shape, exchange),
+            Err(problem) => {
+                let error = Error::Misuse(format!("reading tokens for the other ranks: {problem}"));
+                group.ranks.fail(&error.to_string());
+                group.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                vec![0.0; shape[0] * shape[1]]
+            }
+        };
+        Self::float_from_data(TensorData::new(values, exchange.shape(shape, group.count())), &device)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl ExchangeOps for burn::backend::Flex {}
+
+#[cfg(feature = "libtorch")]
+impl ExchangeOps for burn::backend::LibTorch {}
+
+#[cfg(feature = "cube")]
+impl ExchangeOps for burn::backend::Cube {}
+
+impl<B: ExchangeOps, C: CheckpointStrategy> ExchangeOps for Autodiff<B, C> {
+    fn exchange(x: FloatTensor<Self>, group: Arc<TokenRanks>, exchange: Exchange) -> FloatTensor<Self> {
+        record::<B, C, _, 1>([x], |[x]| {
+            let y = B::exchange(x, group.clone(), exchange);
+            (y, move |d_y: FloatTensor<B>, _| [Some(B::exchange(d_y, group, exchange.back()))])
+        })
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use roll_core::ThreadRanks;
+
+    use super::*;
+    use crate::ops::seed;
+
+    /// Queries and keys of four heads of three channels, side by side: the number tells token, matrix and channel.
+    fn value(token: usize, part: usize, channel: usize) -> f32 {
+        (1000 * token + 100 * part + channel) as f32
+    }
+
+    #[test]
+    fn each_rank_gets_all_tokens_of_its_heads_and_back_its_own_and_so_does_the_gradient() {
+        let (tokens, dim, parts) = (8, 12, 2);
+        for count in [1, 2, 4] {
+            let results = ThreadRanks::run(count, Duration::from_secs(60), |ranks| {
+                let device = crate::device("flex")?;
+                let group = Arc::new(TokenRanks::new(ranks));
+                let (own, width) = (tokens / count, dim / count);
+                let mine = group.own() * own..(group.own() + 1) * own;
+                let row = |token: usize| (0..parts).flat_map(move |part| (0..dim).map(move |c| value(token, part, c)));
+                let values: Vec<f32> = mine.clone().flat_map(row).collect();
+                let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [own, parts * dim]), &device);
+                let leaf = x.autodiff().require_grad();
+                let heads = exchange(leaf.clone(), &group, Exchange { to: To::Heads, parts });
+                assert_eq!(heads.dims(), [tokens, parts * width]);
+                let first = group.own() * width;
+                let row =
+                    |token: usize| (0..parts).flat_map(move |p| (0..width).map(move |c| value(token, p, first + c)));
+                let expected: Vec<f32> = (0..tokens).flat_map(row).collect();
+                assert_eq!(heads.clone().inner().into_data().try_into_vec::<f32>().unwrap(), expected);
+                let back = exchange(heads.clone() * 3.0, &group, Exchange { to: To::Tokens, parts });
+                let tripled: Vec<f32> = values.iter().map(|v| 3.0 * v).collect();
+                assert_eq!(back.clone().inner().into_data().try_into_vec::<f32>().unwrap(), tripled);
+                // Of what is moved there and back times three, the gradient is three times the cotangent.
+                let cotangent = Tensor::<2>::from_data(TensorData::new(values, [own, parts * dim]), &device);
+                let mut found = seed(back, cotangent).backward();
+                let gradient = leaf.grad_remove(&mut found).unwrap().into_data().try_into_vec::<f32>().unwrap();
+                assert_eq!(gradient, tripled);
+                group.check()
+            });
+            results.into_iter().for_each(Result::unwrap);
+        }
+    }
+}
