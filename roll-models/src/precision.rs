@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
-    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16. Matrices that
-    /// `wan2_2`'s files have in fp8 or int8 stay so.
+    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16. Matrices
+    /// that `wan2_2`'s files have in fp8 or int8 stay so.
     #[default]
     Auto,
     /// Four bytes.
     F32,
     /// Two bytes.
     Bf16,
-    /// One byte: integers, and a factor for each row. Matrices of `wan2_2`'s blocks are rounded at loading; other weights
-    /// are as with `auto`.
+    /// One byte: integers, and a factor for each row. Matrices of `wan2_2`'s blocks are rounded at loading; other
+    /// weights are as with `auto`.
     Int8,
     /// One byte: fp8 (e4m3), and a factor for each row. As `int8`.
     Fp8,

@@ -44,8 +44,8 @@ struct Entry {
 }
 
 impl Sharded {
-    /// Keeps this rank's part of `state`, which all ranks have, as `storage` says of dense weights. Mapped tensors are read where their
-    /// part lies.
+    /// Keeps this rank's part of `state`, which all ranks have, as `storage` says of dense weights. Mapped tensors are
+    /// read where their part lies.
     pub fn new(
         state: &StateDict,
         storage: impl Into<Storage>,

@@ -63,8 +63,8 @@ enum Naming {
 }
 
 /// Tells which network `checkpoint` holds, and gives it under the official names: wrappers such as `state_dict.` are
-/// taken off, diffusers and transformers names translated, scales of weights in eight bits left out. Keys that have no official name in a translated checkpoint
-/// are an error; in an official one extra keys are kept.
+/// taken off, diffusers and transformers names translated, scales of weights in eight bits left out. Keys that have no
+/// official name in a translated checkpoint are an error; in an official one extra keys are kept.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));

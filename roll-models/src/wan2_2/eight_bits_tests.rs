@@ -74,7 +74,7 @@ fn eight_bits_change_velocities_and_gradients_by_their_rounding() {
     let with = |weights_dtype: WeightsDType| passed(&WanOptions { weights_dtype, ..options.clone() });
     let bf16 = with(WeightsDType::Bf16);
     // The rounding of one matrix is 0.6 % of its numbers in int8, and 2.6 % in fp8; a value passes through twenty.
-    for (dtype, most) in [(WeightsDType::Int8, 0.05), (WeightsDType::Fp8, 0.2)] {
+    for (dtype, most) in [(WeightsDType::Int8, 0.06), (WeightsDType::Fp8, 0.25)] {
         let found = differences(&with(dtype), &bf16);
         println!("{dtype:?} from bf16: velocity {:.4}, latents {:.4}, adapters {:.4}", found[0], found[1], found[2]);
         assert!(found.iter().all(|d| (1e-4..most).contains(d)), "{dtype:?}: {found:?}");
@@ -161,7 +161,7 @@ fn published_files_in_scaled_fp8_are_used_as_they_are() {
     let widened = passed(&WanOptions { weights_dtype: WeightsDType::F32, ..options.clone() });
     assert!(differences(&kept, &widened).iter().all(|d| *d < 1e-4), "{:?}", differences(&kept, &widened));
     let rounded = differences(&kept, &original);
-    assert!(rounded.iter().all(|d| (1e-4..0.2).contains(d)), "{rounded:?}");
+    assert!(rounded.iter().all(|d| (1e-4..0.25).contains(d)), "{rounded:?}");
 }
 
 #[test]

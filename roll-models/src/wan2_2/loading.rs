@@ -278,8 +278,8 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
             }
             Placement::Sharded => {
                 if matches!(storage.matrices, Matrices::Eight(_)) {
-                    let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 beside \
-                                   `model.weight_store: sharded`, or another `model.weight_store`";
+                    let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 \
+                                   beside `model.weight_store: sharded`, or another `model.weight_store`";
                     return Err(Error::config("weights_dtype", problem));
                 }
                 let store = Sharded::new(&file.all()?, *storage, device, communicator::current())?;

@@ -61,8 +61,9 @@ pub struct WanOptions {
     #[schemars(schema_with = "comma_list::required_schema")]
     pub extra_inputs: String,
     /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs (what an f32 file has of the embedding of time
-    /// and of the head stays f32), as in the file on the CPU; matrices that a file has in fp8 or int8, with scales, stay so.
-    /// `int8` and `fp8` round the matrices of the blocks at loading, each row to its own scale: half the memory of bf16.
+    /// and of the head stays f32), as in the file on the CPU; matrices that a file has in fp8 or int8, with scales,
+    /// stay so. `int8` and `fp8` round the matrices of the blocks at loading, each row to its own scale: half the
+    /// memory of bf16.
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the weights
     /// are and the device is a GPU. Embeddings, head, norms, residuals, adapters' weights and gradients are f32 either

@@ -1,5 +1,5 @@
-//! Weights in eight bits, as ComfyUI and others publish them: `X.weight` in fp8 (or int8), and beside it the factor of the
-//! whole matrix or of each row, `X.scale_weight` or, in newer files, `X.weight_scale`.
+//! Weights in eight bits, as ComfyUI and others publish them: `X.weight` in fp8 (or int8), and beside it the factor of
+//! the whole matrix or of each row, `X.scale_weight` or, in newer files, `X.weight_scale`.
 
 use roll_backends::{EightBits, ScaledRows};
 use roll_core::Tensor;

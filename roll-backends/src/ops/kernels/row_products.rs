@@ -243,8 +243,8 @@ fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; 
     })
 }
 
-/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`, W `[outputs, inputs]`, of which `widen` writes some columns of some
-/// rows. These columns begin with a block.
+/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`, W `[outputs, inputs]`, of which `widen` writes some columns of
+/// some rows. These columns begin with a block.
 pub fn pull(
     rows: usize,
     d_y: &[f32],

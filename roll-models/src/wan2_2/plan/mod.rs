@@ -152,8 +152,8 @@ pub(super) fn kept_bytes(products: DType) -> usize {
     if products == DType::BF16 { 2 } else { 4 }
 }
 
-/// Bytes of the weights of a transformer with `each` for an element; if `eight_bits`, of the matrices of its blocks one, and
-/// four for the scale of each row.
+/// Bytes of the weights of a transformer with `each` for an element; if `eight_bits`, of the matrices of its blocks
+/// one, and four for the scale of each row.
 pub(super) fn weight_bytes(shapes: &BTreeMap<String, Vec<usize>>, each: usize, eight_bits: bool) -> usize {
     let bytes = |(name, shape): (&String, &Vec<usize>)| match shape.as_slice() {
         [rows, columns] if eight_bits && name.starts_with("blocks.") => rows * (columns + 4),

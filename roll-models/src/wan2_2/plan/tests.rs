@@ -135,10 +135,20 @@ fn the_formulas_give_what_was_measured_at_small_scale() {
 }
 
 fn needed(options: serde_json::Value, memory: Option<u64>, network: &str) -> roll_core::plan::Needs {
+    needed_for(options, memory, network, 81, [480, 480])
+}
+
+fn needed_for(
+    options: serde_json::Value,
+    memory: Option<u64>,
+    network: &str,
+    frames: usize,
+    size: [usize; 2],
+) -> roll_core::plan::Needs {
     let input = roll_core::plan::PlanInput {
         network: Some(network.into()),
-        frames: 81,
-        size: Some([480, 480]),
+        frames,
+        size: Some(size),
         memory,
         samples: 1,
         ranks: 1,
@@ -184,4 +194,25 @@ fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
     assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
     assert!(small.hints.iter().any(|hint| hint.contains("vae_tile_size=[20,20]")), "{:?}", small.hints);
+}
+
+#[test]
+fn long_videos_fit_on_one_gpu_of_141_gb_with_inputs_in_host_memory() {
+    const MEMORY: u64 = 141_000_000_000;
+    let device = |needs: &roll_core::plan::Needs| needs.memory.iter().map(|item| item.device as u64).sum::<u64>();
+    for (frames, size, tokens) in [(81, [720, 1280], 75_600), (161, [480, 832], 63_960)] {
+        for weights_dtype in ["bf16", "int8"] {
+            let options = |offload: bool| {
+                let key = "use_gradient_checkpointing_offload";
+                serde_json::json!({"weights_dtype": weights_dtype, key: offload})
+            };
+            let needs = needed_for(options(true), Some(MEMORY), "wan2_2-i2v-a14b", frames, size);
+            assert!(device(&needs) < MEMORY, "{frames} frames, {weights_dtype}: {}", device(&needs));
+            assert_eq!(needs.facts["tokens"], f64::from(tokens));
+            let held = needed_for(options(false), Some(MEMORY), "wan2_2-i2v-a14b", frames, size);
+            assert!(device(&held) > MEMORY, "{frames} frames, {weights_dtype}: {}", device(&held));
+        }
+        // The largest matrix of a pass: its elements are counted in 32 bits by some kernels.
+        assert!(tokens as usize * 13_824 < 1 << 31);
+    }
 }
