@@ -6,8 +6,8 @@ writes OUTPUT.json after each point and OUTPUT.png at the end; `--plot` draws an
 `tokens` are `roll bench` with random networks: seconds are those of a step, and the floating-point operations of the
 transformer, which it counts, are fitted too. With `--compare` (PYTHON names a Python with torch and safetensors) the
 same phases are timed in PyTorch. The other axes are `roll run` of the demo without evaluations: seconds are the median
-step, the first left out. `steps` trains the second half, where the demo's trained expert works; `ranks` has one sample for
-each rank and one thread for each, so more ranks than cores share these.
+step, the first left out. `steps` trains the second half, where the demo's trained expert works; `ranks` has one sample
+for each rank and one thread for each, so more ranks than cores share these.
 
 Memory is the largest resident set of a process from start to end, the program and its weights included, so a power
 below that of the seconds is expected. The power of all points is a least-squares line through the logarithms; costs
@@ -132,6 +132,7 @@ def measure(arguments):
         "rayon_threads": os.environ.get("RAYON_NUM_THREADS"),
         "axes": {},
     }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     for axis in arguments.axes.split(","):
         points = []
         for value in AXES[axis]:
