@@ -130,18 +130,18 @@ impl Block {
             let [down, up] = lora[i].clone();
             ops::linear_lora(x, weight.clone(), Some(bias.clone()), down, up, 1.0)
         };
-        let rms = |x| ops::rms_norm(x, self.gain.clone(), 1e-6);
-        let rope = |x| ops::rope(x, self.cos.clone(), self.sin.clone(), HEADS);
+        let rms_rope = |x, angles| ops::rms_rope(x, self.gain.clone(), angles, HEADS, 1e-6);
+        let (rms, turned) = (|x| rms_rope(x, None), |x| rms_rope(x, Some([self.cos.clone(), self.sin.clone()])));
         let e = e + self.modulation.clone();
         let chunk = |i: usize| e.clone().narrow(0, i, 1);
         let h = ops::layer_norm(x.clone(), chunk(1) + 1.0, chunk(0), 1e-6);
-        let (q, k, v) = (rope(rms(linear(0, h.clone()))), rope(rms(linear(1, h.clone()))), linear(2, h));
-        let x = ops::gated_add(x, linear(3, ops::attention(q, k, v, HEADS)), chunk(2));
+        let (q, k, v) = (turned(linear(0, h.clone())), turned(linear(1, h.clone())), linear(2, h));
+        let x = ops::gated_add(x, linear(3, ops::attention(q, k, v, HEADS)), Some(chunk(2)));
         let h = ops::layer_norm(x.clone(), self.one.clone(), self.zero.clone(), 1e-6);
         let (q, k, v) = (rms(linear(4, h)), rms(linear(5, text.clone())), linear(6, text));
-        let x = x + linear(7, ops::attention(q, k, v, HEADS));
+        let x = ops::gated_add(x, linear(7, ops::attention(q, k, v, HEADS)), None);
         let h = ops::layer_norm(x.clone(), chunk(4) + 1.0, chunk(3), 1e-6);
-        ops::gated_add(x, linear(9, ops::gelu_tanh(linear(8, h))), chunk(5))
+        ops::gated_add(x, linear(9, ops::gelu_tanh(linear(8, h))), Some(chunk(5)))
     }
 }
 
@@ -203,7 +203,7 @@ fn main() {
     bench.case("gelu_tanh", vec![r(TOKENS * FFN)], &[0], |x| ops::gelu_tanh(x[0].clone()));
     bench.case("silu", vec![r(TOKENS * FFN)], &[0], |x| ops::silu(x[0].clone()));
     bench.case("gated_add", vec![r(TOKENS * DIM), r(TOKENS * DIM), r(DIM)], &[0, 1], |x| {
-        flat(ops::gated_add(rows(&x[0]), rows(&x[1]), row(&x[2])))
+        flat(ops::gated_add(rows(&x[0]), rows(&x[1]), Some(row(&x[2]))))
     });
     let volume = || vec![r(96 * 4 * 128 * 128), r(96)];
     bench.case("channel_norm", volume(), &[0], |x| {

@@ -20,7 +20,7 @@ pub struct Scope<'a> {
     pub lora_scale: f64,
     /// Where trainable parameters that are read get recorded.
     pub tape: &'a Tape,
-    /// Dtype of products with matrices: f32, or bf16 with sums in f32. Everything else is f32.
+    /// Dtype of products with matrices: f32, or bf16 with sums in f32. Weights that are no matrices are f32.
     pub products: DType,
 }
 
@@ -50,29 +50,34 @@ impl Scope<'_> {
         Ok(if rows.dtype() == DType::F32 { rows } else { rows.cast(DType::F32) })
     }
 
-    /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`. Bias and LoRA are optional. Of a weight in
-    /// blocks the products are f32, of one in eight bits as [`Scope::products`] says.
+    /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`, in the dtype of x, f32 or bf16. Bias and LoRA
+    /// are optional. Of a weight in blocks the products are f32, of one in eight bits as [`Scope::products`] says.
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
+        let dtype = x.dtype();
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
         if let Some(blocks) = self.blocks(&key) {
+            let x = in_dtype(x, DType::F32);
             let y = ops::linear_blocks(x.clone(), blocks, bias);
-            return Ok(match lora {
+            let y = match lora {
                 Some((down, up)) => y + ops::linear(ops::linear(x, down, None), up, None) * self.lora_scale,
                 None => y,
-            });
+            };
+            return Ok(in_dtype(y, dtype));
         }
         if let Some(scaled) = self.scaled(&key) {
             let x = self.operand(x);
             let y = ops::linear_scaled(x.clone(), scaled, bias);
-            return Ok(match lora {
+            let y = match lora {
                 Some((down, up)) => {
-                    let inner = ops::linear(x, self.operand(down), None);
+                    // The low-rank part is f32, as y is: a layer's result has the dtype of its operand.
+                    let inner = in_dtype(ops::linear(x, self.operand(down), None), DType::F32);
                     y + ops::linear(inner, self.operand(up), None) * self.lora_scale
                 }
                 None => y,
-            });
+            };
+            return Ok(in_dtype(y, dtype));
         }
         let weight = self.matrix(&key)?;
         Ok(match lora {
@@ -103,9 +108,8 @@ impl Scope<'_> {
         };
         let Some((down, up)) = lora else { return Ok(y) };
         let dtype = x.dtype();
-        let [down, up] = [down, up].map(|matrix| if matrix.dtype() == dtype { matrix } else { matrix.cast(dtype) });
-        let inner = ops::linear_rows(x, down, None);
-        let inner = if inner.dtype() == dtype { inner } else { inner.cast(dtype) };
+        let [down, up] = [down, up].map(|matrix| in_dtype(matrix, dtype));
+        let inner = in_dtype(ops::linear_rows(x, down, None), dtype);
         Ok(y + ops::linear_rows(inner, up, None) * self.lora_scale)
     }
 
@@ -125,7 +129,7 @@ impl Scope<'_> {
 
     /// In the dtype that products are taken in.
     fn operand(&self, x: Tensor<2>) -> Tensor<2> {
-        if x.dtype() == self.products { x } else { x.cast(self.products) }
+        in_dtype(x, self.products)
     }
 
     /// The low-rank part of the layer `name`.
@@ -147,6 +151,10 @@ impl Scope<'_> {
         let shape: [usize; D] = shape.try_into().ok()?;
         Some(self.tape.leaf(index, value).reshape(shape))
     }
+}
+
+fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
 /// Name of the down projection, `[rank, in]`, of the layer `name`.

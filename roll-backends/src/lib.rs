@@ -39,7 +39,7 @@ mod flat_model;
 
 pub use blocks::BlockMatrix;
 pub use chain::{Chain, ChainRecord, Memory, Segment};
-pub use device::{Backend, device, product_dtype};
+pub use device::{Backend, activation_dtype, device, product_dtype};
 pub use eight_bits::{EightBits, ScaledMatrix, ScaledRows};
 pub use error::BackendError;
 pub use host::{to_device, to_host};

@@ -223,18 +223,36 @@ pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
 
+/// The dtype that the operators of a network hand on to one another, where they can and products are taken in `products`:
+/// bf16 on libtorch's GPUs with bf16 products, whose operators read and write it as they are; f32 elsewhere. Residual
+/// streams and parameters are f32 everywhere.
+pub fn activation_dtype(device: &Device, products: DType) -> DType {
+    if products == DType::BF16 && is_libtorch_gpu(device) { DType::BF16 } else { DType::F32 }
+}
+
+/// Whether the device is a GPU that libtorch drives.
+fn is_libtorch_gpu(device: &Device) -> bool {
+    #[cfg(feature = "libtorch")]
+    return matches!(
+        device.clone().without_autodiff().as_dispatch(),
+        DispatchDevice::LibTorch(LibTorchDevice::Cuda(_))
+    );
+    #[cfg(not(feature = "libtorch"))]
+    {
+        let _ = device;
+        false
+    }
+}
+
 /// Whether the device has memory of its own.
 pub fn is_gpu(device: &Device) -> bool {
-    let device = device.clone().without_autodiff();
-    #[cfg(feature = "libtorch")]
-    if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
+    if is_libtorch_gpu(device) {
         return true;
     }
     #[cfg(feature = "cube")]
-    if let DispatchDevice::Cube(_) = device.as_dispatch() {
+    if let DispatchDevice::Cube(_) = device.clone().without_autodiff().as_dispatch() {
         return true;
     }
-    let _ = device;
     false
 }
 
@@ -273,6 +291,9 @@ mod tests {
             match (device(backend.name()), backend.usable(0)) {
                 (Ok(device), Ok(())) => {
                     assert_eq!(is_gpu(&device), backend.is_numbered());
+                    let handed_on = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));
+                    let narrow = if backend == Backend::LibTorchCuda { DType::BF16 } else { DType::F32 };
+                    assert_eq!(handed_on, [DType::F32, narrow]);
                     let two = burn::tensor::Tensor::<1>::ones([2], &device).sum();
                     assert_eq!(crate::to_host(two).unwrap().to_f32_vec(), [2.0]);
                 }

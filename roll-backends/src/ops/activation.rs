@@ -1,8 +1,8 @@
-//! Element-wise activations.
+//! Element-wise activations. The result has the dtype of the operand, f32 or bf16.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
 use super::record::record;
@@ -42,11 +42,11 @@ pub enum Activation {
     Silu,
 }
 
-/// The activations and their derivatives on one backend.
+/// The activations and their derivatives on one backend. Operands are f32 or bf16, results either.
 pub trait ActivationKernel: Backend {
     /// The function.
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let x = Expression::<Self>(x);
+        let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
             Activation::GeluTanh => x.clone() * (gelu_argument(x) * 2.0).sigmoid(),
             Activation::Silu => x.clone() * x.sigmoid(),
@@ -56,7 +56,7 @@ pub trait ActivationKernel: Backend {
 
     /// The gradient of x.
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, d_y) = (Expression::<Self>(x), Expression(d_y));
+        let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
         // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
         let near = x.clone().within(100.0);
         let (s, inner) = match activation {
@@ -82,15 +82,20 @@ fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
 
 impl<B: ActivationKernel> ActivationOps for B {
     fn apply_activation(x: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
-        B::activation_forward(activation, x)
+        let dtype = x.dtype();
+        Expression::<B>(B::activation_forward(activation, x)).cast(dtype).0
     }
 }
 
 impl<B: ActivationKernel, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
     fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         record::<B, C, _, 1>([x], |[x]| {
-            let y = B::activation_forward(activation, x.clone());
-            (y, move |d_y, _| [Some(B::activation_backward(activation, x, d_y))])
+            let dtype = x.dtype();
+            let y = Expression::<B>(B::activation_forward(activation, x.clone())).cast(dtype);
+            (y.0, move |d_y, _| {
+                let d_x = B::activation_backward(activation, x, d_y);
+                [Some(Expression::<B>(d_x).cast(dtype).0)]
+            })
         })
     }
 }

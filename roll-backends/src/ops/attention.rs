@@ -5,7 +5,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::Floa
 use burn::tensor::{DType, Tensor};
 
 use super::product::ProductKernel;
-use super::record::{Cotangents, record};
+use super::record::{Cotangents, record_wanted};
 use super::tiled;
 
 /// How [`attention_with`] weighs values.
@@ -95,8 +95,23 @@ impl AttentionCall {
     }
 }
 
+/// The pullback of a recorded call: takes the cotangent of its result and which of the gradients of q, k and v are wanted.
+pub type AttentionPull<B> = Box<dyn FnOnce(FloatTensor<B>, [bool; 3]) -> Cotangents<B, 3> + Send>;
+
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
+    /// The result of a call whose gradients are wanted, those of q, k and v that `wanted` says, and its pullback, which owns
+    /// what it needs of the call. A backend that keeps anything else than [`AttentionKernel::attention_forward`] returns
+    /// does so here.
+    fn attention_recorded(
+        qkv: [FloatTensor<Self>; 3],
+        call: AttentionCall,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, AttentionPull<Self>) {
+        let _ = wanted;
+        keeping_softmax::<Self>(qkv, call)
+    }
+
     /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout; empty where the
     /// backward finds it out itself).
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -116,6 +131,16 @@ pub trait AttentionKernel: ProductKernel {
     }
 }
 
+/// [`AttentionKernel::attention_recorded`] by the kernel's forward and backward.
+pub(super) fn keeping_softmax<B: AttentionKernel>(
+    qkv: [FloatTensor<B>; 3],
+    call: AttentionCall,
+) -> (FloatTensor<B>, AttentionPull<B>) {
+    let (out, softmax) = B::attention_forward(qkv.clone(), call);
+    let kept = out.clone();
+    (out, Box::new(move |d_out, wanted| B::attention_backward(qkv, kept, softmax, d_out, call, wanted)))
+}
+
 impl<B: AttentionKernel> AttentionOps for B {
     fn attention(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, call: AttentionCall) -> FloatTensor<B> {
         B::attention_forward([q, k, v], call).0
@@ -129,9 +154,12 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> 
         v: FloatTensor<Self>,
         call: AttentionCall,
     ) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([q, k, v], |qkv| {
-            let (out, softmax) = B::attention_forward(qkv.clone(), call);
-            (out.clone(), move |d_out, wanted| B::attention_backward(qkv, out, softmax, d_out, call, wanted))
+        record_wanted::<B, C, _, 3>([q, k, v], |qkv, wanted| {
+            if wanted.contains(&true) {
+                return B::attention_recorded(qkv, call, wanted);
+            }
+            let pull: AttentionPull<B> = Box::new(|_, _| [const { None }; 3]);
+            (B::attention_forward(qkv, call).0, pull)
         })
     }
 }

@@ -132,9 +132,9 @@ fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize)
     out
 }
 
-/// Gives the ranks of `group` what `exchange` says of x, f32, and gets as much. The gradient flows back the same way.
-/// It passes through host memory. An error shows in [`TokenRanks::check`]. Panics unless the ranks divide columns (to
-/// heads) or rows (to tokens).
+/// Gives the ranks of `group` what `exchange` says of x, and gets as much, in the dtype of x. The gradient flows back the
+/// same way. It passes through host memory, as f32. An error shows in [`TokenRanks::check`]. Panics unless the ranks
+/// divide columns (to heads) or rows (to tokens).
 pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Tensor<2> {
     let ([rows, columns], count) = (x.dims(), group.count());
     let whole = match exchange.to {
@@ -142,8 +142,10 @@ pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Te
         To::Tokens => rows.is_multiple_of(count) && columns.is_multiple_of(exchange.parts),
     };
     assert!(whole, "{count} ranks and {exchange:?} for a matrix of {rows} x {columns}");
-    let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
-    Tensor::from_dispatch(<Dispatch as ExchangeOps>::exchange(x.into_dispatch(), group.clone(), exchange))
+    let dtype = x.dtype();
+    let x = if dtype == DType::F32 { x } else { x.cast(DType::F32) };
+    let y = Tensor::from_dispatch(<Dispatch as ExchangeOps>::exchange(x.into_dispatch(), group.clone(), exchange));
+    if dtype == DType::F32 { y } else { y.cast(dtype) }
 }
 
 /// Exchanges as the run-time dispatch calls them.

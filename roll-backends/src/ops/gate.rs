@@ -1,19 +1,25 @@
 //! The residual with a gate.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
 use super::norm::assert_row_operand;
-use super::record::{Cotangents, record};
+use super::record::{Cotangents, record, record_wanted};
 
-/// `x + y * gate`; gate is `[1, D]` or `[L, D]`.
-pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
+/// `x + y * gate`, or `x + y` without a gate; gate is `[1, D]` or `[L, D]`. x, gate and the result are f32, y f32 or
+/// bf16: a residual stays exact beside operators that hand on bf16.
+pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<2> {
     assert_eq!(x.dims(), y.dims(), "both sides of a gated sum");
-    assert_row_operand("the gate of a sum", &gate, &x);
-    let (x, y, gate) = (x.into_dispatch(), y.into_dispatch(), gate.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as GateOps>::gated_add(x, y, gate))
+    if let Some(gate) = &gate {
+        assert_row_operand("the gate of a sum", gate, &x);
+    }
+    let (x, y) = (x.into_dispatch(), y.into_dispatch());
+    Tensor::from_dispatch(match gate {
+        Some(gate) => <Dispatch as GateOps>::gated_add(x, y, gate.into_dispatch()),
+        None => <Dispatch as GateOps>::plain_add(x, y),
+    })
 }
 
 /// The gated sum as the run-time dispatch calls it. A backend implements [`GateKernel`].
@@ -26,16 +32,19 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>) -> Tensor<2> {
 pub trait GateOps: Backend {
     /// See [`gated_add`].
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// [`gated_add`] without a gate.
+    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The gated sum and its gradients on one backend.
 pub trait GateKernel: Backend {
-    /// The sum.
+    /// `x + y * gate`, all in f32.
     fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
         (Expression::<Self>(x) + Expression(y) * Expression(gate)).0
     }
 
-    /// The wanted ones of the gradients of y and gate; that of x is the cotangent itself.
+    /// The wanted ones of the gradients of y and gate, all in f32; that of x is the cotangent itself.
     fn gated_add_backward(
         y: FloatTensor<Self>,
         gate: FloatTensor<Self>,
@@ -48,21 +57,70 @@ pub trait GateKernel: Backend {
         let d_gate = wanted[1].then(|| summed_rows(y * d_z, shared).0);
         [d_y, d_gate]
     }
+
+    /// The sum with y of either dtype, and a gate or none.
+    fn residual_forward(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        gate: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        let y = Expression::<Self>(y).cast(DType::F32);
+        match gate {
+            Some(gate) => Self::gated_add_forward(x, y.0, gate),
+            None => (Expression::<Self>(x) + y).0,
+        }
+    }
+
+    /// The gradient of y in `dtype`, its own.
+    fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        let d_y = match gate {
+            // The gradient of y does not depend on y.
+            Some(gate) => {
+                let [d_y, _] = Self::gated_add_backward(d_z.clone(), gate, d_z.clone(), [true, false]);
+                d_y.unwrap_or(d_z)
+            }
+            None => d_z,
+        };
+        Expression::<Self>(d_y).cast(dtype).0
+    }
 }
 
 impl<B: GateKernel> GateOps for B {
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::gated_add_forward(x, y, gate)
+        Self::residual_forward(x, y, Some(gate))
+    }
+
+    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::residual_forward(x, y, None)
     }
 }
 
 impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([x, y, gate], |[x, y, gate]| {
-            let z = B::gated_add_forward(x, y.clone(), gate.clone());
-            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted, gate_wanted]: [bool; 3]| {
-                let [d_y, d_gate] = B::gated_add_backward(y, gate, d_z.clone(), [y_wanted, gate_wanted]);
+        record_wanted::<B, C, _, 3>([x, y, gate], |[x, y, gate], [_, _, gate_wanted]| {
+            let dtype = y.dtype();
+            // Read by the gradient of the gate alone, which a frozen modulation does not want.
+            let kept = gate_wanted.then(|| y.clone());
+            let z = B::residual_forward(x, y, Some(gate.clone()));
+            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted, _]: [bool; 3]| {
+                let d_gate = kept.and_then(|y| {
+                    let y = Expression::<B>(y).cast(DType::F32).0;
+                    let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), [false, true]);
+                    d_gate
+                });
+                let d_y = y_wanted.then(|| B::residual_backward(Some(gate), d_z.clone(), dtype));
                 [x_wanted.then_some(d_z), d_y, d_gate]
+            })
+        })
+    }
+
+    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        record::<B, C, _, 2>([x, y], |[x, y]| {
+            let dtype = y.dtype();
+            let z = B::residual_forward(x, y, None);
+            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted]: [bool; 2]| {
+                let d_y = y_wanted.then(|| B::residual_backward(None, d_z.clone(), dtype));
+                [x_wanted.then_some(d_z), d_y]
             })
         })
     }

@@ -8,20 +8,21 @@ use super::expression::Expression;
 use super::product::ProductKernel;
 use super::record::{Cotangents, record};
 
-/// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result is f32.
+/// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result has the dtype of x, f32
+/// or bf16.
 ///
-/// The product is taken in the dtype of the weight: of a bf16 weight, x is rounded to bf16 too (and the sums are f32). On
-/// flex such a weight is widened instead, which is exact.
+/// The product is taken in the dtype of the weight: of a bf16 weight, an f32 x is rounded to bf16 too (and the sums are
+/// f32). On flex such a weight is widened instead, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-    let bias = checked_bias(&x, weight.dims(), bias);
+    let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
     let x = operand(x, &weight);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias))
+    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias, dtype))
 }
 
 /// `x W^T + b` as [`linear`], for passes that are not differentiated. The product is taken in the dtype of x; a bf16 weight
 /// for an f32 x is widened, on flex without ever being so as a whole. There, what a row gets does not depend on the others,
-/// to the bit.
+/// to the bit. The result is f32.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.dims(), bias);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
@@ -38,7 +39,7 @@ pub fn linear_lora(
     up: Tensor<2>,
     scale: f64,
 ) -> Tensor<2> {
-    let bias = checked_bias(&x, weight.dims(), bias);
+    let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
     let [outputs, inputs] = weight.dims();
     let rank = down.dims()[0];
     assert!(
@@ -51,7 +52,7 @@ pub fn linear_lora(
     let x = operand(x, &weight);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     let (down, up) = (down.into_dispatch(), up.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear_lora(x, weight, bias, down, up, scale as f32))
+    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear_lora(x, weight, bias, down, up, scale as f32, dtype))
 }
 
 /// x in the dtype that the product is taken in.
@@ -79,10 +80,15 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
     Autodiff
 )]
 pub trait LinearOps: Backend {
-    /// See [`linear`].
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`linear`]; the result as `dtype`.
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
 
-    /// See [`linear_lora`].
+    /// See [`linear_lora`]; the result as `dtype`.
     fn fused_linear_lora(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -90,6 +96,7 @@ pub trait LinearOps: Backend {
         down: FloatTensor<Self>,
         up: FloatTensor<Self>,
         scale: f32,
+        dtype: DType,
     ) -> FloatTensor<Self>;
 
     /// See [`linear_rows`].
@@ -108,9 +115,21 @@ pub struct Lora<T> {
 }
 
 /// Linear layers and their gradients on one backend. x and weight have one dtype; all else is f32, but the gradient of
-/// x has its dtype.
+/// x has its dtype, and the cotangent of the result that of the result.
 pub trait LinearKernel: ProductKernel {
-    /// The result, and `x A^T` where there is a low-rank part (in a dtype of the backend's choice).
+    /// The result as `dtype`, and `x A^T` where there is a low-rank part (in a dtype of the backend's choice).
+    fn linear_forward_as(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        lora: Option<Lora<FloatTensor<Self>>>,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (y, inner) = Self::linear_forward(x, weight, bias, lora);
+        (Expression::<Self>(y).cast(dtype).0, inner)
+    }
+
+    /// As [`LinearKernel::linear_forward_as`], in f32.
     fn linear_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -153,7 +172,7 @@ pub trait LinearKernel: ProductKernel {
         let dtype = weight.dtype();
         let d_bias = wanted[2].then(|| {
             let [_, outputs] = d_y.dims::<2>();
-            d_y.clone().sum(0).reshape([outputs]).0
+            d_y.clone().cast(DType::F32).sum(0).reshape([outputs]).0
         });
         let d_y = d_y.cast(dtype);
         let lora = saved.lora.map(|(Lora { down, up, scale }, inner)| {
@@ -196,8 +215,8 @@ pub struct SavedLinear<T> {
 }
 
 impl<B: LinearKernel> LinearOps for B {
-    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
-        B::linear_forward(x, weight, bias, None).0
+    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+        B::linear_forward_as(x, weight, bias, None, dtype).0
     }
 
     fn fused_linear_lora(
@@ -207,8 +226,9 @@ impl<B: LinearKernel> LinearOps for B {
         down: FloatTensor<B>,
         up: FloatTensor<B>,
         scale: f32,
+        dtype: DType,
     ) -> FloatTensor<B> {
-        B::linear_forward(x, weight, bias, Some(Lora { down, up, scale })).0
+        B::linear_forward_as(x, weight, bias, Some(Lora { down, up, scale }), dtype).0
     }
 
     fn linear_rows(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
@@ -217,9 +237,14 @@ impl<B: LinearKernel> LinearOps for B {
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
         record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
-            let (y, _) = B::linear_forward(x.clone(), weight.clone(), bias, None);
+            let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, None, dtype);
             (y, move |d_y, [d_x, d_weight, d_bias]: [bool; 3]| {
                 let saved = SavedLinear { x, weight, lora: None };
                 let [d_x, d_weight, d_bias, ..] = B::linear_backward(saved, d_y, [d_x, d_weight, d_bias, false, false]);
@@ -235,10 +260,11 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         down: FloatTensor<Self>,
         up: FloatTensor<Self>,
         scale: f32,
+        dtype: DType,
     ) -> FloatTensor<Self> {
         record::<B, C, _, 5>([x, weight, bias, down, up], |[x, weight, bias, down, up]| {
             let lora = Lora { down, up, scale };
-            let (y, inner) = B::linear_forward(x.clone(), weight.clone(), bias, Some(lora.clone()));
+            let (y, inner) = B::linear_forward_as(x.clone(), weight.clone(), bias, Some(lora.clone()), dtype);
             let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
             (y, move |d_y, wanted| B::linear_backward(saved, d_y, wanted))
         })

@@ -16,6 +16,7 @@
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
+//! | `rms_rope`     | `rms_rope`: the two       | default             | default                   | default                |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
 //! | `exchange`     | `exchange`                | default             | default                   | default                |
@@ -49,6 +50,7 @@ mod norm;
 mod portable;
 mod product;
 mod record;
+mod rms_rope;
 mod rope;
 mod scaled;
 #[cfg(all(test, feature = "flex"))]
@@ -56,7 +58,9 @@ mod tests;
 mod tiled;
 
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
-pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
+pub use attention::{
+    AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
+};
 pub use blocks::{BlockKernel, BlockOps, linear_blocks};
 pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
 pub use conv::{ConvKernel, ConvOps, conv3d};
@@ -67,8 +71,9 @@ pub use gate::{GateKernel, GateOps, gated_add};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora, linear_rows};
-pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, rms_norm};
+pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, layer_norm_as, rms_norm};
 pub use product::{ProductKernel, ProductOps, product};
 pub use record::Cotangents;
+pub use rms_rope::{RmsRopeKernel, RmsRopeOps, SavedRmsRope, Turn, rms_rope};
 pub use rope::{RopeKernel, RopeOps, rope};
 pub use scaled::{Scaled, ScaledKernel, ScaledOps, linear_scaled};

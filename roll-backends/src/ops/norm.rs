@@ -2,21 +2,26 @@
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
 use super::record::{Cotangents, record};
 
 /// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
-/// `[L, D]`.
+/// `[L, D]`. All are f32.
 pub fn layer_norm(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64) -> Tensor<2> {
+    layer_norm_as(x, gain, shift, eps, DType::F32)
+}
+
+/// As [`layer_norm`], with the result, which is computed in f32, rounded once to `dtype`, f32 or bf16.
+pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, dtype: DType) -> Tensor<2> {
     assert_row_operand("the gain of a layer norm", &gain, &x);
     assert_row_operand("the shift of a layer norm", &shift, &x);
     let (x, gain, shift) = (x.into_dispatch(), gain.into_dispatch(), shift.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as NormOps>::fused_layer_norm(x, gain, shift, eps))
+    Tensor::from_dispatch(<Dispatch as NormOps>::fused_layer_norm(x, gain, shift, eps, dtype))
 }
 
-/// `x / sqrt(mean(x^2) + eps) * gain` over the last axis of `[L, D]`.
+/// `x / sqrt(mean(x^2) + eps) * gain` over the last axis of `[L, D]`. All are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
     let gain: Tensor<2> = gain.unsqueeze();
     assert_row_operand("the gain of an RMS norm", &gain, &x);
@@ -40,19 +45,21 @@ pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>)
     Autodiff
 )]
 pub trait NormOps: Backend {
-    /// See [`layer_norm`].
+    /// See [`layer_norm_as`].
     fn fused_layer_norm(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
         shift: FloatTensor<Self>,
         eps: f64,
+        dtype: DType,
     ) -> FloatTensor<Self>;
 
     /// See [`rms_norm`]; gain is `[1, D]` here.
     fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
 }
 
-/// The norms and their gradients on one backend. A norm with a shift is a layer norm, one without an RMS norm.
+/// The norms and their gradients on one backend. A norm with a shift is a layer norm, one without an RMS norm. All is f32
+/// where nothing else is said.
 pub trait NormKernel: Backend {
     /// The result, and mean and inverse deviation of each row (in the backend's own layout).
     fn norm_forward(
@@ -84,6 +91,27 @@ pub trait NormKernel: Backend {
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         composed_backward::<Self>(saved, d_y, wanted)
+    }
+
+    /// [`NormKernel::norm_forward`] of a layer norm, with the result in `dtype`.
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        eps: f64,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (y, moments) = Self::norm_forward(x, gain, Some(shift), eps);
+        (Expression::<Self>(y).cast(dtype).0, moments)
+    }
+
+    /// [`NormKernel::norm_backward`] of a layer norm, with the cotangent in the dtype of the result.
+    fn layer_norm_backward(
+        saved: SavedNorm<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        Self::norm_backward(saved, Expression::<Self>(d_y).cast(DType::F32).0, wanted)
     }
 }
 
@@ -138,8 +166,14 @@ pub struct SavedNorm<T> {
 pub struct SharedShift(pub bool);
 
 impl<B: NormKernel> NormOps for B {
-    fn fused_layer_norm(x: FloatTensor<B>, gain: FloatTensor<B>, shift: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
-        B::norm_forward(x, gain, Some(shift), eps).0
+    fn fused_layer_norm(
+        x: FloatTensor<B>,
+        gain: FloatTensor<B>,
+        shift: FloatTensor<B>,
+        eps: f64,
+        dtype: DType,
+    ) -> FloatTensor<B> {
+        B::layer_norm_forward(x, gain, shift, eps, dtype).0
     }
 
     fn fused_rms_norm(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
@@ -153,12 +187,13 @@ impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         gain: FloatTensor<Self>,
         shift: FloatTensor<Self>,
         eps: f64,
+        dtype: DType,
     ) -> FloatTensor<Self> {
         record::<B, C, _, 3>([x, gain, shift], |[x, gain, shift]| {
             let layer = Some(SharedShift(shift.shape()[0] == 1));
-            let (y, moments) = B::norm_forward(x.clone(), gain.clone(), Some(shift), eps);
+            let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, eps, dtype);
             let saved = SavedNorm { x, gain, moments, layer, eps };
-            (y, move |d_y, wanted| B::norm_backward(saved, d_y, wanted))
+            (y, move |d_y, wanted| B::layer_norm_backward(saved, d_y, wanted))
         })
     }
 

@@ -5,7 +5,7 @@ use burn::backend::Flex;
 
 use super::{
     ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel,
-    LinearKernel, NormKernel, ProductKernel, RopeKernel, ScaledKernel,
+    LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
@@ -18,5 +18,6 @@ impl GateKernel for Flex {}
 impl LinearKernel for Flex {}
 impl NormKernel for Flex {}
 impl ProductKernel for Flex {}
+impl RmsRopeKernel for Flex {}
 impl RopeKernel for Flex {}
 impl ScaledKernel for Flex {}

@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{Autodiff, Backend, tensor::FloatTensor};
 
 /// The gradients of the operands of an operator; `None` for one that is not tracked.
@@ -23,9 +23,40 @@ where
     C: CheckpointStrategy,
     P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
 {
+    record_wanted(operands, |operands, _| forward(operands))
+}
+
+/// As [`record`], for an operator that keeps less, or nothing, where fewer operands are tracked: `forward` is told which
+/// are. The pullback is told the same.
+pub fn record_wanted<B, C, P, const N: usize>(
+    operands: [FloatTensor<Autodiff<B, C>>; N],
+    forward: impl FnOnce([FloatTensor<B>; N], [bool; N]) -> (FloatTensor<B>, P),
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
+{
     let nodes = operands.each_ref().map(|operand| operand.node());
-    let (result, pull) = forward(operands.map(|operand| operand.into_primitive()));
+    let tracked = operands.each_ref().map(is_tracked);
+    let (result, pull) = forward(operands.map(|operand| operand.into_primitive()), tracked);
     Pullback(pull).prepare::<C>(nodes).compute_bound().stateless(result)
+}
+
+/// Whether a gradient flows to `operand`: Burn says so when an operator of it is prepared, and this one is not finished.
+fn is_tracked<B: Backend, C: CheckpointStrategy>(operand: &FloatTensor<Autodiff<B, C>>) -> bool {
+    let prepared = Backward::<B, 1>::prepare::<C>(Unfinished, [operand.node()]).compute_bound().stateful();
+    matches!(prepared, OpsKind::Tracked(_))
+}
+
+/// An operator that is prepared, and never part of a graph.
+#[derive(Debug)]
+struct Unfinished;
+
+impl<B: Backend> Backward<B, 1> for Unfinished {
+    type State = ();
+
+    fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {}
 }
 
 /// A pullback as Burn's autodiff calls it. The state that Burn could pass separately is owned by the closure.

@@ -10,6 +10,13 @@ use super::record::record;
 /// Rotates neighbouring pairs of each head of `x` `[L, heads * d]` by the angles whose cosine and sine are given,
 /// `[L, d / 2]`. The angles are constants: no gradient reaches them.
 pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tensor<2> {
+    assert_angles(&x, &cos, &sin, heads);
+    let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x, cos, sin, heads))
+}
+
+/// Fails unless cosine and sine fit `heads` heads in each row of `x`.
+pub(super) fn assert_angles(x: &Tensor<2>, cos: &Tensor<2>, sin: &Tensor<2>, heads: usize) {
     let [rows, channels] = x.dims();
     let half = channels / heads.max(1) / 2;
     assert!(
@@ -19,8 +26,6 @@ pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tenso
         cos.dims(),
         sin.dims()
     );
-    let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x, cos, sin, heads))
 }
 
 /// The rotation as the run-time dispatch calls it. A backend implements [`RopeKernel`].

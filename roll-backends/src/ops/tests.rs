@@ -7,6 +7,7 @@ use super::*;
 use crate::Backend;
 
 mod decode;
+mod narrow;
 mod scaled;
 
 /// A matrix in f64, row-major: what the references below compute with.
@@ -320,11 +321,7 @@ fn rms_norm_and_its_gradients_match_f64() {
             &[noise(l, d, 1), noise(1, d, 2)],
             1e-6,
             |x| rms_norm(x[0].clone(), x[1].clone().reshape([d]), 1e-6),
-            |x| {
-                let row = |i: usize| (0..d).map(move |j| x[0].at(i, j));
-                let scale = |i: usize| 1.0 / (row(i).map(|v| v * v).sum::<f64>() / d as f64 + 1e-6).sqrt();
-                (0..l).flat_map(|i| (0..d).map(move |j| x[0].at(i, j) * scale(i) * x[1].at(0, j))).collect()
-            },
+            rms_norm_in_f64,
         );
     }
 }
@@ -336,7 +333,7 @@ fn gated_add_and_its_gradients_match_f64() {
             "gated add",
             &[noise(5, 19, 1), noise(5, 19, 2), noise(gates, 19, 3)],
             1e-6,
-            |x| gated_add(x[0].clone(), x[1].clone(), x[2].clone()),
+            |x| gated_add(x[0].clone(), x[1].clone(), Some(x[2].clone())),
             |x| {
                 let gate = |i: usize, j: usize| x[2].at(if gates == 1 { 0 } else { i }, j);
                 (0..5).flat_map(|i| (0..19).map(move |j| x[0].at(i, j) + x[1].at(i, j) * gate(i, j))).collect()
@@ -346,27 +343,90 @@ fn gated_add_and_its_gradients_match_f64() {
 }
 
 #[test]
+fn a_sum_without_a_gate_and_its_gradients_match_f64() {
+    check(
+        "plain sum",
+        &[noise(5, 19, 1), noise(5, 19, 2)],
+        1e-6,
+        |x| gated_add(x[0].clone(), x[1].clone(), None),
+        |x| x[0].values.iter().zip(&x[1].values).map(|(x, y)| x + y).collect(),
+    );
+}
+
+/// Cosine and sine of some angles.
+fn angles(rows: usize, half: usize) -> [Exact; 2] {
+    let angles = noise(rows, half, 7);
+    [f64::cos, f64::sin].map(|f| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() })
+}
+
+fn rope_in_f64(x: &[f64], [cos, sin]: &[Exact; 2], heads: usize) -> Vec<f64> {
+    let (mut y, half) = (x.to_vec(), cos.columns);
+    for (i, pair) in y.chunks_exact_mut(2).enumerate() {
+        let (row, angle) = (i / (heads * half), i % half);
+        let (c, s) = (cos.at(row, angle), sin.at(row, angle));
+        let [a, b] = [pair[0], pair[1]];
+        pair.copy_from_slice(&[a * c - b * s, a * s + b * c]);
+    }
+    y
+}
+
+fn rms_norm_in_f64(x: &[Exact]) -> Vec<f64> {
+    let (l, d) = (x[0].rows, x[0].columns);
+    let row = |i: usize| (0..d).map(move |j| x[0].at(i, j));
+    let scale = |i: usize| 1.0 / (row(i).map(|v| v * v).sum::<f64>() / d as f64 + 1e-6).sqrt();
+    (0..l).flat_map(|i| (0..d).map(move |j| x[0].at(i, j) * scale(i) * x[1].at(0, j))).collect()
+}
+
+#[test]
 fn rope_and_its_gradient_match_f64() {
     let (l, heads, half) = (6, 3, 5);
-    let angles = noise(l, half, 7);
-    let part = |f: fn(f64) -> f64| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() };
-    let (cos, sin) = (part(f64::cos), part(f64::sin));
+    let [cos, sin] = angles(l, half);
     check(
         "rope",
         &[noise(l, heads * half * 2, 1)],
         1e-6,
         |x| rope(x[0].clone(), cos.beside(&x[0]), sin.beside(&x[0]), heads),
-        |x| {
-            let mut y = x[0].values.clone();
-            for (i, pair) in y.chunks_exact_mut(2).enumerate() {
-                let (row, angle) = (i / (heads * half), i % half);
-                let (c, s) = (cos.at(row, angle), sin.at(row, angle));
-                let [a, b] = [pair[0], pair[1]];
-                pair.copy_from_slice(&[a * c - b * s, a * s + b * c]);
-            }
-            y
-        },
+        |x| rope_in_f64(&x[0].values, &[cos.clone(), sin.clone()], heads),
     );
+}
+
+#[test]
+fn rms_norm_with_a_rotation_and_its_gradients_match_f64() {
+    let (l, heads, half) = (6, 3, 4);
+    let width = heads * half * 2;
+    let turn = angles(l, half);
+    for rotated in [true, false] {
+        check(
+            &format!("rms norm, rotated: {rotated}"),
+            &[noise(l, width, 1), noise(1, width, 2)],
+            1e-6,
+            |x| {
+                let angles = rotated.then(|| turn.each_ref().map(|angle| angle.beside(&x[0])));
+                rms_rope(x[0].clone(), x[1].clone().reshape([width]), angles, heads, 1e-6)
+            },
+            |x| if rotated { rope_in_f64(&rms_norm_in_f64(x), &turn, heads) } else { rms_norm_in_f64(x) },
+        );
+    }
+}
+
+#[test]
+fn rms_norm_with_a_rotation_has_the_bits_of_the_two_operators() {
+    let (l, heads, half) = (6, 3, 4);
+    let [x, gain, weights] = [noise(l, 24, 1), noise(1, 24, 2), noise(l, 24, 3)];
+    let run = |device: &Device, fused: bool| {
+        let leaves = [&x, &gain].map(|x| x.upload(device).autodiff().require_grad());
+        let [cos, sin] = angles(l, half).map(|angle| angle.upload(device));
+        let (x, gain) = (leaves[0].clone(), leaves[1].clone().reshape([24]));
+        let y = match fused {
+            true => rms_rope(x, gain, Some([cos, sin]), heads, 1e-6),
+            false => rope(rms_norm(x, gain, 1e-6), cos, sin, heads),
+        };
+        let mut found = seed(y.clone(), weights.upload(device)).backward();
+        (download(y), leaves.map(|leaf| download(leaf.grad_remove(&mut found).unwrap())))
+    };
+    for device in devices() {
+        assert_eq!(run(&device, true), run(&device, false), "{device:?}");
+    }
 }
 
 fn gelu_in_f64(x: f64) -> f64 {
@@ -650,7 +710,7 @@ fn products_in_bf16_match_f64_to_the_rounding_of_bf16() {
 fn a_small_low_rank_part_is_not_lost_beside_a_large_product_in_bf16() {
     for device in bf16_devices() {
         let ones = |rows: usize, columns: usize, value: f32| Tensor::<2>::full([rows, columns], value, &device);
-        let (x, weight) = (ones(2, 8, 1.0).cast(DType::BF16), ones(3, 8, 125.0).cast(DType::BF16));
+        let (x, weight) = (ones(2, 8, 1.0), ones(3, 8, 125.0).cast(DType::BF16));
         let (down, up) = (ones(2, 8, 0.125), ones(3, 2, 0.5));
         let base = download(linear(x.clone(), weight.clone(), None));
         assert_eq!(base, [1000.0; 6], "{device:?}");

@@ -21,13 +21,14 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ScaledKernel};
+use super::{BlockKernel, ConvKernel, DecodeKernel, RmsRopeKernel, ScaledKernel};
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
 impl BlockKernel for Cube {}
 impl ConvKernel for Cube {}
 impl DecodeKernel for Cube {}
+impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}
 
 /// As the kernels index it: f32, one row after the other. Its memory may be longer than it is, and `len()` in a kernel is

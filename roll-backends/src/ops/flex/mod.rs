@@ -18,6 +18,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bytes, DType, FloatDType, Shape};
 
 impl super::ProductKernel for Flex {}
+impl super::RmsRopeKernel for Flex {}
 
 /// An f32 tensor whose elements lie in order. bf16 is widened.
 struct Values(FlexTensor);

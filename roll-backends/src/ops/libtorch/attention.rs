@@ -4,10 +4,23 @@ use burn::backend::libtorch::TchTensor;
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;
 
-use super::{fresh, pull_through};
+use super::{fresh, pulled};
+use crate::ops::attention::{AttentionPull, keeping_softmax};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
 
 impl AttentionKernel for LibTorch {
+    fn attention_recorded(
+        qkv: [FloatTensor<Self>; 3],
+        call: AttentionCall,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, AttentionPull<Self>) {
+        if Path::of(&qkv, call) != Path::Fused {
+            return keeping_softmax::<Self>(qkv, call);
+        }
+        let (out, graph) = Graph::of(qkv, call, wanted);
+        (out, Box::new(move |d_out, wanted| graph.pull(&d_out, wanted)))
+    }
+
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [q, k, v] = match Path::of(&qkv, call) {
             Path::Tiled => return tiled::forward::<Self>(qkv, call),
@@ -39,32 +52,28 @@ impl AttentionKernel for LibTorch {
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let path = Path::of(&qkv, call);
-        if path == Path::Tiled {
-            return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted);
+        match Path::of(&qkv, call) {
+            Path::Tiled => return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted),
+            // Of a call that was not recorded: it is now.
+            Path::Fused => return Graph::of(qkv, call, wanted).1.pull(&d_out, wanted),
+            Path::Flash => {}
         }
         let [q, k, v] = by_head(&qkv, call);
         let [out, d_out] = [out, d_out].map(|x| split(&x, call.heads));
-        let found = match path {
-            Path::Flash => {
-                let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-                    &d_out,
-                    &q,
-                    &k,
-                    &v,
-                    &out,
-                    &softmax.tensor,
-                    0.0,
-                    call.causal,
-                    None::<Tensor>,
-                    f64::from(call.scale),
-                );
-                [dq, dk, dv].map(Some)
-            }
-            _ => pull_through([&q, &k, &v], wanted, &d_out, |qkv| fused(qkv, call)),
-        };
-        let mut found = found.into_iter();
-        wanted.map(|wanted| found.next().flatten().filter(|_| wanted).map(|d| together(&d)))
+        let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
+            &d_out,
+            &q,
+            &k,
+            &v,
+            &out,
+            &softmax.tensor,
+            0.0,
+            call.causal,
+            None::<Tensor>,
+            f64::from(call.scale),
+        );
+        let mut found = [dq, dk, dv].into_iter();
+        wanted.map(|wanted| found.next().filter(|_| wanted).map(|d| together(&d)))
     }
 }
 
@@ -73,8 +82,8 @@ impl AttentionKernel for LibTorch {
 enum Path {
     /// ATen's flash kernel for the CPU, whose backward takes what its forward kept.
     Flash,
-    /// What ATen chooses among its fused kernels for the device. The bindings have no backward of these, so ATen's own
-    /// derivative is taken, which computes the call once more.
+    /// What ATen chooses among its fused kernels for the device. The bindings have no forward of these that gives what their
+    /// backward takes, so a recorded call is one that ATen records: see [`Graph`].
     Fused,
     /// Blocks of our own: where ATen's causal mask is not ours (it aligns the first query with the first key), with a window
     /// or a bound of the scores, and where there is nothing to compute.
@@ -90,6 +99,41 @@ impl Path {
             () if q.tensor.device() == tch::Device::Cpu => Self::Flash,
             () => Self::Fused,
         }
+    }
+}
+
+/// A call that ATen recorded, with what its kernel kept for the backward: the pull computes nothing of the forward again.
+/// ATen frees what it kept in the pull, and everything goes with the graph.
+struct Graph {
+    /// q, k and v, `[1, heads, rows, d]`. Those whose gradients may be wanted require them.
+    leaves: [Tensor; 3],
+    /// The result, `[1, heads, rows, d]`.
+    out: Tensor,
+    /// Whose memory leaves and result are: as long as these are held, Burn does not write into it.
+    _held: [TchTensor; 4],
+}
+
+impl Graph {
+    /// The result, and the call as ATen recorded it.
+    fn of(qkv: [TchTensor; 3], call: AttentionCall, wanted: [bool; 3]) -> (TchTensor, Self) {
+        let mut wanted = wanted.into_iter();
+        let leaves = by_head(&qkv, call).map(|x| x.detach().set_requires_grad(wanted.next().unwrap_or(false)));
+        let [q, k, v] = &leaves;
+        let out = tch::with_grad(|| fused([q, k, v], call));
+        let result = together(&out.detach());
+        let [q, k, v] = qkv;
+        (result.clone(), Self { leaves, out, _held: [q, k, v, result] })
+    }
+
+    /// The wanted ones of the gradients of q, k and v.
+    fn pull(self, d_out: &TchTensor, wanted: [bool; 3]) -> Cotangents<LibTorch, 3> {
+        let heads = self.out.size()[1] as usize;
+        let leaves: Vec<&Tensor> =
+            self.leaves.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|(x, _)| x).collect();
+        // With the rows outermost, as the numbers lie.
+        let [y, d_y] = [&self.out, &split(d_out, heads)].map(|x| tch::with_grad(|| x.transpose(1, 2)));
+        let mut found = pulled(&y, &d_y, &leaves).into_iter();
+        wanted.map(|wanted| if wanted { found.next().map(|d| together(&d)) } else { None })
     }
 }
 
@@ -109,7 +153,7 @@ fn split(x: &TchTensor, heads: usize) -> Tensor {
     x.tensor.contiguous().view([1, rows, heads as i64, channels / heads as i64]).transpose(1, 2)
 }
 
-/// The reverse, as new memory: ATen's results have the rows outermost already.
+/// The reverse, of new memory: ATen's results have the rows outermost already, and are not copied.
 fn together(x: &Tensor) -> TchTensor {
     let [heads, rows, width] = [x.size()[1], x.size()[2], x.size()[3]];
     fresh(x.transpose(1, 2).reshape([rows, heads * width]))
@@ -118,25 +162,73 @@ fn together(x: &Tensor) -> TchTensor {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use tch::Kind;
+
     use super::*;
+
+    fn normal(rows: i64, kind: Kind) -> TchTensor {
+        fresh(Tensor::randn([rows, 24], (Kind::Float, tch::Device::Cpu)).to_kind(kind))
+    }
+
+    fn distance(a: &TchTensor, b: &TchTensor) -> f64 {
+        let [a, b] = [a, b].map(|x| x.tensor.to_kind(Kind::Double));
+        f64::try_from((a - &b).abs().max() / b.abs().max()).unwrap()
+    }
+
+    fn calls() -> impl Iterator<Item = (AttentionCall, i64)> {
+        let call = |causal| AttentionCall { heads: 3, scale: 0.3, causal, window: None, softcap: None };
+        [(call(false), 33), (call(true), 40)].into_iter()
+    }
 
     /// The kernels that GPUs take, here on the CPU, beside the one for the CPU.
     #[test]
-    fn the_derivative_that_aten_takes_itself_is_that_of_the_flash_kernel() {
-        for (causal, keys) in [(false, 33), (true, 40)] {
-            let call = AttentionCall { heads: 3, scale: 0.3, causal, window: None, softcap: None };
-            let normal = |rows: i64| Tensor::randn([1, 3, rows, 8], (tch::Kind::Float, tch::Device::Cpu));
-            let (q, k, v, d_out) = (normal(40), normal(keys), normal(keys), normal(40));
-            let all = [&q, &k, &v];
-            let flat = all.map(together);
-            let (out, softmax) = LibTorch::attention_forward(flat.clone(), call);
-            let expected = LibTorch::attention_backward(flat, out.clone(), softmax, together(&d_out), call, [true; 3]);
-            let near = |a: &Tensor, b: &Tensor| f64::try_from((a - b).abs().max() / b.abs().max()).unwrap() < 2e-6;
-            assert!(near(&together(&fused(all, call)).tensor, &out.tensor));
-            let found = pull_through(all, [true; 3], &d_out, |qkv| fused(qkv, call));
-            for (found, expected) in found.into_iter().zip(expected) {
-                assert!(near(&together(&found.unwrap()).tensor, &expected.unwrap().tensor));
+    fn the_graph_that_aten_keeps_gives_the_gradients_of_the_flash_kernel() {
+        for ((call, keys), (kind, tolerance)) in
+            calls().flat_map(|call| [(Kind::Float, 2e-6), (Kind::BFloat16, 2e-2)].map(|kind| (call, kind)))
+        {
+            let qkv = [normal(40, kind), normal(keys, kind), normal(keys, kind)];
+            let d_out = normal(40, kind);
+            let (out, softmax) = LibTorch::attention_forward(qkv.clone(), call);
+            let expected =
+                LibTorch::attention_backward(qkv.clone(), out.clone(), softmax, d_out.clone(), call, [true; 3]);
+            for subset in 1..8 {
+                let wanted = [0, 1, 2].map(|i| subset >> i & 1 == 1);
+                let (found, graph) = Graph::of(qkv.clone(), call, wanted);
+                assert_eq!(found.tensor.kind(), kind);
+                assert!(!found.tensor.requires_grad() && distance(&found, &out) < tolerance);
+                let gradients = graph.pull(&d_out, wanted);
+                for ((gradient, expected), wanted) in gradients.into_iter().zip(&expected).zip(wanted) {
+                    assert_eq!(gradient.is_some(), wanted);
+                    let Some(gradient) = gradient else { continue };
+                    assert_eq!(gradient.tensor.kind(), kind);
+                    let distance = distance(&gradient, expected.as_ref().unwrap());
+                    assert!(distance < tolerance, "{kind:?}, {subset:b}: {distance:e}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn the_pull_of_a_kept_graph_has_the_bits_of_a_second_forward() {
+        for ((call, keys), kind) in calls().flat_map(|call| [Kind::Float, Kind::BFloat16].map(|kind| (call, kind))) {
+            let qkv = [normal(40, kind), normal(keys, kind), normal(keys, kind)];
+            let d_out = normal(40, kind);
+            let [q, k, v] = by_head(&qkv, call);
+            let again = super::super::pull_through([&q, &k, &v], [true; 3], &split(&d_out, 3), |qkv| fused(qkv, call));
+            let (_, graph) = Graph::of(qkv, call, [true; 3]);
+            for (found, again) in graph.pull(&d_out, [true; 3]).into_iter().zip(again) {
+                assert_eq!(found.unwrap().tensor, together(&again.unwrap()).tensor);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_graph_keeps_is_not_written_into() {
+        let (call, keys) = calls().next().unwrap();
+        let qkv = [normal(40, Kind::Float), normal(keys, Kind::Float), normal(keys, Kind::Float)];
+        let (out, graph) = Graph::of(qkv.clone(), call, [true; 3]);
+        assert!(!out.can_mut() && qkv.iter().all(|x| !x.can_mut()));
+        drop((graph, qkv));
+        assert!(out.can_mut(), "the graph holds the result no longer than it lives");
     }
 }

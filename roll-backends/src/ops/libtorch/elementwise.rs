@@ -1,6 +1,7 @@
 //! Activations, rotations and gates: one or two passes over memory each.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::fresh;
@@ -37,6 +38,31 @@ impl GateKernel for LibTorch {
         let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
         let d_gate = wanted[1].then(|| fresh(summed_rows(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
+    }
+
+    /// One pass: ATen widens y as it reads it.
+    fn residual_forward(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        gate: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        fresh(match gate {
+            Some(gate) => x.tensor.addcmul(&y.tensor, &gate.tensor),
+            None => &x.tensor + &y.tensor,
+        })
+    }
+
+    /// One pass: ATen rounds the product as it writes it.
+    fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        let kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
+        match gate {
+            Some(gate) => {
+                let d_y = Tensor::empty(d_z.tensor.size(), (kind, d_z.tensor.device()));
+                fresh(d_z.tensor.mul_out(&d_y, &gate.tensor))
+            }
+            None if d_z.tensor.kind() == kind => d_z,
+            None => fresh(d_z.tensor.to_kind(kind)),
+        }
     }
 }
 

@@ -1,12 +1,28 @@
 //! Linear layers: products with their sums in place.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::fresh;
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 impl LinearKernel for LibTorch {
+    fn linear_forward_as(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        lora: Option<Lora<FloatTensor<Self>>>,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        if dtype == DType::BF16 && weight.tensor.kind() == Kind::BFloat16 {
+            return rounded_once(&x.tensor, &weight.tensor, &bias.tensor, lora);
+        }
+        let (y, inner) = Self::linear_forward(x, weight, bias, lora);
+        let narrow = dtype == DType::BF16;
+        (if narrow { fresh(y.tensor.to_kind(Kind::BFloat16)) } else { y }, inner)
+    }
+
     fn linear_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -33,20 +49,59 @@ impl LinearKernel for LibTorch {
     ) -> Cotangents<Self, 5> {
         let (x, weight) = (&saved.x.tensor, &saved.weight.tensor);
         let kind = weight.kind();
-        let d_bias = wanted[2].then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, None::<Kind>));
+        let d_bias = wanted[2].then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
         let d_y = d_y.tensor.to_kind(kind);
-        let mut d_x = wanted[0].then(|| d_y.matmul(weight));
         let d_weight = wanted[1].then(|| d_y.tr().matmul(x));
-        let [mut d_down, mut d_up] = [None, None];
-        if let Some((Lora { down, up, scale }, inner)) = saved.lora {
-            let float = |d: Tensor| d.to_kind(Kind::Float);
-            let scaled = (wanted[0] || wanted[3]).then(|| d_y.matmul(&up.tensor.to_kind(kind)) * f64::from(scale));
-            if let (Some(d_x), Some(d_inner)) = (&mut d_x, &scaled) {
-                let _ = d_x.addmm_(d_inner, &down.tensor.to_kind(kind));
-            }
-            d_down = scaled.filter(|_| wanted[3]).map(|d_inner| float(d_inner.tr().matmul(x)));
-            d_up = wanted[4].then(|| float(d_y.tr().matmul(&inner.tensor)) * f64::from(scale));
-        }
+        let Some((Lora { down, up, scale }, inner)) = saved.lora else {
+            let d_x = wanted[0].then(|| d_y.matmul(weight));
+            return [d_x, d_weight, d_bias, None, None].map(|d| d.map(fresh));
+        };
+        let d_inner = (wanted[0] || wanted[3]).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
+        let d_x = d_inner.as_ref().filter(|_| wanted[0]).map(|d_inner| {
+            // The low-rank part first, as forward: the sum is taken before it is rounded.
+            let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
+            let _ = d_x.addmm_(&d_y, weight);
+            d_x
+        });
+        let d_down = d_inner.filter(|_| wanted[3]).map(|d_inner| in_f32(&d_inner.tr(), x));
+        let d_up = wanted[4].then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
         [d_x, d_weight, d_bias, d_down, d_up].map(|d| d.map(fresh))
+    }
+}
+
+/// The layer with a bf16 result, which is written once.
+///
+/// The low-rank part and the bias are the matrix that the product with the weight is added to: the sum is taken in the f32
+/// accumulators and rounded once. So a low-rank part far below a step of bf16, as it is when training begins, still moves as
+/// many results to the next number as its share of a step: the accumulators lie anywhere between two numbers of bf16. Added
+/// to a result that is rounded already it would move none. What does get lost is a low-rank part below a 512th of the
+/// bias of its column, with which it is rounded.
+fn rounded_once(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    lora: Option<Lora<FloatTensor<LibTorch>>>,
+) -> (FloatTensor<LibTorch>, Option<FloatTensor<LibTorch>>) {
+    let kind = weight.kind();
+    let bias = bias.to_kind(kind);
+    let Some(Lora { down, up, scale }) = lora else { return (fresh(x.linear(weight, Some(bias))), None) };
+    let inner = x.matmul(&down.tensor.to_kind(kind).tr());
+    let mut y = bias.addmm(&inner, &scaled(&up.tensor, scale).to_kind(kind).tr());
+    let _ = y.addmm_(x, &weight.tr());
+    (fresh(y), Some(fresh(inner)))
+}
+
+/// `x * scale`; x itself where that is 1, as it often is.
+fn scaled(x: &Tensor, scale: f32) -> Tensor {
+    if scale == 1.0 { x.shallow_clone() } else { x * f64::from(scale) }
+}
+
+/// `a b` in f32: the gradients of parameters are sums over all tokens, which GPUs write as they accumulate them.
+fn in_f32(a: &Tensor, b: &Tensor) -> Tensor {
+    let wide = a.kind() == Kind::BFloat16 && a.device().is_cuda();
+    // ATen has this product for GPUs alone, and an older one not at all.
+    match wide.then(|| a.f_mm_dtype(b, Kind::Float)) {
+        Some(Ok(product)) => product,
+        _ => a.matmul(b).to_kind(Kind::Float),
     }
 }

@@ -10,14 +10,15 @@ mod norm;
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel, RmsRopeKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
 impl ConvKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
+impl RmsRopeKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 
 /// A tensor of new memory.
@@ -39,11 +40,26 @@ fn pull_through<const N: usize>(
     if tracked.is_empty() {
         return [const { None }; N];
     }
-    let y = tch::with_grad(|| {
-        let y = f(std::array::from_fn(|i| &leaves[i]));
-        // A scalar whose gradient with respect to y is d_y.
-        y.reshape([-1]).dot(&d_y.reshape([-1]))
-    });
-    let mut found = Tensor::run_backward(&[y], &tracked, false, false).into_iter();
+    let y = tch::with_grad(|| f(std::array::from_fn(|i| &leaves[i])));
+    let mut found = pulled(&y, d_y, &tracked).into_iter();
     wanted.map(|wanted| if wanted { found.next() } else { None })
+}
+
+/// The gradients of `leaves`, given that of `y`, which ATen recorded. What it kept for them is freed.
+///
+/// The bindings differentiate scalars alone, so one is made whose gradient with respect to y is `d_y`: exactly, whatever
+/// the dtype, since it is `d_y` times one. Its value is not used, and may be infinite in bf16.
+fn pulled(y: &Tensor, d_y: &Tensor, leaves: &[&Tensor]) -> Vec<Tensor> {
+    if leaves.is_empty() {
+        return Vec::new();
+    }
+    let scalar = tch::with_grad(|| {
+        let (y, d_y) = (y.reshape([-1]), d_y.to_kind(y.kind()).reshape([-1]));
+        // One kernel, whose count of elements is 32 bits wide.
+        match i32::try_from(y.numel()) {
+            Ok(_) => y.dot(&d_y),
+            Err(_) => (y * d_y).sum(None::<Kind>),
+        }
+    });
+    Tensor::run_backward(&[scalar], leaves, false, false)
 }

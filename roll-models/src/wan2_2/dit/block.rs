@@ -27,6 +27,9 @@ pub struct Pass {
     pub lora_scale: f64,
     /// What products of the blocks are taken in: see [`Scope::products`].
     pub products: DType,
+    /// What the operators of a block hand on to one another: f32, or bf16. What is added to the residual stream, and the
+    /// stream itself, whose sums would lose what is small beside it, are f32 either way.
+    pub activations: DType,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
     /// Samples that are computed together; the rows of states and of the context are those of the samples, one after
@@ -200,29 +203,28 @@ impl Block {
         let shift_or_gate = |i: usize| pass.per_token(row(i));
         let gain = |i: usize| pass.per_token(row(i) + 1.0);
 
-        let h = ops::layer_norm(x.clone(), gain(1), shift_or_gate(0), EPS);
+        let normed = |x: &Tensor<2>, gain, shift| ops::layer_norm_as(x.clone(), gain, shift, EPS, pass.activations);
+
+        let h = normed(&x, gain(1), shift_or_gate(0));
         let attended = self.self_attention(scope, h, &format!("{name}.self_attn"))?;
-        let x = ops::gated_add(x, attended, shift_or_gate(2));
+        let x = ops::gated_add(x, attended, Some(shift_or_gate(2)));
 
         let norm = |part: &str| scope.weight::<1>(&format!("{name}.norm3.{part}"));
-        let h = ops::layer_norm(x.clone(), norm("weight")?.unsqueeze(), norm("bias")?.unsqueeze(), EPS);
-        let x = x + self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
+        let h = normed(&x, norm("weight")?.unsqueeze(), norm("bias")?.unsqueeze());
+        let attended = self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
+        let x = ops::gated_add(x, attended, None);
 
-        let h = ops::layer_norm(x.clone(), gain(4), shift_or_gate(3), EPS);
+        let h = normed(&x, gain(4), shift_or_gate(3));
         let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
         let h = scope.linear(h, &format!("{name}.ffn.2"))?;
-        let x = ops::gated_add(x, h, shift_or_gate(5));
+        let x = ops::gated_add(x, h, Some(shift_or_gate(5)));
         pass.see(|| name.clone(), &x);
         Ok(x)
     }
 
     fn self_attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
-        let heads = self.pass.config.heads;
         let (cos, sin) = &self.pass.rope;
-        let rotated = |part: &str| -> Result<Tensor<2>> {
-            let x = normed(scope, h.clone(), name, part)?;
-            Ok(ops::rope(x, cos.clone(), sin.clone(), heads))
-        };
+        let rotated = |part: &str| self.normed(scope, h.clone(), name, part, Some([cos.clone(), sin.clone()]));
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
         let out = scope.linear(self.pass.attention_among_tokens(q, k, v), &format!("{name}.o"))?;
@@ -233,18 +235,19 @@ impl Block {
     /// Every row of the context is a key, padding included: the reference does not mask it.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
+        let context = if context.dtype() == h.dtype() { context } else { context.cast(h.dtype()) };
         let (image_rows, rows) = (pass.image_rows, context.dims()[0] / pass.samples);
         let text = match image_rows {
             0 => context.clone(),
             _ => pass.rows_of_each(context.clone(), image_rows, rows - image_rows),
         };
-        let q = normed(scope, h, name, "q")?;
-        let k = normed(scope, text.clone(), name, "k")?;
+        let q = self.normed(scope, h, name, "q", None)?;
+        let k = self.normed(scope, text.clone(), name, "k", None)?;
         let v = scope.linear(text, &format!("{name}.v"))?;
         let mut attended = pass.attention(q.clone(), k, v);
         if image_rows > 0 {
             let image = pass.rows_of_each(context, 0, image_rows);
-            let k = normed(scope, image.clone(), name, "k_img")?;
+            let k = self.normed(scope, image.clone(), name, "k_img", None)?;
             let v = scope.linear(image, &format!("{name}.v_img"))?;
             attended = attended + pass.attention(q, k, v);
         }
@@ -252,13 +255,20 @@ impl Block {
         self.pass.see(|| name.into(), &out);
         Ok(out)
     }
-}
 
-/// A projection followed by its RMS norm over all heads together.
-fn normed(scope: &Scope<'_>, x: Tensor<2>, name: &str, part: &str) -> Result<Tensor<2>> {
-    let projected = scope.linear(x, &format!("{name}.{part}"))?;
-    let gain = scope.weight::<1>(&format!("{name}.norm_{part}.weight"))?;
-    Ok(ops::rms_norm(projected, gain, EPS))
+    /// A projection followed by its RMS norm over all heads together, and by a rotation of each, if angles are given.
+    fn normed(
+        &self,
+        scope: &Scope<'_>,
+        x: Tensor<2>,
+        name: &str,
+        part: &str,
+        angles: Option<[Tensor<2>; 2]>,
+    ) -> Result<Tensor<2>> {
+        let projected = scope.linear(x, &format!("{name}.{part}"))?;
+        let gain = scope.weight::<1>(&format!("{name}.norm_{part}.weight"))?;
+        Ok(ops::rms_rope(projected, gain, angles, self.pass.config.heads, EPS))
+    }
 }
 
 /// Tokens of width `dim` to tokens of the velocity.

@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_backends::ops::TokenRanks;
 use roll_backends::{
-    Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp,
+    Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, activation_dtype, to_device, to_host,
+    vjp,
 };
 use roll_core::{
     Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor,
@@ -53,6 +54,8 @@ pub struct Dit {
     token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
+    /// What was asked for; otherwise what the device takes.
+    activations: Option<DType>,
     memory: Memory,
     probe: Option<Probe>,
     rotary: Rotary,
@@ -97,6 +100,7 @@ impl Dit {
             token_ranks: None,
             lora_scale: 1.0,
             products: DType::F32,
+            activations: None,
             memory: Memory::default(),
             probe: None,
             rotary: Rotary::default(),
@@ -112,6 +116,13 @@ impl Dit {
     /// Chooses what products are taken in: f32 (the default), or bf16 with sums in f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
+        self
+    }
+
+    /// Chooses what the operators of a block hand on to one another, f32 or bf16; [`roll_backends::activation_dtype`] for
+    /// device and products unless chosen. The residual stream and what modulates it are f32.
+    pub fn with_activations(mut self, activations: DType) -> Self {
+        self.activations = Some(activations);
         self
     }
 
@@ -229,6 +240,7 @@ impl Dit {
             full: self.full,
             lora_scale: self.lora_scale,
             products: self.products,
+            activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
             rope: (cos, sin),
             samples: inputs.len(),
             groups: own.groups(&batch.groups),

@@ -73,6 +73,7 @@ fn embeddings_do_not_depend_on_what_the_products_of_the_blocks_are_taken_in() {
             full: false,
             lora_scale: 1.0,
             products,
+            activations: DType::F32,
             rope: (cos, sin),
             samples: 1,
             groups: batch.groups.clone(),
@@ -139,10 +140,14 @@ fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
 /// A transformer of four heads with a LoRA whose values are drawn.
 fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
     let dit = Dit::new(&weights(), Some(4), DType::F32, &device()).unwrap();
-    let mut dit = match ranks {
+    with_adapter(match ranks {
         Some(ranks) => dit.dividing_tokens(ranks),
         None => dit,
-    };
+    })
+}
+
+/// With a LoRA whose values are drawn.
+fn with_adapter(mut dit: Dit) -> Dit {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
     dit.train(&Trainable::Lora { rank: 4, alpha: 4.0, targets }, &Noise::new(4), &StateDict::new()).unwrap();
     let parameters = dit.parameters().unwrap();
@@ -186,6 +191,44 @@ fn tokens_divided_among_ranks_give_the_velocity_and_the_gradients_of_one_rank() 
                 }
             }
         }
+    }
+}
+
+#[test]
+fn operators_that_hand_on_bf16_lose_little_more_than_products_in_bf16() {
+    for device in ["flex", "libtorch"].iter().filter_map(|name| roll_backends::device(name).ok()) {
+        let run = |products: DType, activations: DType| {
+            let dit = Dit::new(&weights(), Some(2), DType::BF16, &device).unwrap();
+            let dit = dit.with_products(products).with_activations(activations);
+            recorded(&with_adapter(dit), false, [4, 2, 4, 6]).unwrap()
+        };
+        let exact = run(DType::F32, DType::F32);
+        let (before, found) = (run(DType::BF16, DType::F32), run(DType::BF16, DType::BF16));
+        for (i, exact) in exact.iter().enumerate() {
+            let (before, found) = (difference(&before[i], exact), difference(&found[i], exact));
+            assert!(found > 0.0 && found < 2.0 * before, "{device:?}, {i}: {found:e}, {before:e} of products alone");
+        }
+    }
+}
+
+#[test]
+fn operators_hand_on_f32_unless_libtorch_drives_the_gpu() {
+    let of = |dit: Dit| recorded(&with_adapter(dit), false, [4, 2, 4, 6]).unwrap().map(|x| x.as_bytes().to_vec());
+    let narrow = || dit().with_products(DType::BF16);
+    assert!(of(narrow()) == of(narrow().with_activations(DType::F32)));
+}
+
+#[test]
+fn tokens_divided_among_ranks_may_be_bf16_between_operators() {
+    let run = |ranks: Option<Arc<dyn Communicator>>| {
+        let dit = Dit::new(&weights(), Some(4), DType::BF16, &device()).unwrap();
+        let dit = dit.with_products(DType::BF16).with_activations(DType::BF16);
+        recorded(&with_adapter(ranks.into_iter().fold(dit, Dit::dividing_tokens)), false, [4, 2, 4, 6])
+    };
+    let alone = run(None).unwrap();
+    for found in ThreadRanks::run(2, Duration::from_secs(60), |ranks| run(Some(ranks))) {
+        let difference = difference(&found.unwrap()[0], &alone[0]);
+        assert!(difference < 0.01, "{difference:e}");
     }
 }
 

@@ -1,0 +1,156 @@
+//! RMS norm and rotation of queries and keys, one after the other or at once.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor};
+
+use super::expression::Expression;
+use super::norm::{NormKernel, SavedNorm, assert_row_operand};
+use super::record::{Cotangents, record};
+use super::rope::{RopeKernel, assert_angles};
+
+/// [`super::rms_norm`] of x `[L, heads * d]` over the whole row with `gain` `[heads * d]`, and then, if `angles` are given,
+/// [`super::rope`] of its heads by the angles whose cosine and sine they are, `[L, d / 2]`. x is f32 or bf16, which the
+/// result is too; all else is f32, and nothing is rounded between the two.
+pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, heads: usize, eps: f64) -> Tensor<2> {
+    let gain: Tensor<2> = gain.unsqueeze();
+    assert_row_operand("the gain of an RMS norm", &gain, &x);
+    if let Some([cos, sin]) = &angles {
+        assert_angles(&x, cos, sin, heads);
+    }
+    let (x, gain) = (x.into_dispatch(), gain.into_dispatch());
+    Tensor::from_dispatch(match angles.map(|angles| angles.map(Tensor::into_dispatch)) {
+        Some([cos, sin]) => <Dispatch as RmsRopeOps>::rms_rope(x, gain, cos, sin, heads, eps),
+        None => <Dispatch as RmsRopeOps>::rms_alone(x, gain, eps),
+    })
+}
+
+/// The operator as the run-time dispatch calls it. A backend implements [`RmsRopeKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait RmsRopeOps: Backend {
+    /// See [`rms_rope`]; gain is `[1, D]` here.
+    fn rms_rope(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+        eps: f64,
+    ) -> FloatTensor<Self>;
+
+    /// [`rms_rope`] without a rotation.
+    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+}
+
+/// A rotation of heads.
+#[derive(Clone, Debug)]
+pub struct Turn<T> {
+    /// Cosine and sine of the angles, `[L, d / 2]`.
+    pub angles: [T; 2],
+    /// Heads, side by side in each row.
+    pub heads: usize,
+}
+
+/// The values of the forward pass that the backward pass needs.
+#[derive(Clone, Debug)]
+pub struct SavedRmsRope<T> {
+    /// The operand.
+    pub x: T,
+    /// `[1, D]`.
+    pub gain: T,
+    /// Of each row (in the backend's own layout).
+    pub moments: T,
+    /// The rotation, if there was one.
+    pub turn: Option<Turn<T>>,
+    /// Epsilon.
+    pub eps: f64,
+}
+
+/// The norm with its rotation on one backend: by default its kernels of the two.
+pub trait RmsRopeKernel: NormKernel + RopeKernel {
+    /// The result in the dtype of x, and what the backward pass needs to know of each row's norm.
+    fn rms_rope_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        turn: Option<Turn<FloatTensor<Self>>>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = x.dtype();
+        let (y, moments) = Self::norm_forward(Expression::<Self>(x).cast(DType::F32).0, gain, None, eps);
+        let y = match turn {
+            Some(Turn { angles, heads }) => Self::rotate(y, angles, heads, false),
+            None => y,
+        };
+        (Expression::<Self>(y).cast(dtype).0, moments)
+    }
+
+    /// The wanted ones of the gradients of x, in its dtype, and of gain. `d_y` has the dtype of x.
+    fn rms_rope_backward(
+        saved: SavedRmsRope<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> Cotangents<Self, 2> {
+        let SavedRmsRope { x, gain, moments, turn, eps } = saved;
+        let dtype = x.dtype();
+        let d_y = Expression::<Self>(d_y).cast(DType::F32).0;
+        let d_y = match turn {
+            Some(Turn { angles, heads }) => Self::rotate(d_y, angles, heads, true),
+            None => d_y,
+        };
+        let saved = SavedNorm { x: Expression::<Self>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
+        let [d_x, d_gain, _] = Self::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
+        [d_x.map(|d_x| Expression::<Self>(d_x).cast(dtype).0), d_gain]
+    }
+}
+
+impl<B: RmsRopeKernel> RmsRopeOps for B {
+    fn rms_rope(
+        x: FloatTensor<B>,
+        gain: FloatTensor<B>,
+        cos: FloatTensor<B>,
+        sin: FloatTensor<B>,
+        heads: usize,
+        eps: f64,
+    ) -> FloatTensor<B> {
+        B::rms_rope_forward(x, gain, Some(Turn { angles: [cos, sin], heads }), eps).0
+    }
+
+    fn rms_alone(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+        B::rms_rope_forward(x, gain, None, eps).0
+    }
+}
+
+impl<B: RmsRopeKernel, C: CheckpointStrategy> RmsRopeOps for Autodiff<B, C> {
+    fn rms_rope(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: usize,
+        eps: f64,
+    ) -> FloatTensor<Self> {
+        let angles = [cos, sin].map(|angle| angle.into_primitive());
+        recorded::<B, C>([x, gain], Some(Turn { angles, heads }), eps)
+    }
+
+    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
+        recorded::<B, C>([x, gain], None, eps)
+    }
+}
+
+fn recorded<B: RmsRopeKernel, C: CheckpointStrategy>(
+    operands: [FloatTensor<Autodiff<B, C>>; 2],
+    turn: Option<Turn<FloatTensor<B>>>,
+    eps: f64,
+) -> FloatTensor<Autodiff<B, C>> {
+    record::<B, C, _, 2>(operands, |[x, gain]| {
+        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), turn.clone(), eps);
+        let saved = SavedRmsRope { x, gain, moments, turn, eps };
+        (y, move |d_y, wanted| B::rms_rope_backward(saved, d_y, wanted))
+    })
+}
