@@ -231,17 +231,14 @@ pub fn activation_dtype(device: &Device, products: DType) -> DType {
 }
 
 /// Whether the device is a GPU that libtorch drives.
+#[cfg(feature = "libtorch")]
 fn is_libtorch_gpu(device: &Device) -> bool {
-    #[cfg(feature = "libtorch")]
-    return matches!(
-        device.clone().without_autodiff().as_dispatch(),
-        DispatchDevice::LibTorch(LibTorchDevice::Cuda(_))
-    );
-    #[cfg(not(feature = "libtorch"))]
-    {
-        let _ = device;
-        false
-    }
+    matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)))
+}
+
+#[cfg(not(feature = "libtorch"))]
+fn is_libtorch_gpu(_: &Device) -> bool {
+    false
 }
 
 /// Whether the device has memory of its own.

@@ -23,7 +23,7 @@ where
     C: CheckpointStrategy,
     P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
 {
-    record_wanted(operands, |operands, _| forward(operands))
+    record_wanted::<B, C, P, N>(operands, |operands, _| forward(operands))
 }
 
 /// As [`record`], for an operator that keeps less, or nothing, where fewer operands are tracked: `forward` is told which
@@ -38,7 +38,7 @@ where
     P: FnOnce(FloatTensor<B>, [bool; N]) -> Cotangents<B, N> + Send + 'static,
 {
     let nodes = operands.each_ref().map(|operand| operand.node());
-    let tracked = operands.each_ref().map(is_tracked);
+    let tracked = operands.each_ref().map(is_tracked::<B, C>);
     let (result, pull) = forward(operands.map(|operand| operand.into_primitive()), tracked);
     Pullback(pull).prepare::<C>(nodes).compute_bound().stateless(result)
 }

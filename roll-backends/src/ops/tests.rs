@@ -356,7 +356,8 @@ fn a_sum_without_a_gate_and_its_gradients_match_f64() {
 /// Cosine and sine of some angles.
 fn angles(rows: usize, half: usize) -> [Exact; 2] {
     let angles = noise(rows, half, 7);
-    [f64::cos, f64::sin].map(|f| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() })
+    [f64::cos as fn(f64) -> f64, f64::sin]
+        .map(|f| Exact { values: angles.values.iter().map(|&a| f(a)).collect(), ..angles.clone() })
 }
 
 fn rope_in_f64(x: &[f64], [cos, sin]: &[Exact; 2], heads: usize) -> Vec<f64> {
