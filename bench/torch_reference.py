@@ -2,57 +2,69 @@
 
 Started by `cargo bench --bench speed`, which sends one case name per line and reads back one JSON object per line:
 `{"seconds": s, "check": x}` where `check` is a number both sides must agree on. `roll bench --compare` sends one line,
-`step {...}` with the shapes of the networks, and reads back the median seconds of each phase. Needs torch and
-safetensors.
+`step {...}` with the shapes of the networks, and reads back seconds and memory of each phase; `--request` prints that
+line, so that PyTorch can be measured alone:
+
+    roll bench --preset a14b --backend libtorch-cuda --whole-step --request | python bench/torch_reference.py 16 -
+
+The transformer is that of DiffSynth-Studio's Wan pipeline in plain PyTorch, with ATen's own operators wherever one
+does what is needed, so that nothing is slower than it must be: rotary tables are made once, nothing is f64, blocks are
+checkpointed without keeping states of random numbers. With activations in bf16 everything between its products is
+bf16, the residual stream too, as there; with f32 it is f32, and products alone are narrow. Needs torch 2.4 or later;
+the cases of `cargo bench` need safetensors.
 
     python bench/torch_reference.py THREADS FIXTURES
 """
 
+import contextlib
+import functools
 import json
 import math
+import os
+import subprocess
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
 EPS = 1e-6
 
 
-def linear(w, name, x, lora=None, scale=1.0):
-    """In the dtype of the weight, as autocast has it; f32 comes out."""
+def linear(w, name, x, lora=None, scale=1.0, stream=torch.float32):
+    """In the dtype of the weight, as autocast has it; `stream` comes out."""
     weight = w[name + ".weight"]
     narrow = lambda t: t if t is None else t.to(weight.dtype)
     x = narrow(x)
     y = F.linear(x, weight, narrow(w.get(name + ".bias")))
     if lora is not None and name + ".lora_A.weight" in lora:
         low = F.linear(x, narrow(lora[name + ".lora_A.weight"]))
-        y = y + F.linear(low, narrow(lora[name + ".lora_B.weight"])) * scale
-    return y.float()
+        # Scaled where it is narrow: PEFT scales the wide result, which takes longer.
+        y = y + F.linear(low * scale, narrow(lora[name + ".lora_B.weight"]))
+    return y.to(stream)
 
 
 def rms(x, gain):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * gain
+    return F.rms_norm(x, (x.shape[-1],), gain, EPS)
 
 
 def rope(x, turn, heads):
     length, width = x.shape
-    pairs = torch.view_as_complex(x.reshape(length, heads, width // heads // 2, 2))
-    return torch.view_as_real(pairs * turn).reshape(length, width)
+    pairs = torch.view_as_complex(x.float().reshape(length, heads, width // heads // 2, 2))
+    return torch.view_as_real(pairs * turn).reshape(length, width).to(x.dtype)
 
 
 def attention(q, k, v, heads, dtype):
     split = lambda t: t.to(dtype).unflatten(-1, (heads, -1)).transpose(0, 1).unsqueeze(0)
     y = F.scaled_dot_product_attention(split(q), split(k), split(v))
-    return y.squeeze(0).transpose(0, 1).flatten(1).float()
+    return y.squeeze(0).transpose(0, 1).flatten(1).to(q.dtype)
 
 
 def block(w, i, x, modulation, context, turn, heads, lora=None, scale=1.0):
     n = f"blocks.{i}."
     shift1, scale1, gate1, shift2, scale2, gate2 = (w[n + "modulation"][0] + modulation).chunk(6, 0)
-    lin = lambda name, h: linear(w, n + name, h, lora, scale)
+    lin = lambda name, h: linear(w, n + name, h, lora, scale, x.dtype)
     dim, dtype = x.shape[-1], w[n + "self_attn.q.weight"].dtype
     h = F.layer_norm(x, (dim,), eps=EPS) * (1 + scale1) + shift1
     q = rope(rms(lin("self_attn.q", h), w[n + "self_attn.norm_q.weight"]), turn, heads)
@@ -66,7 +78,8 @@ def block(w, i, x, modulation, context, turn, heads, lora=None, scale=1.0):
     return x + gate2 * lin("ffn.2", F.gelu(lin("ffn.0", h), approximate="tanh"))
 
 
-def turns(grid, head_dim):
+@functools.lru_cache(maxsize=4)
+def turns(grid, head_dim, device="cpu"):
     spatial = 2 * (head_dim // 6)
     parts = []
     for axis, width in zip(torch.meshgrid(*[torch.arange(n) for n in grid], indexing="ij"),
@@ -74,34 +87,41 @@ def turns(grid, head_dim):
         frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         parts.append(axis.reshape(-1, 1).double() * frequency)
     angles = torch.cat(parts, 1)
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(1)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(1).to(device)
 
 
-def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute):
+@functools.lru_cache(maxsize=32)
+def sinusoid(timestep, width, device):
+    angle = timestep * 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / (width // 2))
+    return torch.cat([angle.cos(), angle.sin()]).float().to(device)
+
+
+def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute, stream=torch.float32, offload=False):
     """Velocity of `[C, T, H, W]` latents, one checkpoint per block when gradients are recorded."""
     x = torch.cat([latents, y]) if y is not None else latents
-    device = x.device
     channels, frames, height, width = x.shape
     patches = x.reshape(channels, frames, height // 2, 2, width // 2, 2).permute(1, 2, 4, 0, 3, 5)
-    kernel = w["patch_embedding.weight"].flatten(1).float()
-    h = F.linear(patches.reshape(-1, channels * 4), kernel, w["patch_embedding.bias"].float())
-    half = w["time_embedding.0.weight"].shape[1] // 2
-    angle = timestep * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    t = torch.cat([angle.cos(), angle.sin()]).float().to(device)
-    t = linear(w, "time_embedding.2", F.silu(linear(w, "time_embedding.0", t)))
-    modulation = linear(w, "time_projection.1", F.silu(t)).reshape(6, -1)
-    text = linear(w, "text_embedding.2", F.gelu(linear(w, "text_embedding.0", context), approximate="tanh"))
+    kernel = w["patch_embedding.weight"].flatten(1).to(stream)
+    h = F.linear(patches.reshape(-1, channels * 4).to(stream), kernel, w["patch_embedding.bias"].to(stream))
+    lin = lambda name, h: linear(w, name, h, stream=stream)
+    t = sinusoid(timestep, w["time_embedding.0.weight"].shape[1], x.device)
+    t = lin("time_embedding.2", F.silu(lin("time_embedding.0", t)))
+    modulation = lin("time_projection.1", F.silu(t)).reshape(6, -1)
+    text = lin("text_embedding.2", F.gelu(lin("text_embedding.0", context), approximate="tanh"))
     grid = (frames, height // 2, width // 2)
-    turn = turns(grid, h.shape[1] // heads).to(device)
+    turn = turns(grid, h.shape[1] // heads, x.device)
     layers = sum(1 for k in w if k.startswith("blocks.") and k.endswith("self_attn.norm_q.weight"))
     for i in range(layers):
         if recompute:
-            h = checkpoint(lambda h, i=i: block(w, i, h, modulation, text, turn, heads, lora, scale), h,
-                           use_reentrant=False)
+            # The input of the block is what a checkpoint saves.
+            saved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext()
+            with saved:
+                h = checkpoint(lambda h, i=i: block(w, i, h, modulation, text, turn, heads, lora, scale), h,
+                               use_reentrant=False, preserve_rng_state=False)
         else:
             h = block(w, i, h, modulation, text, turn, heads, lora, scale)
     shift, gain = (w["head.modulation"][0] + t).chunk(2, 0)
-    h = linear(w, "head.head", F.layer_norm(h, (h.shape[1],), eps=EPS) * (1 + gain) + shift)
+    h = lin("head.head", F.layer_norm(h, (h.shape[1],), eps=EPS) * (1 + gain) + shift).float()
     out = h.shape[1] // 4
     return h.reshape(*grid, 2, 2, out).permute(5, 0, 1, 3, 2, 4).reshape(out, frames, height, width)
 
@@ -118,8 +138,10 @@ class Decoder:
         if kt > 1:
             before = cache.pop(0)
             joined = x if before is None else torch.cat([before, x], 1)
-            self.fresh.append(joined[:, -(kt - 1):])
-            x = F.pad(joined, (0, 0, 0, 0, kt - 1 + x.shape[1] - joined.shape[1], 0))
+            # A copy: a view would keep all of `joined` until the pull.
+            self.fresh.append(joined[:, -(kt - 1):].clone())
+            missing = kt - 1 + x.shape[1] - joined.shape[1]
+            x = F.pad(joined, (0, 0, 0, 0, missing, 0)) if missing else joined
         return F.conv3d(x.unsqueeze(0), w, b, padding=(0, kh // 2, kw // 2)).squeeze(0)
 
     def norm(self, x, name):
@@ -177,9 +199,16 @@ class Decoder:
         z = F.conv3d(z.unsqueeze(0), self.w["conv2.weight"], self.w["conv2.bias"]).squeeze(0)
         frames, cache = [], None
         for t in range(z.shape[1]):
-            x, cache = checkpoint(self.chunk, z[:, t:t + 1], cache, t == 0, use_reentrant=False)
+            x, cache = checkpoint(self.chunk, z[:, t:t + 1], cache, t == 0, use_reentrant=False,
+                                  preserve_rng_state=False)
             frames.append(x)
         return torch.cat(frames, 1)
+
+
+def load_file(path):
+    from safetensors.torch import load_file
+
+    return load_file(path)
 
 
 def own_names(lora):
@@ -287,15 +316,87 @@ class StepCase:
         return loss.item()
 
 
+def driver_bytes(device):
+    """In use on the GPU by all processes, as the driver counts; `None` where it says nothing."""
+    number = torch.device(device).index or 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    name = visible.split(",")[number].strip() if visible else str(number)
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id", name]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) << 20
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+
+
+class Memory:
+    """The peaks of a phase and of everything so far: of a GPU's allocator, or of this process."""
+
+    def __init__(self, device):
+        self.device, self.is_gpu = device, device.startswith("cuda")
+        # Before CUDA starts, so that what it takes for itself is counted as it is on the other side.
+        self.before = driver_bytes(device) if self.is_gpu else None
+        self.phases = {}
+
+    def begin(self):
+        if self.is_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+
+    def end(self, phase):
+        if self.is_gpu:
+            now = torch.cuda.max_memory_reserved(self.device), torch.cuda.max_memory_allocated(self.device)
+        else:
+            now = self.of_process(), None
+        most = self.phases.get(phase, (None, None))
+        self.phases[phase] = tuple(a if b is None else b if a is None else max(a, b) for a, b in zip(now, most))
+
+    @staticmethod
+    def of_process():
+        with contextlib.suppress(OSError), open("/proc/self/status") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), None)
+
+    @staticmethod
+    def written(reserved, allocated, driver=None):
+        return {"reserved_bytes": reserved, "allocated_bytes": allocated, "driver_bytes": driver}
+
+    def of(self, phase):
+        return self.written(*self.phases[phase])
+
+    def whole(self):
+        most = lambda i: max((peak[i] for peak in self.phases.values() if peak[i] is not None), default=None)
+        # PyTorch keeps what it once took.
+        now = driver_bytes(self.device) if self.before is not None else None
+        driver = None if now is None else now - self.before
+        return self.written(most(0), most(1), driver)
+
+
+ATTENTION = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+
+
+def attention_kernels(name):
+    """The kernel `name` before the general ones, which the decoder needs; process-wide, so for the pull as well."""
+    if name == "auto":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    wanted = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[name]
+    return sdpa_kernel([wanted, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
+
+
 class BenchStep:
     """The phases of `roll bench`: random networks of the given shapes."""
 
     def __init__(self, request):
         self.request = request
         self.device, self.dtype = request["device"], getattr(torch, request["dtype"])
+        self.stream = getattr(torch, request["activations"])
+        self.memory = Memory(self.device)
+        self.seconds, self.steps, self.error = {}, [], None
         normal = lambda *shape: torch.randn(*shape, device=self.device)
-        # Norms, biases and modulations are f32 everywhere.
-        dtype_of = lambda shape: self.dtype if len(shape) == 2 else torch.float32
+        # Norms, biases and modulations are of the residual stream's dtype.
+        dtype_of = lambda shape: self.dtype if len(shape) == 2 else self.stream
         self.w = {k: self.weight(k, shape, dtype_of(shape)) for k, shape in request["weights"].items()}
         rank, self.lora = request["rank"], {}
         for key, shape in request["weights"].items():
@@ -303,7 +404,8 @@ class BenchStep:
             if key.startswith("blocks.") and layer != key and len(shape) == 2:
                 self.lora[layer + ".lora_A.weight"] = (normal(rank, shape[1]) * shape[1] ** -0.5).requires_grad_()
                 self.lora[layer + ".lora_B.weight"] = torch.zeros(shape[0], rank, device=self.device).requires_grad_()
-        self.optimizer = torch.optim.AdamW(list(self.lora.values()), lr=1e-6)
+        fused = {"fused": True} if self.device.startswith("cuda") else {}
+        self.optimizer = torch.optim.AdamW(list(self.lora.values()), lr=1e-6, **fused)
         self.latents = normal(*request["latents"])
         extra = request["extra_channels"]
         self.y = normal(extra, *request["latents"][1:]) if extra else None
@@ -324,8 +426,9 @@ class BenchStep:
         return torch.randn(shape, device=self.device).mul_(math.prod(shape[1:]) ** -0.5).to(dtype)
 
     def velocity(self, latents, adapter, recompute):
-        lora = self.lora if adapter else None
-        return transformer(self.w, latents, 500.0, self.context, self.y, self.request["heads"], lora, 1.0, recompute)
+        lora, offload = self.lora if adapter else None, self.request["offload"]
+        return transformer(self.w, latents, 500.0, self.context, self.y, self.request["heads"], lora, 1.0, recompute,
+                           self.stream, offload)
 
     def score(self, frames):
         side = self.request["scorer"]["side"]
@@ -336,47 +439,127 @@ class BenchStep:
             x = F.silu(F.conv2d(x, kernel, stride=2, padding=1))
         return x.sum() / t
 
+    def wait(self):
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
     def time(self, name, run):
+        self.memory.begin()
         start = time.perf_counter()
         value = run()
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+        self.wait()
+        seconds = time.perf_counter() - start
+        self.seconds.setdefault(name, []).append(seconds)
+        self.memory.end(name)
+        if self.request.get("progress"):
+            print(f"PyTorch: {name} {seconds:.3f} s", file=sys.stderr, flush=True)
         return value
 
-    def step(self):
-        with torch.no_grad():
-            self.time("forward", lambda: self.velocity(self.latents, True, False))
-            self.time("reference forward", lambda: self.velocity(self.latents, False, False))
+    def record(self):
         x = self.latents.clone().requires_grad_()
-        v = self.time("forward, recorded", lambda: self.velocity(x, True, True))
-        d = v.detach()
-        if self.decoder:
-            z = self.latents.clone().requires_grad_()
-            decode = lambda: self.decoder(z, self.mean, self.std).clamp(-1, 1).transpose(0, 1)
-            frames = self.time("decode", decode)
-            leaf = frames.detach().requires_grad_()
-            score = self.time("score", lambda: self.score(leaf))
-            (d_frames,) = self.time("pull of score", lambda: torch.autograd.grad(score, leaf))
-            (d,) = self.time("pull of decode", lambda: torch.autograd.grad(frames, z, d_frames))
-        self.time("pull of forward", lambda: torch.autograd.backward(v, d))
+        return self.time("forward, recorded", lambda: self.velocity(x, True, True))
 
-        def update():
+    @torch.no_grad()
+    def unrecorded(self, name, adapter):
+        self.time(name, lambda: self.velocity(self.latents, adapter, False))
+
+    def scored(self):
+        """The cotangent of the latents; `None` without a decoder."""
+        if self.decoder is None:
+            return None
+        z = self.latents.clone().requires_grad_()
+        decode = lambda: self.decoder(z, self.mean, self.std).clamp(-1, 1).transpose(0, 1)
+        frames = self.time("decode", decode)
+        leaf = frames.detach().requires_grad_()
+        score = self.time("score", lambda: self.score(leaf))
+        (d_frames,) = self.time("pull of score", lambda: torch.autograd.grad(score, leaf))
+        (d,) = self.time("pull of decode", lambda: torch.autograd.grad(frames, z, d_frames))
+        return d
+
+    def pull(self, velocity, d):
+        self.time("pull of forward", lambda: torch.autograd.backward(velocity, velocity.detach() if d is None else d))
+
+    def update(self):
+        def run():
             torch.nn.utils.clip_grad_norm_(list(self.lora.values()), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-        self.time("optimizer", update)
+        self.time("optimizer", run)
 
-    def run(self):
-        self.seconds = {}
-        self.step()
-        self.seconds = {}
-        for _ in range(self.request["rounds"]):
-            self.step()
-        name = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else "the CPU"
-        median = {phase: sorted(times)[len(times) // 2] for phase, times in self.seconds.items()}
-        return {"phases": median, "version": torch.__version__, "device": name, "dtype": self.request["dtype"]}
+    def by_phases(self):
+        """Each phase once."""
+        self.unrecorded("forward", True)
+        self.unrecorded("reference forward", False)
+        velocity = self.record()
+        self.pull(velocity, self.scored())
+        self.update()
+
+    def whole(self):
+        """A step as training makes it: all passes that are pulled back are recorded before the first pull."""
+        passes, recorded = self.request["whole_step"], []
+        for _ in range(passes["forward"]):
+            self.unrecorded("forward", True)
+        for i in range(passes["recorded"]):
+            recorded.append(self.record())
+            if i < passes["references"]:
+                self.unrecorded("reference forward", False)
+        for _ in range(passes["recorded"], passes["references"]):
+            self.unrecorded("reference forward", False)
+        d = self.scored()
+        while recorded:
+            self.pull(recorded.pop(), d)
+        self.update()
+
+    def kernel(self):
+        """The attention kernel that PyTorch chooses for the transformer."""
+        _, frames, height, width = self.request["latents"]
+        tokens, heads = frames * (height // 2) * (width // 2), self.request["heads"]
+        width = self.w["blocks.0.self_attn.q.weight"].shape[0] // heads
+        q = torch.empty(1, heads, tokens, width, device=self.device, dtype=self.dtype)
+        chosen = ATTENTION.get(int(torch._fused_sdp_choice(q, q, q)), "unknown")
+        wanted = self.request["attention"]
+        if wanted not in ("auto", chosen):
+            raise RuntimeError(f"attention {list(q.shape)}: PyTorch takes {chosen}, expected {wanted}")
+        return chosen
+
+    def rounds(self):
+        """What is known after each round. The first warms up."""
+        with attention_kernels(self.request["attention"]):
+            kernel = self.kernel()
+            for round in range(1 + self.request["rounds"]):
+                # Without copies to the host, whose memory is made by the first step, one pass of each kind warms up.
+                whole = self.request["whole_step"] and (round > 0 or self.request["offload"])
+                start = time.perf_counter()
+                try:
+                    self.whole() if whole else self.by_phases()
+                except getattr(torch, "OutOfMemoryError", MemoryError) as error:
+                    self.error = str(error).split("\n")[0]
+                    yield self.answer(kernel)
+                    return
+                if round == 0:
+                    self.seconds = {}
+                    continue
+                if whole:
+                    self.steps.append(time.perf_counter() - start)
+                yield self.answer(kernel)
+
+    def answer(self, kernel):
+        median = lambda times: sorted(times)[(len(times) - 1) // 2] if times else None
+        return {
+            "of": self.request["of"],
+            "phases": {name: {"seconds": median(s), **self.memory.of(name)} for name, s in self.seconds.items()},
+            "step_seconds": median(self.steps),
+            "memory": self.memory.whole(),
+            "error": self.error,
+            "version": torch.__version__,
+            "device": torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else "the CPU",
+            "dtype": self.request["dtype"],
+            "activations": self.request["activations"],
+            "attention": kernel,
+            "offload": self.request["offload"],
+            "threads": torch.get_num_threads(),
+        }
 
 
 def main():
@@ -387,7 +570,9 @@ def main():
     for line in sys.stdin:
         name = line.strip()
         if name.startswith("step "):
-            print(json.dumps(BenchStep(json.loads(name.split(" ", 1)[1])).run()), flush=True)
+            # A line after each round: the last that was written stands, whatever ends this process.
+            for answer in BenchStep(json.loads(name.split(" ", 1)[1])).rounds():
+                print(json.dumps(answer), flush=True)
             continue
         if name not in cases:
             make = {"block_forward": lambda: BlockCase(False), "block_pull": lambda: BlockCase(True),

@@ -7,6 +7,7 @@
 //! tested are failures where `ROLL_REQUIRE` names what they need (`roll_testing::CAPABILITIES`).
 //!
 //! Prints one line per case. A kind nobody knows fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
+//! `ROLL_TEST_BACKENDS=libtorch-cuda` opens no other backend.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;

@@ -10,6 +10,7 @@
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
 //! A test that cannot run on this machine says so by [`skip!`], and fails where `ROLL_REQUIRE` says that it can.
+//! `ROLL_TEST_BACKENDS` chooses the backends of tests that run on several ([`is_tested`]).
 //!
 //! *What it is not*: a part of any program. Depend on it in `[dev-dependencies]`.
 //!
@@ -84,6 +85,7 @@
 //! # }
 //! ```
 
+mod backends;
 pub mod diffusion;
 #[cfg(feature = "onnx")]
 pub mod faces;
@@ -91,6 +93,7 @@ pub mod language;
 mod skip;
 pub mod training;
 
+pub use backends::is_tested;
 pub use diffusion::{Descent, MockDiffusion, Sines, sample};
 pub use language::Bigram;
 pub use skip::{CAPABILITIES, is_capability, is_required, skipped};

@@ -39,10 +39,10 @@ pub struct Setting {
 
 impl Setting {
     /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the build
-    /// do not.
+    /// do not. Of those that tests are asked to run on.
     pub fn all() -> Outcome<(Vec<Self>, Vec<(Backend, String)>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
-        for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
+        for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && roll_testing::is_tested(b.name())) {
             if let Err(reason) = backend.usable(0) {
                 unusable.push((backend, reason));
                 continue;

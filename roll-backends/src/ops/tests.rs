@@ -9,6 +9,7 @@ use crate::Backend;
 mod decode;
 mod narrow;
 mod scaled;
+mod video;
 
 /// A matrix in f64, row-major: what the references below compute with.
 #[derive(Clone, Debug)]
@@ -45,10 +46,13 @@ impl Exact {
     }
 }
 
-/// Every device that this build has and this machine can use.
+/// Every device that this build has and this machine can use, of those that tests are asked to run on.
 fn devices() -> Vec<Device> {
-    let usable = Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok());
-    usable.map(|b| crate::device(b.name()).unwrap()).collect()
+    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()));
+    let devices: Vec<Device> =
+        tested.filter(|b| b.usable(0).is_ok()).map(|b| crate::device(b.name()).unwrap()).collect();
+    assert!(!devices.is_empty(), "ROLL_TEST_BACKENDS lists no backend of this build that works here");
+    devices
 }
 
 /// Those of them that compute in bf16.

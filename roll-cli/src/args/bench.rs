@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::DType;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 
 /// Arguments of `roll bench`.
 #[derive(Debug, ClapArgs)]
@@ -42,12 +42,52 @@ pub struct Bench {
     /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.
     #[arg(long)]
     pub without_vae: bool,
-    /// The same shapes in PyTorch, by the Python in the variable PYTHON (`python3`, if it is not set).
+    /// Make whole steps, as training does: all passes that are pulled back are recorded first. Phases are then those of
+    /// such steps, and the memory is the one that training needs.
+    #[arg(long)]
+    pub whole_step: bool,
+    /// The same shapes in PyTorch, by the Python in the variable PYTHON (`python3`, if it is not set). It runs first, in
+    /// a process of its own.
     #[arg(long)]
     pub compare: bool,
+    /// Compare with what PyTorch answered before, to the line that `--request` prints.
+    #[arg(long, value_name = "FILE", conflicts_with = "compare")]
+    pub theirs: Option<PathBuf>,
+    /// Print the line that bench/torch_reference.py takes, and measure nothing: `roll bench --request |
+    /// python bench/torch_reference.py THREADS -`.
+    #[arg(long, conflicts_with_all = ["compare", "theirs", "json"])]
+    pub request: bool,
+    /// Kernel of PyTorch's attention in the transformer, on GPUs.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub torch_attention: TorchAttention,
+    /// What PyTorch's transformer computes in between products. Default: the dtype of its products.
+    #[arg(long, value_name = "DTYPE")]
+    pub torch_activations: Option<DTypeName>,
     /// Write the result as JSON too; `-` prints it instead of the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// A kernel of PyTorch's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TorchAttention {
+    /// The one that PyTorch chooses.
+    Auto,
+    /// cuDNN's.
+    Cudnn,
+    /// FlashAttention-2.
+    Flash,
+}
+
+impl TorchAttention {
+    /// As the script has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cudnn => "cudnn",
+            Self::Flash => "flash",
+        }
+    }
 }
 
 /// f32 or bf16.

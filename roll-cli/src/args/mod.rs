@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-pub use bench::Bench;
+pub use bench::{Bench, TorchAttention};
 pub use config::{Config, ReferenceFormat};
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
@@ -171,7 +171,7 @@ pub enum Command {
     Plan(Plan),
     /// Time a Reward-FL step of random networks of a given size, phase by phase.
     #[command(
-        after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
+        after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  roll bench --preset a14b --backend libtorch-cuda --whole-step --offload --compare\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
     )]
     Bench(Bench),
     /// Print the resolved configuration and where each value came from, the reference of all keys, or a configuration to

@@ -3,22 +3,24 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use burn::tensor::{Device, Tensor as Burn};
+use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
+use roll_backends::device::is_gpu;
 use roll_backends::product_dtype;
+use roll_core::Result;
 use roll_core::plan::Passes;
-use roll_core::{Adapter, DiffusionModel, Error, Grad, Result, Strategy, Tensor};
 use roll_models::wan2_2::plan::Speed;
 
 use super::fixture::Fixture;
 use super::memory::Meter;
 use super::preset::Preset;
+use super::step;
 
 /// One phase of a step.
 #[derive(Clone, Debug)]
 pub struct Phase {
     /// What it is.
     pub name: &'static str,
-    /// Median.
+    /// Of one pass, the median.
     pub seconds: f64,
     /// How often a step does it.
     pub passes: usize,
@@ -32,13 +34,44 @@ pub struct Phase {
     pub memory: &'static str,
 }
 
-/// What this machine does.
+impl Phase {
+    /// Whether it is a pass of the transformer, or the pull of one.
+    pub fn is_transformer(&self) -> bool {
+        self.name.contains("forward")
+    }
+}
+
+/// What a step takes.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Operations a second of the fastest product of matrices.
-    pub ceiling: f64,
     /// In the order of a step.
     pub phases: Vec<Phase>,
+    /// Median seconds of the steps that were made whole; `None` where phases were measured one by one.
+    pub whole: Option<f64>,
+}
+
+impl Measured {
+    /// Seconds of a step: of those that were made, or the sum of the phases where all of them were measured.
+    pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
+        let has_all = self.phases.len() == phases_of(passes).count();
+        let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
+        self.whole.or_else(|| has_all.then(sum))
+    }
+
+    /// Operations a second of the transformer over all its passes of a step.
+    pub fn transformer_rate(&self) -> Option<f64> {
+        let parts = self.phases.iter().filter(|p| p.is_transformer());
+        let [flops, seconds] = parts.fold([0.0, 0.0], |[flops, seconds], p| {
+            let passes = p.passes as f64;
+            [flops + passes * p.flops.unwrap_or(0.0), seconds + passes * p.seconds]
+        });
+        (seconds > 0.0).then(|| flops / seconds)
+    }
+
+    /// Bytes at the highest of all phases.
+    pub fn peak(&self) -> Option<u64> {
+        self.phases.iter().filter_map(|p| p.peak).max()
+    }
 }
 
 /// Names of the phases, in the order of a step.
@@ -70,16 +103,21 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
     PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
 }
 
-/// Operations a second of products of the transformer's own shapes, the best of several runs.
+/// Operations a second of products of the transformer's own shapes, the best of several runs. The matrices are of
+/// random numbers: those of ones make a GPU switch fewer transistors, and so run faster than any network does.
 pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
+    /// More rows make products on a CPU no faster, but take seconds each.
+    const ROWS_OF_CPUS: usize = 8192;
     let dit = &preset.networks.dit;
-    let rows = preset.plan().tokens().clamp(256, 8192);
+    let rows = preset.plan().tokens().clamp(256, if is_gpu(device) { usize::MAX } else { ROWS_OF_CPUS });
     let dtype = product_dtype(device, preset.dtype);
+    let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
+        Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32)).cast(dtype)
+    };
     let mut best = 0.0f64;
     for [inputs, outputs] in [[dit.dim, dit.ffn_dim], [dit.ffn_dim, dit.dim], [dit.dim, dit.dim]] {
-        let (x, w): (Burn<2>, Burn<2>) =
-            (Burn::ones([rows, inputs], (device, dtype)), Burn::ones([inputs, outputs], (device, dtype)));
+        let (x, w) = (normal([rows, inputs], 1.0), normal([inputs, outputs], 1.0 / (inputs as f64).sqrt()));
         let wait = |y: Burn<2>| roll_backends::to_host(y.narrow(0, 0, 1).narrow(1, 0, 1)).map(drop);
         wait(x.clone().matmul(w.clone()))?;
         let begin = Instant::now();
@@ -95,18 +133,41 @@ pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Times and memory of each phase: medians over `rounds` after one that warms up.
-pub fn phases(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter) -> Result<Vec<Phase>> {
+/// Times and memory of the phases: medians over `rounds`, after a round that warms up. A round is a whole step, or each
+/// phase once.
+pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter) -> Result<Measured> {
     let mut seen = Seen { meter, seconds: BTreeMap::new(), peak: BTreeMap::new() };
+    let mut whole = Vec::new();
     for round in 0..=rounds {
-        if round == 1 {
-            seen.seconds.clear();
+        // Without copies to the host, whose memory is made by the first step, one pass of each kind warms up as well.
+        let is_whole = preset.whole_step && (round > 0 || preset.offload);
+        let start = Instant::now();
+        match is_whole {
+            true => step::whole(fixture, preset, &mut seen)?,
+            false => step::by_phases(fixture, preset, &mut seen)?,
         }
-        step(fixture, preset, &mut seen)?;
+        let seconds = start.elapsed().as_secs_f64();
+        tracing::debug!("round {round} of {rounds}: {seconds:.3} s");
+        if round == 0 {
+            seen.seconds.clear();
+        } else if is_whole {
+            whole.push(seconds);
+        }
     }
-    let plan = preset.plan();
-    let counted = plan.time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
-    let total = |name: &str| counted.iter().find(|p| p.name == name).map(|p| p.flops);
+    let flops = flops(preset);
+    let tokens = preset.plan().tokens();
+    let phase = |(name, passes): (&'static str, usize)| {
+        let seconds = median(seen.seconds.get(name)?.clone())?;
+        let tokens = name.contains("forward").then_some(tokens);
+        let peak = seen.peak.get(name).copied();
+        Some(Phase { name, seconds, passes, flops: flops.get(name).copied(), tokens, peak, memory: meter.kind() })
+    };
+    Ok(Measured { phases: phases_of(&preset.passes).filter_map(phase).collect(), whole: median(whole) })
+}
+
+/// Operations of one pass of each phase that they are counted for.
+pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
+    let counted = preset.plan().time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
     let passes = preset.passes;
     let [unrecorded, decoded] = passes.decoded();
     let of = |name: &str| {
@@ -117,31 +178,28 @@ pub fn phases(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Met
             "pull of decode" => ("time/pull (decoder)", decoded),
             _ => return None,
         };
-        total(all).map(|flops| flops / times as f64)
+        counted.iter().find(|p| p.name == all).map(|p| p.flops / times as f64)
     };
-    let tokens = plan.tokens();
-    let phase = |(name, passes): (&'static str, usize)| {
-        let seconds = median(seen.seconds.get(name)?.clone())?;
-        let tokens = name.contains("forward").then_some(tokens);
-        let peak = seen.peak.get(name).copied();
-        Some(Phase { name, seconds, passes, flops: of(name), tokens, peak, memory: meter.kind() })
-    };
-    Ok(phases_of(&passes).filter_map(phase).collect())
+    phases_of(&passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
 }
 
 /// What was measured so far.
-struct Seen<'a> {
+pub struct Seen<'a> {
     meter: &'a Meter,
     seconds: BTreeMap<&'static str, Vec<f64>>,
     peak: BTreeMap<&'static str, u64>,
 }
 
 impl Seen<'_> {
-    fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Runs one pass of the phase `name`.
+    pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.meter.reset();
         let start = Instant::now();
         let value = f()?;
-        self.seconds.entry(name).or_default().push(start.elapsed().as_secs_f64());
+        let seconds = start.elapsed().as_secs_f64();
+        // Said at once: a measurement that is stopped half-way has told something.
+        tracing::debug!("{name}: {seconds:.3} s");
+        self.seconds.entry(name).or_default().push(seconds);
         if let Some(peak) = self.meter.peak() {
             let most = self.peak.entry(name).or_default();
             *most = peak.max(*most);
@@ -150,41 +208,8 @@ impl Seen<'_> {
     }
 }
 
-/// Each phase once. Whatever ends in host memory has been computed by then.
-fn step(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<()> {
-    let Fixture { model, scorer, strategy, latents, conditioning, video, timestep } = fixture;
-    let none = || Error::Misuse("a recorded pass has a pullback".into());
-    let mut run =
-        |name, adapter, grad| seen.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
-    run("forward", Adapter::On, Grad::Skip)?;
-    run("reference forward", Adapter::Off, Grad::Skip)?;
-    let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
-    let mut d_latents = velocity;
-    if preset.with_vae {
-        seen.time("encode", || model.encode_video(video))?;
-        // A step that decodes with a gradient and without is measured with it, which takes longer.
-        let with_gradient = preset.passes.decoded()[1] > 0;
-        let grad = if with_gradient { Grad::Record } else { Grad::Skip };
-        let (frames, decoded) = seen.time("decode", || model.decode(latents, grad))?;
-        let (_, scored) = seen.time("score", || scorer.score(&frames))?;
-        if with_gradient {
-            let d_frames = seen.time("pull of score", || scored.pull(&Tensor::scalar(1.0)))?;
-            d_latents = seen.time("pull of decode", || decoded.ok_or_else(none)?.pull(&d_frames))?;
-        }
-    }
-    seen.time("pull of forward", || pullback.ok_or_else(none)?.pull(&d_latents))?;
-    seen.time("optimizer", || {
-        strategy.accumulate(model)?;
-        let report = strategy.step(model, 1e-6, 1.0)?;
-        match report.applied {
-            true => Ok(()),
-            false => Err(Error::Misuse("the gradient of the random networks is not finite".into())),
-        }
-    })
-}
-
-/// The middle one.
+/// The middle one; of two the smaller.
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
+    seconds.get(seconds.len().saturating_sub(1) / 2).copied()
 }

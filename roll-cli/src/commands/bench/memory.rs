@@ -8,12 +8,12 @@ pub enum Meter {
     /// Of this process, in host memory: the kernel's high-water mark.
     Host,
     /// Of GPU memory, as NVIDIA's driver counts it, less what was in use before. Both allocators keep what they once took, so
-    /// what is in use after a phase is its peak.
+    /// what is in use after a phase is its peak, or that of a phase before it.
     Gpu { number: usize, before: u64 },
 }
 
 impl Meter {
-    /// For the device that `backend` names.
+    /// For the device that `backend` names. Made before the first tensor there, so that all of this process's counts.
     pub fn new(device: &Device, backend: &str) -> Self {
         // Checked when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);

@@ -1,7 +1,8 @@
 //! `roll bench`: how fast this machine makes a step of an algorithm with a model of a given size, phase by phase.
 //!
-//! Networks have the preset's shapes and random weights, so nothing is downloaded. What the phases sum up to is the step
-//! that a run would make; what they are measured against is the fastest product of matrices of the same run.
+//! Networks have the preset's shapes and random weights, so nothing is downloaded. What the phases sum up to is the
+//! step that a run would make, and `--whole-step` makes it; what they are measured against is the fastest product of
+//! matrices of the same run.
 
 mod fixture;
 mod measure;
@@ -9,13 +10,14 @@ mod memory;
 pub(super) mod preset;
 mod report;
 mod scorer;
+mod step;
 mod torch;
 
 use roll_core::{Error, Result};
 
 use crate::args::Bench;
 use fixture::Fixture;
-use measure::Measured;
+use memory::Meter;
 use preset::Preset;
 
 /// Measures, prints, and compares if that was asked for.
@@ -24,16 +26,26 @@ pub fn bench(args: Bench) -> Result<()> {
         return Err(Error::config("--rounds", "must be above 0"));
     }
     let preset = Preset::of(&args)?;
+    let request = torch::Request::new(&args, &preset)?;
+    if args.request {
+        println!("{request}");
+        return Ok(());
+    }
+    // Opening a device takes none of its memory, and says what is missing before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;
-    let ceiling = measure::ceiling(&preset, &device)?;
-    let phases = {
+    // Begins to count before anyone works there: whatever this process takes is its own.
+    let meter = Meter::new(&device, &args.backend);
+    // PyTorch is gone before the first of our tensors is made: the two together may be more than a GPU has.
+    let theirs = match &args.theirs {
+        Some(file) => Some(torch::read(&request, file)?),
+        None if args.compare => Some(torch::measure(&request)?),
+        None => None,
+    };
+    let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        measure::phases(&mut fixture, &preset, args.rounds, &memory::Meter::new(&device, &args.backend))?
+        measure::step(&mut fixture, &preset, args.rounds, &meter)?
     };
-    let measured = Measured { ceiling, phases };
-    let theirs = match args.compare {
-        true => Some(torch::measure(&preset, &args.backend, args.rounds)?),
-        false => None,
-    };
-    report::write(&args, &preset, &measured, theirs.as_ref())
+    // After the step, whose memory it would add to.
+    let ceiling = measure::ceiling(&preset, &device)?;
+    report::write(&args, &preset, &report::Found { measured, ceiling, theirs })
 }

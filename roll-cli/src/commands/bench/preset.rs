@@ -34,6 +34,8 @@ pub struct Preset {
     pub with_vae: bool,
     /// Whether block inputs wait in host memory.
     pub offload: bool,
+    /// Whether steps are made whole, with all their recorded passes at once.
+    pub whole_step: bool,
     /// How often a step passes through the model, and what else it does.
     pub passes: Passes,
 }
@@ -60,7 +62,8 @@ impl Preset {
         let (mut networks, dtype, frames, size, text_len) = match name {
             "1.3b" => (published("wan2_1-t2v-1_3b")?, DType::BF16, 81, [480, 832], 512),
             "ti2v-5b" => (published("wan2_2-ti2v-5b")?, DType::BF16, 121, [704, 1280], 512),
-            "a14b" => (published("wan2_2-i2v-a14b")?, DType::BF16, 81, [480, 832], 512),
+            // 18,900 tokens.
+            "a14b" => (published("wan2_2-i2v-a14b")?, DType::BF16, 81, [480, 480], 512),
             _ => (tiny(), DType::F32, 9, [64, 64], 32),
         };
         networks.experts = 1;
@@ -83,6 +86,7 @@ impl Preset {
             text_len,
             with_vae: !args.without_vae,
             offload: args.offload,
+            whole_step: args.whole_step,
             passes: passes(args)?,
         };
         preset.check()?;
@@ -90,6 +94,11 @@ impl Preset {
     }
 
     fn check(&self) -> Result<()> {
+        if self.whole_step && self.passes.decoded()[1] == 0 {
+            let problem = "expected an algorithm that back-propagates its score, reward_fl, since others record their \
+                           passes a few at a time; leave it out to measure phases one by one";
+            return Err(Error::config("--whole-step", problem));
+        }
         let vae = &self.networks.vae;
         let [_, ph, pw] = self.networks.dit.patch;
         let units = [vae.spatial_stride() * ph, vae.spatial_stride() * pw];

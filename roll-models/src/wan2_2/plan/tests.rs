@@ -57,6 +57,25 @@ fn published_models_have_the_sizes_that_their_names_say() {
 }
 
 #[test]
+fn a_pull_is_a_second_forward_pass_its_linear_part_once_more_and_attention_two_and_a_half_times() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    plan.work.size = [480, 480];
+    let (tokens, text, dim, ffn, layers) = (18_900.0, 512.0, 5120.0, 13_824.0, 40.0);
+    let linear = layers * (2.0 * tokens * (6.0 * dim * dim + 2.0 * dim * ffn) + 4.0 * text * dim * dim);
+    let attention = layers * 4.0 * tokens * (tokens + text) * dim;
+    let near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-12, "{found} {expected}");
+    near(plan.forward_flops(), linear + attention);
+    // Twice the forward pass and one and a half attentions, 1.96 PFLOP.
+    near(plan.pull_flops(), 2.0 * plan.forward_flops() + 1.5 * attention);
+    assert!((1.95e15..1.97e15).contains(&plan.pull_flops()), "{}", plan.pull_flops());
+    plan.division.trainable = Trainable::Full;
+    near(plan.pull_flops(), linear + attention + 2.0 * linear + 2.5 * attention);
+    let phases = plan.time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
+    let pull = phases.iter().find(|phase| phase.name == "time/pull").unwrap();
+    near(pull.flops, 4.0 * plan.pull_flops());
+}
+
+#[test]
 fn parameters_are_counted_as_the_model_has_them() {
     let mut plan = plan("wan2_1-t2v-1_3b");
     plan.networks.dit = DitConfig { dim: 64, ffn_dim: 128, layers: 3, heads: 2, ..plan.networks.dit };

@@ -25,10 +25,7 @@ impl Plan {
     /// The phases of a step. Transfers and computation are taken to overlap where weights are brought a block ahead.
     pub fn time(&self, speed: Speed) -> Vec<Phase> {
         let work = &self.work;
-        let forward = self.forward_flops();
-        // Recomputation, and the product with each weight once more for the cotangent, twice when it is trained itself.
-        let backward = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
-        let pull = forward * (1.0 + backward) + self.attention_flops() * 0.5;
+        let (forward, pull) = (self.forward_flops(), self.pull_flops());
         let decode = decoder_flops(&self.networks.vae) * (work.frames * work.size[0] * work.size[1]) as f64;
         let weights = self.expert_bytes() as f64;
         let (moved, rate) = match self.placement() {
@@ -80,13 +77,22 @@ impl Plan {
         let (dim, ffn, layers) = (dit.dim as f64, dit.ffn_dim as f64, dit.layers as f64);
         // Self-attention has four projections of every token, cross-attention two of it and two of the text.
         let products = 2.0 * tokens * (6.0 * dim * dim + 2.0 * dim * ffn) + 2.0 * text * 2.0 * dim * dim;
-        layers * (products + 4.0 * tokens * text * dim) + self.attention_flops()
+        layers * products + self.attention_flops()
     }
 
-    /// Of these, those of the self-attention over all tokens.
+    /// Operations of the pull of one recorded pass. Blocks are recomputed whole; the cotangent goes through each weight
+    /// once, and once more into the weights that are trained themselves. Attention keeps no probabilities: to the two
+    /// products of the forward pass come their four derivatives and the scores anew, five in place of two.
+    pub fn pull_flops(&self) -> f64 {
+        let (forward, attention) = (self.forward_flops(), self.attention_flops());
+        let products = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
+        forward + products * (forward - attention) + 2.5 * attention
+    }
+
+    /// Of the forward operations, those of the attention of all tokens to one another and to the text.
     fn attention_flops(&self) -> f64 {
-        let tokens = self.tokens() as f64;
-        4.0 * tokens * tokens * (self.networks.dit.dim * self.networks.dit.layers) as f64
+        let (tokens, text) = (self.tokens() as f64, self.work.text_len as f64);
+        4.0 * tokens * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
 }
 

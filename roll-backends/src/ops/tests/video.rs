@@ -1,0 +1,91 @@
+//! Attention over as many tokens as videos have, which no whole matrix of scores fits.
+//!
+//! The cotangent is zero outside a few rows. Their probabilities alone then make all gradients, in f64 within a second,
+//! while the kernel passes over every row.
+
+use super::*;
+
+const HEADS: usize = 2;
+const WIDTH: usize = 128;
+
+/// On the CPU the same operator has its other tests, and takes minutes here.
+fn gpus() -> Vec<Device> {
+    bf16_devices().into_iter().filter(crate::device::is_gpu).collect()
+}
+
+/// Rows at both ends, and some between them; the last block of a kernel is not full.
+fn rows(tokens: usize) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..8).chain((0..16).map(|i| i * tokens / 16)).chain(tokens - 24..tokens).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Values of the rows `chosen` of the attention, in f64, and the gradients of q, k and v for a cotangent that has these
+/// rows alone. All `[tokens, HEADS * WIDTH]`, the value zero elsewhere.
+fn exact(q: &Exact, k: &Exact, v: &Exact, d_out: &Exact, chosen: &[usize]) -> [Vec<f64>; 4] {
+    let (tokens, columns) = (q.rows, q.columns);
+    let mut found = std::array::from_fn(|_| vec![0.0; tokens * columns]);
+    let [out, d_q, d_k, d_v] = &mut found;
+    let scale = 1.0 / (WIDTH as f64).sqrt();
+    for head in 0..HEADS {
+        let part = |x: usize| x * columns + head * WIDTH..x * columns + (head + 1) * WIDTH;
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        for &i in chosen {
+            let (q_i, d_i) = (&q.values[part(i)], &d_out.values[part(i)]);
+            let scores: Vec<f64> = (0..tokens).map(|j| scale * dot(q_i, &k.values[part(j)])).collect();
+            let largest = scores.iter().fold(f64::MIN, |m, &s| m.max(s));
+            let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let d_p: Vec<f64> = (0..tokens).map(|j| dot(d_i, &v.values[part(j)])).collect();
+            let mean = dot(&weights, &d_p) / sum;
+            for (j, (weight, d_p)) in weights.iter().zip(&d_p).enumerate() {
+                let p = weight / sum;
+                let d_s = scale * p * (d_p - mean);
+                for c in 0..WIDTH {
+                    let (at_i, at_j) = (part(i).start + c, part(j).start + c);
+                    out[at_i] += p * v.values[at_j];
+                    d_q[at_i] += d_s * k.values[at_j];
+                    d_k[at_j] += d_s * q.values[at_i];
+                    d_v[at_j] += p * d_out.values[at_i];
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn attention_in_bf16_over_the_tokens_of_a_video_matches_f64() {
+    // The last is 81 frames of 480x480, and no multiple of 128: 147 blocks and 84 rows.
+    for tokens in [84, 128, 1364, 18_900] {
+        let devices = gpus();
+        if devices.is_empty() {
+            return;
+        }
+        let [q, k, v] = [1, 2, 3].map(|seed| narrowed(&noise(tokens, HEADS * WIDTH, seed)));
+        let chosen = rows(tokens);
+        let mut d_out = narrowed(&noise(tokens, HEADS * WIDTH, 4));
+        for i in (0..tokens).filter(|i| !chosen.contains(i)) {
+            d_out.values[i * d_out.columns..(i + 1) * d_out.columns].fill(0.0);
+        }
+        let expected = exact(&q, &k, &v, &d_out, &chosen);
+        for device in devices {
+            let leaves = [&q, &k, &v].map(|x| x.upload(&device).autodiff().require_grad());
+            let [a, b, c] = leaves.clone();
+            let options = AttentionOptions { products: Some(DType::BF16), ..AttentionOptions::default() };
+            let y = attention_with(a, b, c, HEADS, options);
+            let mut g = seed(y.clone(), d_out.upload(&device)).backward();
+            let mut value = download(y);
+            assert!(value.iter().all(|v| v.is_finite()), "{tokens} tokens on {device:?}: not finite");
+            for i in (0..tokens).filter(|i| !chosen.contains(i)) {
+                value[i * q.columns..(i + 1) * q.columns].fill(0.0);
+            }
+            assert_near(&format!("{tokens} tokens on {device:?}"), &value, &expected[0], BF16);
+            for ((what, leaf), expected) in ["q", "k", "v"].iter().zip(leaves).zip(&expected[1..]) {
+                let gradient = download(leaf.grad_remove(&mut g).unwrap());
+                assert_near(&format!("d {what} of {tokens} tokens on {device:?}"), &gradient, expected, BF16);
+            }
+        }
+    }
+}

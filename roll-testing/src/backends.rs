@@ -1,0 +1,22 @@
+//! Which backends tests run on.
+
+/// Whether tests run on `backend`: on every one, or on those that the variable `ROLL_TEST_BACKENDS` lists, commas
+/// between them. A test that finds none of the listed ones fails: it would test nothing.
+pub fn is_tested(backend: &str) -> bool {
+    std::env::var("ROLL_TEST_BACKENDS").ok().is_none_or(|list| lists(&list, backend))
+}
+
+fn lists(list: &str, backend: &str) -> bool {
+    list.split(',').any(|name| name.trim() == backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_names_backends_whole() {
+        assert!(lists("libtorch-cuda, cuda", "cuda") && lists("libtorch-cuda, cuda", "libtorch-cuda"));
+        assert!(!lists("libtorch-cuda", "cuda") && !lists("libtorch-cuda", "libtorch") && !lists("", "flex"));
+    }
+}
