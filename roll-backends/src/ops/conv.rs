@@ -10,7 +10,8 @@ use super::record::{Cotangents, record};
 
 /// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
 /// result `[C_out, T', H', W']`. `padding` zeros are put on both sides of each axis, fewer than the kernel has taps
-/// there. A causal convolution passes the earlier frames in x and pads time by 0; one over space has `kt = 1`.
+/// there. A causal convolution passes the earlier frames in x and pads time by 0; one over space has `kt = 1`. All are of
+/// one dtype, and so is the result; sums are f32.
 pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding: [usize; 3]) -> Tensor<4> {
     let ([channels, t, h, w], [outputs, inputs, kernel @ ..]) = (x.dims(), weight.dims());
     let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + 2 * p >= k);
@@ -22,13 +23,16 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     );
     let bias = bias.unwrap_or_else(|| {
         let device = if x.device().is_autodiff() { x.clone().inner().device() } else { x.device() };
-        Tensor::zeros([outputs], (&device, DType::F32))
+        Tensor::zeros([outputs], (&device, x.dtype()))
     });
     assert_eq!(bias.dims(), [outputs], "the bias of a convolution with {:?}", weight.dims());
     if t * h * w < FEW_POSITIONS {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
-    fused_conv3d(x, weight, bias, padding)
+    let dtype = x.dtype();
+    let y = fused_conv3d(x, weight, bias, padding);
+    // Kernels of our own give f32 whatever they are given.
+    if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
 /// Below this many positions the weight is larger than what it meets, and packing it anew for each tap costs more than

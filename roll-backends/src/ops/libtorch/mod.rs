@@ -4,6 +4,7 @@
 //! returned here is either new memory or carries the storage that it is a view of.
 
 mod attention;
+mod conv;
 mod elementwise;
 mod linear;
 mod norm;
@@ -12,10 +13,9 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::Tensor;
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, DecodeKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
-impl ConvKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
