@@ -12,7 +12,8 @@ use crate::ops::ConvKernel;
 
 impl ConvKernel for LibTorch {
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
-        let (x, weight, bias) = (&x.tensor, &weight.tensor, &bias.tensor);
+        let (x, weight) = (&x.tensor, &weight.tensor);
+        let bias = (bias.tensor.numel() > 0).then_some(&bias.tensor);
         fresh(match x.device().is_cuda() {
             true => innermost(x, weight, bias, padding.map(|n| n as i64)),
             false => outermost(x, weight, bias, padding.map(|n| n as i64)),
@@ -20,20 +21,20 @@ impl ConvKernel for LibTorch {
     }
 }
 
-fn outermost(x: &Tensor, weight: &Tensor, bias: &Tensor, padding: [i64; 3]) -> Tensor {
-    x.unsqueeze(0).conv3d(weight, Some(bias), [1; 3], padding, [1; 3], 1).squeeze_dim(0)
+fn outermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
+    x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
 }
 
 /// A result whose channels are innermost in memory. Copies x, unless its are.
-fn innermost(x: &Tensor, weight: &Tensor, bias: &Tensor, [t, h, w]: [i64; 3]) -> Tensor {
+fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
     let x_thwc = x.permute([1, 2, 3, 0]).contiguous();
     if weight.size()[2] == 1 && t == 0 {
         // Frames by themselves are a batch of pictures, for which cuDNN has more kernels.
-        let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), Some(bias), [1; 2], [h, w], [1; 2], 1);
+        let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
         return y.permute([1, 0, 2, 3]);
     }
     let x = x_thwc.unsqueeze(0).permute([0, 4, 1, 2, 3]);
-    x.conv3d(weight, Some(bias), [1; 3], [t, h, w], [1; 3], 1).squeeze_dim(0)
+    x.conv3d(weight, bias, [1; 3], [t, h, w], [1; 3], 1).squeeze_dim(0)
 }
 
 #[cfg(test)]
@@ -50,10 +51,10 @@ mod tests {
             let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
             let (x, bias) = (normal(&[6, 4, 5, 7]), normal(&[3]));
             let weight = normal(&[3, 6, kernel[0], kernel[1], kernel[2]]);
-            let expected = outermost(&x, &weight, &bias, padding);
+            let expected = outermost(&x, &weight, Some(&bias), padding);
             let as_thwc = x.permute([1, 2, 3, 0]).contiguous().permute([3, 0, 1, 2]);
             for x in [x, as_thwc] {
-                let found = innermost(&x, &weight, &bias, padding);
+                let found = innermost(&x, &weight, Some(&bias), padding);
                 assert_eq!(found.size(), expected.size());
                 assert!(f64::try_from((&found - &expected).abs().max() / expected.abs().max()).unwrap() < 1e-5);
             }
