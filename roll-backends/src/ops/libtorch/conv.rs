@@ -3,6 +3,10 @@
 //! cuDNN's kernels on tensor cores read volumes whose channels lie innermost, `[T, H, W, C]` in memory. Of any other volume
 //! ATen and cuDNN make such a copy, and copy the result back; in bf16, ATen leaves cuDNN for a kernel that unfolds the
 //! volume. Here the result lies as it was computed, so that the next convolution copies nothing.
+//!
+//! f32 is TF32 there, ATen's default, unless the environment says `NVIDIA_TF32_OVERRIDE=0`. Algorithms are chosen by cuDNN's
+//! rules: choosing by time (`cudnn_set_benchmark`) may be faster, and may choose otherwise in the next run, which then has
+//! other bits.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;

@@ -127,7 +127,7 @@ fn where_the_channels_lie_changes_the_order_of_sums_alone() {
         let expected = decoded(&vae);
         let innermost = decoded(&vae.with_decoder(|decoder| decoder.layout = Layout::Innermost));
         for (found, expected) in innermost.iter().zip(&expected) {
-            assert!(difference(found, expected) < 1e-5, "{version:?}: {:e}", difference(found, expected));
+            assert!(difference(found, expected) < 2e-5, "{version:?}: {:e}", difference(found, expected));
         }
     }
 }
