@@ -137,12 +137,7 @@ impl<B: ChannelNormKernel> ChannelNormOps for B {
         B::channel_norm_forward(x, gain, silu).0
     }
 
-    fn channel_norm_pull(
-        x: FloatTensor<B>,
-        gain: FloatTensor<B>,
-        d_y: FloatTensor<B>,
-        silu: bool,
-    ) -> FloatTensor<B> {
+    fn channel_norm_pull(x: FloatTensor<B>, gain: FloatTensor<B>, d_y: FloatTensor<B>, silu: bool) -> FloatTensor<B> {
         let factors = B::channel_norm_factors(x.clone(), gain.clone());
         let [d_x, _] = B::channel_norm_backward([x, gain, factors], silu, d_y.clone(), [true, false]);
         // It was wanted, so it is there.

@@ -480,10 +480,8 @@ fn a_convolution_of_bf16_is_bf16() {
     for device in bf16_devices() {
         let volume = x.upload(&device).reshape([3, 3, 4, 5]);
         let weight: Tensor<5> = weight.upload(&device).reshape([2, 3, 3, 3, 3]);
-        let wide: Vec<f64> = download(conv3d(volume.clone(), weight.clone(), None, [0, 1, 1]))
-            .iter()
-            .map(|&v| f64::from(v))
-            .collect();
+        let wide: Vec<f64> =
+            download(conv3d(volume.clone(), weight.clone(), None, [0, 1, 1])).iter().map(|&v| f64::from(v)).collect();
         let (volume, weight) = (volume.cast(DType::BF16), weight.cast(DType::BF16));
         let narrow = conv3d(volume.clone(), weight.clone(), None, [0, 1, 1]);
         let bias = Tensor::zeros([2], (&device, DType::BF16));

@@ -315,9 +315,7 @@ impl VaeDType {
         match self {
             Self::F32 => Ok(DType::F32),
             Self::Bf16 if device.supports_dtype(DType::BF16) => Ok(DType::BF16),
-            Self::Bf16 => {
-                Err(Error::config("model.vae_dtype", "expected f32: the device of this backend has no bf16"))
-            }
+            Self::Bf16 => Err(Error::config("model.vae_dtype", "expected f32: the device of this backend has no bf16")),
         }
     }
 }
@@ -488,7 +486,8 @@ mod tests {
 
     #[test]
     fn checkpoints_are_a_number_or_left_open() {
-        let checkpoints = |value: serde_json::Value| parsed(json!({"vae_checkpoints": value})).map(|o| o.vae_checkpoints);
+        let checkpoints =
+            |value: serde_json::Value| parsed(json!({"vae_checkpoints": value})).map(|o| o.vae_checkpoints);
         assert_eq!(checkpoints(json!("auto")).unwrap(), Checkpoints::Auto);
         assert_eq!(checkpoints(json!(0)).unwrap(), Checkpoints::Of(0));
         for value in [json!("all"), json!(-1), json!([4])] {

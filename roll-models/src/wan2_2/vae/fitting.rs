@@ -115,12 +115,8 @@ mod tests {
         let vae = VaeConfig::wan2_1();
         // 16 -> 384 at the latents' size; ten times 384, then twice 384 before time is doubled at 1x and 2x, and so on.
         let at = |width: usize, scale: usize, count: usize| 2 * width * scale * scale * count;
-        let numbers = at(16, 1, 1)
-            + at(384, 1, 4 + 6 + 1)
-            + at(192, 2, 1)
-            + at(384, 2, 5 + 1)
-            + at(192, 4, 6)
-            + at(96, 8, 7);
+        let numbers =
+            at(16, 1, 1) + at(384, 1, 4 + 6 + 1) + at(192, 2, 1) + at(384, 2, 5 + 1) + at(192, 4, 6) + at(96, 8, 7);
         assert_eq!(state_bytes(&vae, None, [60, 60], 4), 4 * 3600 * numbers);
         assert_eq!(state_bytes(&vae, Some(TILES[1]), [60, 60], 2), 2 * 34 * 34 * numbers);
     }
