@@ -58,7 +58,9 @@ mod tiled;
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
 pub use attention::{AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, attention, attention_with};
 pub use blocks::{BlockKernel, BlockOps, linear_blocks};
-pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_pull};
+pub use channel_norm::{
+    ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
+};
 pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};

@@ -475,6 +475,32 @@ fn the_pull_of_a_channel_norm_by_hand_is_the_recorded_one() {
 }
 
 #[test]
+fn a_channel_norm_after_other_frames_is_both_one_after_the_other() {
+    let (c, positions) = (6, 40);
+    let inputs = [noise(c, positions / 2, 3), noise(c, positions, 1), noise(1, c, 2)];
+    let cotangent = noise(c, positions * 3 / 2, 4);
+    for device in devices() {
+        let gradients = |joined: fn(Tensor<4>, Tensor<4>, Tensor<1>) -> Tensor<4>| {
+            let leaves: [Tensor<2>; 3] = inputs.each_ref().map(|x| x.upload(&device).autodiff().require_grad());
+            let [past, x, gain] = leaves.clone();
+            let (past, x) = (past.reshape([c, 1, 10, 2]), x.reshape([c, 2, 10, 2]));
+            let y = joined(past, x, gain.reshape([c]));
+            let mut g = seed(y.clone(), cotangent.upload(&device).reshape([c, 3, 10, 2])).backward();
+            let gradients = leaves.map(|leaf| download(leaf.grad_remove(&mut g).unwrap()));
+            (download(y), gradients)
+        };
+        let (y, pulled) = gradients(channel_norm_silu_after);
+        let (expected, composed) = gradients(|past, x, gain| Tensor::cat(vec![past, channel_norm_silu(x, gain)], 1));
+        assert_eq!(y, expected);
+        assert_eq!(pulled, composed);
+        let plain = |x: &Exact, frames: usize| x.upload(&device).reshape([c, frames, 10, 2]);
+        let gain: Tensor<1> = inputs[2].upload(&device).reshape([c]);
+        let unrecorded = channel_norm_silu_after(plain(&inputs[0], 1), plain(&inputs[1], 2), gain);
+        assert_eq!(download(unrecorded), expected);
+    }
+}
+
+#[test]
 fn a_convolution_of_bf16_is_bf16() {
     let (x, weight) = (noise(3, 60, 1), noise(2, 81, 2));
     for device in bf16_devices() {

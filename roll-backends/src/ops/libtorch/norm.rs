@@ -118,6 +118,23 @@ impl ChannelNormKernel for LibTorch {
         [d_x, d_gain]
     }
 
+    /// The result is written where it is wanted. Its channels are innermost in memory.
+    fn channel_norm_silu_after(
+        past: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let (past, x) = (&past.tensor, &x.tensor);
+        let (before, size) = (past.size()[1], x.size());
+        let [c, t, h, w] = [size[0], size[1], size[2], size[3]];
+        let joined = Tensor::empty([before + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
+        joined.narrow(1, 0, before).copy_(past);
+        let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
+        let _ = y.g_mul_(&by_channel(&gain.tensor));
+        let _ = y.silu_();
+        fresh(joined)
+    }
+
     fn channel_norm_factors(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
         fresh(factors(&x.tensor))
     }

@@ -186,6 +186,11 @@ impl Layer {
                 Ok((y / std.clone().reshape([channels, 1, 1, 1]), vec![]))
             }
             Kind::Conv { .. } => self.convolve(x, cache(), "", around),
+            Kind::Activated { parts, .. } if around.layout == Layout::Innermost && !around.first => {
+                let past = past(cache(), &x, CONTEXT);
+                let seen = ops::channel_norm_silu_after(past, x, self.gamma(&parts[0].to_string(), around)?);
+                self.convolve_seen(seen, &parts[1].to_string(), around)
+            }
             Kind::Activated { parts, .. } => {
                 self.convolve(self.activate(x, around)?, cache(), &parts[1].to_string(), around)
             }
@@ -271,16 +276,23 @@ impl Layer {
         part: &str,
         around: &Surroundings<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        let kernel = self.kernel(part, around)?;
         let [c, t, h, w] = x.dims();
         if around.first {
+            let bias = self.weight::<1>(&join(part, "bias"), around)?;
+            let kernel = self.kernel(part, around)?;
             let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
             let next = around.layout.join(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
             return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], around.layout), vec![Some(next)]));
         }
-        let (x, next) = after(cache, x, CONTEXT, around.layout);
-        Ok((conv(x, kernel, bias, [1, 1, 1], [1, 1], around.layout), vec![Some(next)]))
+        self.convolve_seen(around.layout.join(vec![past(cache, &x, CONTEXT), x]), part, around)
+    }
+
+    /// As [`Layer::convolve`], given the frames before the chunk and those of the chunk.
+    fn convolve_seen(&self, seen: Tensor<4>, part: &str, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
+        let bias = self.weight::<1>(&join(part, "bias"), around)?;
+        let next = seen.clone().narrow(1, seen.dims()[1] - CONTEXT, CONTEXT);
+        let y = conv(seen, self.kernel(part, around)?, bias, [1, 1, 1], [1, 1], around.layout);
+        Ok((y, vec![Some(next)]))
     }
 
     /// Norm and SiLU of [`Kind::Activated`]; of any other kind the input itself.
@@ -410,9 +422,14 @@ fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
 
 /// `x` after the cached frames (zeros when there are none yet), and the last `context` frames of both.
 fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize, layout: Layout) -> (Tensor<4>, Tensor<4>) {
-    let [c, t, h, w] = x.dims();
-    let past = cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], (&x.device(), x.dtype())));
-    let joined = layout.join(vec![past, x]);
-    let next = joined.clone().narrow(1, t, context);
+    let frames = x.dims()[1];
+    let joined = layout.join(vec![past(cache, &x, context), x]);
+    let next = joined.clone().narrow(1, frames, context);
     (joined, next)
+}
+
+/// The cached frames, zeros when there are none yet.
+fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, context: usize) -> Tensor<4> {
+    let [c, _, h, w] = x.dims();
+    cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], (&x.device(), x.dtype())))
 }
