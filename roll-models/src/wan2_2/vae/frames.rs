@@ -9,8 +9,8 @@ use roll_core::{Error, Result, Tensor};
 
 use super::volume::{Volume, Window};
 
-/// Bytes of chunks that are copied together.
-const TOGETHER: usize = 1 << 28;
+/// Bytes of chunks that are copied together: what comes next is prepared while a GPU still works on these.
+const TOGETHER: usize = 1 << 26;
 
 /// How many chunks of `frames` frames are copied together.
 pub(super) fn chunks_together(volume: &Volume, frames: usize, device: &Device) -> usize {
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn large_chunks_are_copied_alone() {
         let volume = Volume { channels: 3, frames: 81, size: [480, 480], frames_first: true };
-        assert_eq!(together(&volume, 4), 24);
+        assert_eq!(together(&volume, 4), 6);
         assert_eq!(together(&Volume { size: [8000, 8000], ..volume }, 4), 1);
     }
 }
