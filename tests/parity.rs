@@ -114,8 +114,8 @@ const KINDS: &[(&str, On, Run)] = &[
     ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
     ("scheduler", On::Host, scheduler::run),
     ("umt5", On::Devices, umt5::run),
-    ("vae21", On::Devices, vae21::run),
-    ("vae22", On::Devices, vae22::run),
+    ("vae21", On::DevicesAndDTypes, vae21::run),
+    ("vae22", On::DevicesAndDTypes, vae22::run),
 ];
 
 enum Verdict {

@@ -45,6 +45,7 @@ pub use error::BackendError;
 pub use host::{to_device, to_host};
 pub use layers::Scope;
 pub use nd::NdTensor;
+pub use offload::Offloaded;
 pub use parameters::{ParameterSegment, Parameters, Snapshot};
 pub use speed::sustained_flops;
 pub use vjp::{Tape, vjp};

@@ -253,6 +253,17 @@ pub fn is_gpu(device: &Device) -> bool {
     false
 }
 
+/// Whether convolutions on the device want the channels of a volume innermost in memory: those of libtorch's GPUs.
+pub fn channels_innermost(device: &Device) -> bool {
+    let device = device.clone().without_autodiff();
+    #[cfg(feature = "libtorch")]
+    if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
+        return true;
+    }
+    let _ = device;
+    false
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

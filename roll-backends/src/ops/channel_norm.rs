@@ -1,14 +1,14 @@
 //! The RMS norm of the Wan VAE.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
 use super::record::{Cotangents, record};
 
 /// `x / max(|x|, 1e-12) * sqrt(C) * gain`, the norm taken over the channels of `[C, T, H, W]`: the RMS norm of the
-/// Wan VAE.
+/// Wan VAE. The result has the dtype of x, f32 or bf16; norms are f32.
 pub fn channel_norm(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     normalise(x, gain, false)
 }
@@ -18,9 +18,36 @@ pub fn channel_norm_silu(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     normalise(x, gain, true)
 }
 
+/// `past`, and after it in time [`channel_norm_silu`] of x: what a causal convolution sees. `past` has the channels, height,
+/// width and dtype of x.
+pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
+    assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
+    assert_eq!(past.dtype(), x.dtype(), "frames before a channel norm, and its operand");
+    let dtype = x.dtype();
+    let (past, x, gain) = (past.into_dispatch(), x.into_dispatch(), gain.into_dispatch());
+    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm_after(past, x, gain)), dtype)
+}
+
+/// The cotangent of x, given that of [`channel_norm_silu`]`(x, gain)`: for a caller that pulls layer by layer, without a
+/// graph and without the value, which is not computed again. In the dtype of x.
+pub fn channel_norm_silu_pull(x: Tensor<4>, gain: Tensor<1>, d_y: Tensor<4>) -> Tensor<4> {
+    assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
+    assert_eq!(x.dims(), d_y.dims(), "the operand of a channel norm and the cotangent of its value");
+    let dtype = x.dtype();
+    let (x, gain, d_y) = (x.into_dispatch(), gain.into_dispatch(), d_y.into_dispatch());
+    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm_pull(x, gain, d_y)), dtype)
+}
+
 fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
-    Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm(x.into_dispatch(), gain.into_dispatch(), silu))
+    let dtype = x.dtype();
+    let (x, gain) = (x.into_dispatch(), gain.into_dispatch());
+    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm(x, gain, silu)), dtype)
+}
+
+/// Kernels of our own give f32 whatever they are given.
+fn in_dtype(y: Tensor<4>, dtype: DType) -> Tensor<4> {
+    if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
 /// The norm as the run-time dispatch calls it. A backend implements [`ChannelNormKernel`].
@@ -33,6 +60,12 @@ fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
 pub trait ChannelNormOps: Backend {
     /// See [`channel_norm`] and [`channel_norm_silu`].
     fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self>;
+
+    /// See [`channel_norm_silu_after`].
+    fn channel_norm_after(past: FloatTensor<Self>, x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`channel_norm_silu_pull`].
+    fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The norm and its gradients on one backend.
@@ -60,6 +93,33 @@ pub trait ChannelNormKernel: Backend {
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         composed_backward::<Self>(saved, silu, d_y, wanted)
+    }
+
+    /// The factors alone, of those two.
+    fn channel_norm_factors(x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::channel_norm_forward(x, gain, false).1
+    }
+
+    /// See [`channel_norm_silu_after`].
+    fn channel_norm_silu_after(
+        past: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let (dtype, y) = (x.dtype(), Self::channel_norm_forward(x, gain, true).0);
+        Expression::<Self>::cat(vec![Expression(past), Expression::<Self>(y).cast(dtype)], 1).0
+    }
+
+    /// See [`channel_norm_silu_pull`].
+    fn channel_norm_silu_pull(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let factors = Self::channel_norm_factors(x.clone(), gain.clone());
+        let [d_x, _] = Self::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
+        // It was wanted, so it is there.
+        d_x.unwrap_or(d_y)
     }
 }
 
@@ -106,6 +166,14 @@ impl<B: ChannelNormKernel> ChannelNormOps for B {
     fn channel_norm(x: FloatTensor<B>, gain: FloatTensor<B>, silu: bool) -> FloatTensor<B> {
         B::channel_norm_forward(x, gain, silu).0
     }
+
+    fn channel_norm_after(past: FloatTensor<B>, x: FloatTensor<B>, gain: FloatTensor<B>) -> FloatTensor<B> {
+        B::channel_norm_silu_after(past, x, gain)
+    }
+
+    fn channel_norm_pull(x: FloatTensor<B>, gain: FloatTensor<B>, d_y: FloatTensor<B>) -> FloatTensor<B> {
+        B::channel_norm_silu_pull(x, gain, d_y)
+    }
 }
 
 impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B, C> {
@@ -114,5 +182,29 @@ impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B,
             let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), silu);
             (y, move |d_y, wanted| B::channel_norm_backward([x, gain, factors], silu, d_y, wanted))
         })
+    }
+
+    fn channel_norm_after(past: FloatTensor<Self>, x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self> {
+        record::<B, C, _, 3>([past, x, gain], |[past, x, gain]| {
+            let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), true);
+            let (frames, y) = (Expression::<B>(past.clone()).dims::<4>()[1], Expression::<B>(y));
+            let dtype = past.dtype();
+            let joined = Expression::<B>::cat(vec![Expression(past), y.cast(dtype)], 1).0;
+            let pull = move |d_y: FloatTensor<B>, [wanted, of_x @ ..]: [bool; 3]| {
+                let d_y = Expression::<B>(d_y);
+                let all = d_y.dims::<4>()[1];
+                let d_past = wanted.then(|| d_y.clone().narrow(1, 0..frames).0);
+                let [d_x, d_gain] =
+                    B::channel_norm_backward([x, gain, factors], true, d_y.narrow(1, frames..all).0, of_x);
+                [d_past, d_x, d_gain]
+            };
+            (joined, pull)
+        })
+    }
+
+    /// No gradient flows: who pulls by hand does not differentiate what it pulled.
+    fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, gain) = (x.into_primitive(), gain.into_primitive());
+        record::<B, C, _, 1>([d_y], |[d_y]| (B::channel_norm_silu_pull(x, gain, d_y), |_, _| [None]))
     }
 }

@@ -7,10 +7,12 @@ use burn::tensor::{DType, Tensor, module};
 
 use super::expression::Expression;
 use super::record::{Cotangents, record};
+use crate::device::channels_innermost;
 
 /// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
 /// result `[C_out, T', H', W']`. `padding` zeros are put on both sides of each axis, fewer than the kernel has taps
-/// there. A causal convolution passes the earlier frames in x and pads time by 0; one over space has `kt = 1`.
+/// there. A causal convolution passes the earlier frames in x and pads time by 0; one over space has `kt = 1`. All are of
+/// one dtype, and so is the result; sums are f32.
 pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding: [usize; 3]) -> Tensor<4> {
     let ([channels, t, h, w], [outputs, inputs, kernel @ ..]) = (x.dims(), weight.dims());
     let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + 2 * p >= k);
@@ -20,15 +22,22 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
         x.dims(),
         weight.dims()
     );
+    let device = x.device();
+    let innermost = channels_innermost(&device);
     let bias = bias.unwrap_or_else(|| {
-        let device = if x.device().is_autodiff() { x.clone().inner().device() } else { x.device() };
-        Tensor::zeros([outputs], (&device, DType::F32))
+        let device = if device.is_autodiff() { x.clone().inner().device() } else { device };
+        // Where it is added in a pass of its own, none is better than zeros.
+        Tensor::zeros([if innermost { 0 } else { outputs }], (&device, x.dtype()))
     });
-    assert_eq!(bias.dims(), [outputs], "the bias of a convolution with {:?}", weight.dims());
-    if t * h * w < FEW_POSITIONS {
+    let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
+    assert!(fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
+    if t * h * w < FEW_POSITIONS && !innermost {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
-    fused_conv3d(x, weight, bias, padding)
+    let dtype = x.dtype();
+    let y = fused_conv3d(x, weight, bias, padding);
+    // Kernels of our own give f32 whatever they are given.
+    if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
 /// Below this many positions the weight is larger than what it meets, and packing it anew for each tap costs more than
@@ -61,7 +70,7 @@ pub trait ConvOps: Backend {
 
 /// The convolution and its gradients on one backend.
 pub trait ConvKernel: Backend {
-    /// The result.
+    /// The result. On devices of [`channels_innermost`] the bias may have no elements, and then there is none.
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
         without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }

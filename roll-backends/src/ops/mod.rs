@@ -10,7 +10,7 @@
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
-//! | `conv`         | `conv` (Burn's)           | `flex/conv`         | default                   | default                |
+//! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | default                |
 //! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
 //! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
@@ -62,7 +62,9 @@ pub use attention::{
     AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
 };
 pub use blocks::{BlockKernel, BlockOps, linear_blocks};
-pub use channel_norm::{ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu};
+pub use channel_norm::{
+    ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
+};
 pub use conv::{ConvKernel, ConvOps, conv3d};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};

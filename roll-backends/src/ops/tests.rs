@@ -517,6 +517,73 @@ fn channel_norm_and_its_gradients_match_f64() {
 }
 
 #[test]
+fn the_pull_of_a_channel_norm_by_hand_is_the_recorded_one() {
+    let (c, positions) = (6, 40);
+    let (x, gain, cotangent) = (noise(c, positions, 1), noise(1, c, 2), noise(c, positions, 3));
+    for device in devices() {
+        let four = |x: &Exact| x.upload(&device).reshape([c, 2, positions / 4, 2]);
+        let gain: Tensor<1> = gain.upload(&device).reshape([c]);
+        let leaf = four(&x).autodiff().require_grad();
+        let mut g = seed(channel_norm_silu(leaf.clone(), gain.clone()), four(&cotangent)).backward();
+        let recorded = download(leaf.grad_remove(&mut g).unwrap());
+        let by_hand = download(channel_norm_silu_pull(four(&x), gain.clone(), four(&cotangent)));
+        assert_eq!(by_hand, recorded);
+        if device.supports_dtype(DType::BF16) {
+            let (x, cotangent) = (four(&x).cast(DType::BF16), four(&cotangent).cast(DType::BF16));
+            let value = channel_norm_silu(x.clone(), gain.clone());
+            let narrow = channel_norm_silu_pull(x, gain, cotangent);
+            assert_eq!((value.dtype(), narrow.dtype()), (DType::BF16, DType::BF16));
+            let recorded: Vec<f64> = recorded.iter().map(|&v| f64::from(v)).collect();
+            assert_near("in bf16", &download(narrow.cast(DType::F32)), &recorded, 2.0 * BF16);
+        }
+    }
+}
+
+#[test]
+fn a_channel_norm_after_other_frames_is_both_one_after_the_other() {
+    let (c, positions) = (6, 40);
+    let inputs = [noise(c, positions / 2, 3), noise(c, positions, 1), noise(1, c, 2)];
+    let cotangent = noise(c, positions * 3 / 2, 4);
+    for device in devices() {
+        let gradients = |joined: fn(Tensor<4>, Tensor<4>, Tensor<1>) -> Tensor<4>| {
+            let leaves: [Tensor<2>; 3] = inputs.each_ref().map(|x| x.upload(&device).autodiff().require_grad());
+            let [past, x, gain] = leaves.clone();
+            let (past, x) = (past.reshape([c, 1, 10, 2]), x.reshape([c, 2, 10, 2]));
+            let y = joined(past, x, gain.reshape([c]));
+            let mut g = seed(y.clone(), cotangent.upload(&device).reshape([c, 3, 10, 2])).backward();
+            let gradients = leaves.map(|leaf| download(leaf.grad_remove(&mut g).unwrap()));
+            (download(y), gradients)
+        };
+        let (y, pulled) = gradients(channel_norm_silu_after);
+        let (expected, composed) = gradients(|past, x, gain| Tensor::cat(vec![past, channel_norm_silu(x, gain)], 1));
+        assert_eq!(y, expected);
+        assert_eq!(pulled, composed);
+        let plain = |x: &Exact, frames: usize| x.upload(&device).reshape([c, frames, 10, 2]);
+        let gain: Tensor<1> = inputs[2].upload(&device).reshape([c]);
+        let unrecorded = channel_norm_silu_after(plain(&inputs[0], 1), plain(&inputs[1], 2), gain);
+        assert_eq!(download(unrecorded), expected);
+    }
+}
+
+#[test]
+fn a_convolution_of_bf16_is_bf16() {
+    let (x, weight) = (noise(3, 60, 1), noise(2, 81, 2));
+    for device in bf16_devices() {
+        let volume = x.upload(&device).reshape([3, 3, 4, 5]);
+        let weight: Tensor<5> = weight.upload(&device).reshape([2, 3, 3, 3, 3]);
+        let wide: Vec<f64> =
+            download(conv3d(volume.clone(), weight.clone(), None, [0, 1, 1])).iter().map(|&v| f64::from(v)).collect();
+        let (volume, weight) = (volume.cast(DType::BF16), weight.cast(DType::BF16));
+        let narrow = conv3d(volume.clone(), weight.clone(), None, [0, 1, 1]);
+        let bias = Tensor::zeros([2], (&device, DType::BF16));
+        let fused = conv::fused_conv3d(volume, weight, bias, [0, 1, 1]).cast(DType::F32);
+        assert_eq!(narrow.dtype(), DType::BF16);
+        assert_near("in bf16", &download(narrow.cast(DType::F32)), &wide, BF16);
+        assert_near("in bf16, by the kernel", &download(fused), &wide, BF16);
+    }
+}
+
+#[test]
 fn channel_norm_of_zeros_is_zero_with_finite_gradients() {
     for device in devices() {
         let x = Exact { rows: 4, columns: 8, values: vec![0.0; 32] }.upload(&device).reshape([4, 2, 2, 2]);

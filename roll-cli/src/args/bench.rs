@@ -21,6 +21,12 @@ pub struct Bench {
     /// Dtype of weights and products, f32 or bf16. Default: the preset's.
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<DTypeName>,
+    /// Dtype of the VAE's decoder, f32 or bf16.
+    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    pub vae_dtype: DTypeName,
+    /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the CPU.
+    #[arg(long, value_name = "N")]
+    pub vae_checkpoints: Option<usize>,
     /// Number of transformer blocks to measure; times of the others are extrapolated. Default: the preset's.
     #[arg(long, value_name = "N")]
     pub layers: Option<usize>,

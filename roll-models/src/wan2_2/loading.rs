@@ -21,8 +21,8 @@ use crate::weights::{self, Checkpoint, Streamed};
 use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, DitConfig, EXACT, Trainable};
-use super::model::{Parts, Settings, Sources, Wan};
-use super::options::{IdleExpert, Placement, TileSize, WanOptions};
+use super::model::{Parts, Room, Settings, Sources, Wan};
+use super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
 use super::paths::ComponentFiles;
 use super::plan;
 use super::prompts::TextEncoder;
@@ -86,7 +86,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     };
     let dit = open_expert("dit", &files.dit)?;
     let dit2 = files.dit2.as_ref().map(|file| open_expert("dit2", file)).transpose()?;
-    let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?;
+    let vae_dtype = options.vae_dtype.of(&device)?;
+    let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.decoding_in(vae_dtype)?;
     let text = match &files.text_encoder {
         Some(file) => Some(open_text(file, &files, options, context, &device)?),
         None => None,
@@ -96,9 +97,13 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         None => None,
     };
     let tiling = options.tiling()?;
-    let fitting = match (options.vae_tile_size, experts.memory) {
-        (TileSize::Auto, Some(memory)) => Some(experts.fitting(memory, dit.config(), &vae, options)),
-        _ => None,
+    let left = experts.memory.map(|memory| experts.fitting(memory, dit.config(), &vae, options));
+    let fitting = left.filter(|_| options.vae_tile_size == TileSize::Auto);
+    let offload = options.use_gradient_checkpointing_offload && is_gpu(&device);
+    let (checkpoints, room) = match (options.vae_checkpoints, offload) {
+        (Checkpoints::Of(count), _) => (count, None),
+        (Checkpoints::Auto, true) => (Chunking::default().checkpoints, Some(Room::Host)),
+        (Checkpoints::Auto, false) => (Chunking::default().checkpoints, left.map(Room::Device)),
     };
     if options.shift.is_some() {
         tracing::warn!(
@@ -109,7 +114,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         shift: options.shift,
         boundary: options.boundary,
         end_image: options.wants("end_image"),
-        chunking: Chunking { tiling, checkpoints: options.vae_checkpoints },
+        chunking: Chunking { tiling, checkpoints, offload },
     };
     let sources = Sources {
         files: std::iter::once(&files.vae)
@@ -130,6 +135,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         .with_sources(sources)
         .with_bases(bases)
         .fitting(fitting)
+        .keeping(room)
         .placed(options.weight_store.chosen());
     Ok(model)
 }

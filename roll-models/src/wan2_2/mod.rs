@@ -30,7 +30,7 @@ pub mod tokenizer;
 pub mod umt5;
 pub mod vae;
 
-pub use model::{Parts, Settings, Wan};
-pub use options::{IdleExpert, Placement, TileSize, WanOptions};
+pub use model::{Parts, Room, Settings, Wan};
+pub use options::{Checkpoints, IdleExpert, Placement, TileSize, VaeDType, WanOptions};
 pub use prompts::TextEncoder;
 pub use starts::Base;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
@@ -17,7 +17,7 @@ use super::dit::Dit;
 use super::expert::{Expert, trained_levels};
 use super::prompts::{Prompts, TextEncoder};
 use super::starts::Base;
-use super::vae::{Chunking, Fitting, Vae};
+use super::vae::{Chunking, Fitting, Vae, checkpoints_in_host_memory, state_bytes};
 
 /// Noise level at which I2V models change experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -69,9 +69,22 @@ pub struct Wan {
     end_image: bool,
     chunking: Chunking,
     fitting: Option<Fitting>,
+    room: Option<Room>,
+    /// Checkpoints that `room` had, by the shape of the latents. Asked once: what was freed may stay reserved, and not
+    /// count as free.
+    checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
     pub(super) specs: Vec<ParameterSpec>,
     sources: Option<Sources>,
     placement: Option<WeightPlacement>,
+}
+
+/// Where the checkpoints of the VAE's decoder find room, when nobody says how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// On the device, in what this leaves.
+    Device(Fitting),
+    /// In host memory.
+    Host,
 }
 
 /// The files and settings that encodings depend on.
@@ -109,6 +122,8 @@ impl Wan {
             end_image: settings.end_image,
             chunking: settings.chunking,
             fitting: None,
+            room: None,
+            checkpoints: Mutex::default(),
             specs,
             sources: None,
             placement: None,
@@ -131,6 +146,11 @@ impl Wan {
         Self { fitting, ..self }
     }
 
+    /// Chooses the checkpoints of the VAE's decoder by the room there is, in place of those of the settings.
+    pub fn keeping(self, room: Option<Room>) -> Self {
+        Self { room, ..self }
+    }
+
     /// Adds the files and settings that encodings depend on, so that they can be cached.
     pub fn with_sources(self, sources: Sources) -> Self {
         Self { sources: Some(sources), ..self }
@@ -145,10 +165,26 @@ impl Wan {
     /// Tiling and memory of the VAE for a video whose latents have this shape, without channels.
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
         let frames = 1 + latents[0].saturating_sub(1) * self.vae.facts().temporal_stride;
-        match &self.fitting {
-            Some(fitting) => Chunking { tiling: fitting.tiling(self.vae.config(), frames, latents), ..self.chunking },
-            None => self.chunking,
-        }
+        let (config, each) = (self.vae.config(), self.vae.decoding_bytes());
+        let tiling = match &self.fitting {
+            Some(fitting) => fitting.tiling(config, frames, latents),
+            None => self.chunking.tiling,
+        };
+        let by_room = |room| match room {
+            Room::Device(fitting) => fitting.checkpoints(config, tiling, frames, latents, each),
+            Room::Host => {
+                let [t, h, w] = latents;
+                checkpoints_in_host_memory(t, state_bytes(config, tiling, [h, w], each))
+            }
+        };
+        let checkpoints = match self.room {
+            Some(room) => {
+                let mut known = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
+                *known.entry(latents).or_insert_with(|| by_room(room))
+            }
+            None => self.chunking.checkpoints,
+        };
+        Chunking { tiling, checkpoints, ..self.chunking }
     }
 
     /// Shape of the latents of a video.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use burn::tensor::{DType, Device};
 use roll_core::registry::parse_options;
 use roll_core::{Error, Kind, OptionNotes, Result, ResultExt, Said, WeightPlacement};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -89,8 +90,15 @@ pub struct WanOptions {
     pub vae_tile_size: TileSize,
     /// Distance of the tiles, `[height, width]` in latent pixels.
     pub vae_tile_stride: Option<[usize; 2]>,
-    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation.
-    pub vae_checkpoints: usize,
+    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation, and results
+    /// are the same. `auto`: 4 on the CPU; on a GPU whose memory is known as many as half of what is left has room for;
+    /// with `model.use_gradient_checkpointing_offload` they wait in host memory, as many as half of what is free there
+    /// holds.
+    pub vae_checkpoints: Checkpoints,
+    /// Precision of the VAE's decoder. With `bf16` weights and activations are rounded and sums are f32; latents,
+    /// attention and the layer that makes the frames stay f32, and so does the encoder. On `libtorch-cuda` convolutions
+    /// in `f32` are TF32 unless the environment says `NVIDIA_TF32_OVERRIDE=0`.
+    pub vae_dtype: VaeDType,
 }
 
 /// Rank of a LoRA that is not started from a file.
@@ -250,6 +258,68 @@ impl<'de> Deserialize<'de> for TileSize {
     }
 }
 
+/// Checkpoints of the VAE's decoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checkpoints {
+    /// As memory wants it.
+    #[default]
+    Auto,
+    /// So many, besides the first.
+    Of(usize),
+}
+
+impl JsonSchema for Checkpoints {
+    fn schema_name() -> Cow<'static, str> {
+        "Checkpoints".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"const": "auto"}, usize::json_schema(generator)]})
+    }
+}
+
+impl Serialize for Checkpoints {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => "auto".serialize(serializer),
+            Self::Of(count) => count.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Checkpoints {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        if value.as_str() == Some("auto") {
+            return Ok(Self::Auto);
+        }
+        let wrong = || de::Error::custom(format!("expected `auto` or a whole number of at least 0, found {value}"));
+        serde_json::from_value(value.clone()).map(Self::Of).map_err(|_| wrong())
+    }
+}
+
+/// Precision of the VAE's decoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VaeDType {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16, with sums in f32.
+    Bf16,
+}
+
+impl VaeDType {
+    /// For a decoder on `device`. Fails if bf16 is asked of a device without it.
+    pub(super) fn of(self, device: &Device) -> Result<DType> {
+        match self {
+            Self::F32 => Ok(DType::F32),
+            Self::Bf16 if device.supports_dtype(DType::BF16) => Ok(DType::BF16),
+            Self::Bf16 => Err(Error::config("model.vae_dtype", "expected f32: the device of this backend has no bf16")),
+        }
+    }
+}
+
 impl Default for WanOptions {
     fn default() -> Self {
         Self {
@@ -274,7 +344,8 @@ impl Default for WanOptions {
             shift: None,
             vae_tile_size: TileSize::Auto,
             vae_tile_stride: None,
-            vae_checkpoints: 4,
+            vae_checkpoints: Checkpoints::Auto,
+            vae_dtype: VaeDType::F32,
         }
     }
 }
@@ -410,6 +481,22 @@ mod tests {
         for size in [TileSize::Auto, TileSize::Whole, TileSize::Of([8, 9])] {
             let text = serde_json::to_value(size).unwrap();
             assert_eq!(serde_json::from_value::<TileSize>(text).unwrap(), size);
+        }
+    }
+
+    #[test]
+    fn checkpoints_are_a_number_or_left_open() {
+        let checkpoints =
+            |value: serde_json::Value| parsed(json!({"vae_checkpoints": value})).map(|o| o.vae_checkpoints);
+        assert_eq!(checkpoints(json!("auto")).unwrap(), Checkpoints::Auto);
+        assert_eq!(checkpoints(json!(0)).unwrap(), Checkpoints::Of(0));
+        for value in [json!("all"), json!(-1), json!([4])] {
+            let said = checkpoints(value).unwrap_err().to_string();
+            assert!(said.contains("vae_checkpoints"), "{said}");
+        }
+        for count in [Checkpoints::Auto, Checkpoints::Of(7)] {
+            let text = serde_json::to_value(count).unwrap();
+            assert_eq!(serde_json::from_value::<Checkpoints>(text).unwrap(), count);
         }
     }
 

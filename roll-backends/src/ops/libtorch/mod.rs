@@ -4,6 +4,7 @@
 //! returned here is either new memory or carries the storage that it is a view of.
 
 mod attention;
+mod conv;
 mod elementwise;
 mod linear;
 mod norm;
@@ -12,10 +13,9 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ProductKernel, RmsRopeKernel, ScaledKernel};
+use super::{BlockKernel, DecodeKernel, ProductKernel, RmsRopeKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
-impl ConvKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl RmsRopeKernel for LibTorch {}

@@ -85,9 +85,8 @@ impl ChannelNormKernel for LibTorch {
         silu: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let x = &x.tensor;
-        let root = (x.size()[0] as f64).sqrt();
-        let factors = x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true).clamp_min(LEAST_NORM).reciprocal() * root;
-        let mut y = x * &factors;
+        let factors = factors(x);
+        let mut y = scaled(x, &factors);
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         if silu {
             let _ = y.silu_();
@@ -102,22 +101,58 @@ impl ChannelNormKernel for LibTorch {
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
-        let normed = &x.tensor * factors;
+        let normed = scaled(&x.tensor, factors);
         let mut d = match silu {
-            true => (&normed * &gain).silu_backward(&d_y.tensor),
+            true => scaled(&normed, &gain).silu_backward(&d_y.tensor),
             false => d_y.tensor.copy(),
         };
         let d_gain =
             wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = wanted[0].then(|| {
             let _ = d.g_mul_(&gain);
-            let along = (&normed * &d).mean_dim([0i64].as_slice(), true, None::<Kind>);
-            let _ = d.addcmul_(&normed, &-along);
+            let along = (&normed * &d).mean_dim([0i64].as_slice(), true, Kind::Float);
+            let _ = d.addcmul_(&normed, &(-along).to_kind(d.kind()));
             let _ = d.g_mul_(factors);
             fresh(d)
         });
         [d_x, d_gain]
     }
+
+    /// The result is written where it is wanted. Its channels are innermost in memory.
+    fn channel_norm_silu_after(
+        past: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let (past, x) = (&past.tensor, &x.tensor);
+        let (before, size) = (past.size()[1], x.size());
+        let [c, t, h, w] = [size[0], size[1], size[2], size[3]];
+        let joined = Tensor::empty([before + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
+        joined.narrow(1, 0, before).copy_(past);
+        let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
+        let _ = y.g_mul_(&by_channel(&gain.tensor));
+        let _ = y.silu_();
+        fresh(joined)
+    }
+
+    fn channel_norm_factors(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        fresh(factors(&x.tensor))
+    }
+}
+
+/// `sqrt(C) / max(|x|, 1e-12)` of each position, f32.
+fn factors(x: &Tensor) -> Tensor {
+    let root = (x.size()[0] as f64).sqrt();
+    let norms = match x.kind() {
+        Kind::Float => x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true),
+        _ => x.norm_scalaropt_dim_dtype(2.0, [0i64].as_slice(), true, Kind::Float),
+    };
+    norms.clamp_min(LEAST_NORM).reciprocal() * root
+}
+
+/// `x * by` in the dtype of x, rounded once; `by` is broadcast.
+fn scaled(x: &Tensor, by: &Tensor) -> Tensor {
+    if x.kind() == by.kind() { x * by } else { x.mul_out(&x.empty_like(), by) }
 }
 
 /// The gain of each channel of `[C, T, H, W]`.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
+use roll_backends::device::is_gpu;
 use roll_backends::strategy::Single;
 use roll_backends::{Memory, NdTensor, Resident, Weight, product_dtype};
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
@@ -38,8 +39,9 @@ impl Fixture {
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(random(vae.weights(), DType::F32, device)))?;
-        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: Chunking::default() };
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(random(vae.weights(), DType::F32, device)))?
+            .decoding_in(preset.vae_dtype)?;
+        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
@@ -71,6 +73,17 @@ impl Fixture {
             timestep: Timestep(500.0),
         })
     }
+}
+
+/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise said.
+fn chunking(preset: &Preset, device: &Device) -> Chunking {
+    let offload = preset.offload && is_gpu(device);
+    let checkpoints = match (preset.vae_checkpoints, is_gpu(device)) {
+        (Some(count), _) => count,
+        (None, true) => usize::MAX,
+        (None, false) => Chunking::default().checkpoints,
+    };
+    Chunking { tiling: None, checkpoints, offload }
 }
 
 /// Weights that keep activations at their size: products by their number of inputs, norms one.

@@ -24,6 +24,10 @@ pub struct Preset {
     pub all_layers: usize,
     /// What weights are stored in and products taken in.
     pub dtype: DType,
+    /// What the VAE's decoder computes in.
+    pub vae_dtype: DType,
+    /// Caches that the decoder's pull keeps; `None` leaves it to the device.
+    pub vae_checkpoints: Option<usize>,
     /// Frames of the video.
     pub frames: usize,
     /// Height and width of the video.
@@ -81,6 +85,8 @@ impl Preset {
             networks,
             all_layers,
             dtype,
+            vae_dtype: args.vae_dtype.0,
+            vae_checkpoints: args.vae_checkpoints,
             frames: args.frames.unwrap_or(frames),
             size: args.size.map_or(size, |s| s.0),
             text_len,
@@ -153,6 +159,7 @@ impl Preset {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: false,
                 kept_bytes: self.networks.stored.size(),
+                decoding_bytes: self.vae_dtype.size(),
                 idle: IdleExpert::Keep,
             },
         }

@@ -4,7 +4,7 @@ use roll_core::Result;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
-use super::super::vae::{Tiling, decoder_bytes};
+use super::super::vae::{FEWEST_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
 use super::{Plan, RESERVE};
 
 /// Words of a token that the recomputation and the pull of one block hold, in units of the width of the residual
@@ -127,6 +127,13 @@ impl Plan {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
             false => item("decoder and its pull", decode, 0, format!("as measured, by pixels and frames; {tiles}")),
         });
+        if work.offload_inputs && self.storage.memory.is_some() && work.decoded[1] > 0 {
+            let [chunks, h, w] = self.latents();
+            let state = state_bytes(&networks.vae, self.tiling(), [h, w], self.storage.decoding_bytes);
+            let count = chunks.saturating_sub(1).min(FEWEST_CHECKPOINTS);
+            let formula = format!("{count} x {state} B, between chunks; more where there is room, to save time");
+            items.push(item("decoder's states", 0, count * state, formula));
+        }
         Ok(items)
     }
 

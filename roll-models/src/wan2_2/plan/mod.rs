@@ -89,6 +89,8 @@ pub struct OnDevice {
     pub eight_bits: bool,
     /// Bytes of an element of a block's input that waits for the pull.
     pub kept_bytes: usize,
+    /// Bytes of a number between two layers of the VAE's decoder.
+    pub decoding_bytes: usize,
     /// Where the idle expert is.
     pub idle: IdleExpert,
 }

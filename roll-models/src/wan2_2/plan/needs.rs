@@ -6,7 +6,7 @@ use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
-use super::super::options::{IdleExpert, Placement, TileSize, WanOptions};
+use super::super::options::{IdleExpert, Placement, TileSize, VaeDType, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::vae::VaeConfig;
 use super::{Division, Network, Networks, OnDevice, Plan, Tiles, Work, fitting, kept_bytes};
@@ -96,6 +96,7 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDe
         weight_bytes,
         eight_bits,
         kept_bytes: kept_bytes(options.compute_dtype.on(weights, gpu)),
+        decoding_bytes: if options.vae_dtype == VaeDType::Bf16 { 2 } else { 4 },
         idle,
     }
 }

@@ -36,7 +36,14 @@ fn plan(name: &str) -> Plan {
             bf16_optimizer_states: false,
             overlap_comm: true,
         },
-        storage: OnDevice { memory: None, weight_bytes: 2, eight_bits: false, kept_bytes: 4, idle: IdleExpert::Keep },
+        storage: OnDevice {
+            memory: None,
+            weight_bytes: 2,
+            eight_bits: false,
+            kept_bytes: 4,
+            decoding_bytes: 4,
+            idle: IdleExpert::Keep,
+        },
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use roll_backends::{NdTensor, Tape, WeightStore, to_host, vjp};
 use roll_core::Result;
 
 use super::layer::{Caches, Kind, Layer, Statistics, Surroundings};
+use super::layout::Layout;
 
 /// Shown the value of each layer, chunk by chunk: its name and `[C, T, H, W]`.
 pub type Probe<'a> = &'a mut dyn FnMut(&str, &roll_core::Tensor);
@@ -16,13 +17,18 @@ pub(super) struct CausalChain {
     pub layers: Vec<Layer>,
     pub statistics: Statistics,
     pub store: Arc<dyn WeightStore>,
+    /// What its layers compute in, but for those that stay in f32 ([`Layer::dtype`]).
+    pub dtype: DType,
+    /// Where the channels of a chunk lie in memory.
+    pub layout: Layout,
 }
 
-/// What a chunk needs of the chunks before it: the caches of all layers in order. Clones share them.
+/// What a chunk needs of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
+/// share them.
 #[derive(Clone, Debug)]
 pub(super) struct State {
-    first: bool,
-    caches: Vec<Option<NdTensor>>,
+    pub first: bool,
+    pub caches: Vec<Option<NdTensor>>,
 }
 
 /// Cotangents of a [`State`].
@@ -65,15 +71,17 @@ impl CausalChain {
         let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
         let (x, _, mut tape) = self.run(x, state, others.len(), true, None)?;
         let caches = state.caches[state.caches.len() - last.slots()..].to_vec();
-        tape.push(Inputs { x, caches });
+        tape.push(Inputs { x: as_dtype(x, last.dtype(self.dtype)), caches });
         let mut before = Vec::with_capacity(after.len());
         let mut cotangent = cotangent;
         let mut branches: Vec<Tensor<4>> = Vec::new();
         for (layer, inputs) in self.layers.iter().zip(tape).rev() {
             let slots = after.split_off(after.len() - layer.slots());
+            cotangent = as_dtype(cotangent, layer.dtype(self.dtype));
             match layer.kind() {
                 Kind::Branch => {
                     if let Some(branch) = branches.pop() {
+                        let branch = as_dtype(branch, cotangent.dtype());
                         cotangent = cotangent + branch;
                     }
                 }
@@ -81,9 +89,16 @@ impl CausalChain {
                     branches.push(self.pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
                 }
                 Kind::Conv { .. } | Kind::Activated { .. } => {
-                    let (x, cache) = self.pull_convolution(layer, inputs, state.first, cotangent, slots)?;
+                    let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
                     cotangent = x;
                     before.push(cache);
+                }
+                // Elsewhere it is recorded, as it always was: another order of sums gives other bits.
+                Kind::Upsample { .. } if self.layout == Layout::Innermost => {
+                    let cached = layer.slots() > 0;
+                    let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
+                    cotangent = x;
+                    before.extend(cached.then_some(cache));
                 }
                 _ => {
                     let (x, caches) = self.pull_layer(layer, inputs, state.first, cotangent, slots)?;
@@ -117,6 +132,7 @@ impl CausalChain {
         for layer in &self.layers[..count] {
             let (own, others) = rest.split_at(layer.slots());
             rest = others;
+            x = as_dtype(x, layer.dtype(self.dtype));
             match layer.kind() {
                 Kind::Branch => {
                     branches.push(x.clone());
@@ -135,11 +151,10 @@ impl CausalChain {
                     if keep {
                         tape.push(Inputs { x: x.clone(), caches: own.to_vec() });
                     }
-                    let caches = ranked(own)?;
+                    let caches = self.kept(own)?;
                     let (y, new) = self.forward(layer, x, caches, state.first)?;
                     x = y;
-                    // Flattening copies: a narrowed view would keep all frames of the chunk alive.
-                    next.extend(new.into_iter().map(|cache| cache.map(NdTensor::from)));
+                    next.extend(new.into_iter().map(|cache| cache.map(|cache| self.layout.keep(cache))));
                 }
             }
             if let Some(probe) = probe.as_mut().filter(|_| layer.shown()) {
@@ -149,6 +164,7 @@ impl CausalChain {
         Ok((x, next, tape))
     }
 
+    /// By recording the layer. Its caches are flat in the order of their axes.
     fn pull_layer(
         &self,
         layer: &Layer,
@@ -187,8 +203,8 @@ impl CausalChain {
         Ok((x, before))
     }
 
-    /// A causal convolution is linear in what it sees, so only norm and SiLU run under autodiff.
-    fn pull_convolution(
+    /// Convolutions are linear in what they see: nothing of them is run again, and nothing recorded.
+    fn pull_linear(
         &self,
         layer: &Layer,
         inputs: Inputs,
@@ -196,13 +212,16 @@ impl CausalChain {
         cotangent: Tensor<4>,
         after: StateCotangent,
     ) -> Result<(Tensor<4>, Option<NdTensor>)> {
-        let next = after.into_iter().next().flatten().map(|next| next.rank::<4>()).transpose()?;
+        let next = after.into_iter().next().flatten().map(|next| self.layout.kept(&next)).transpose()?;
         self.around(layer, first, |around| {
-            let (cache, activated) = layer.pull_convolution(cotangent, next, around)?;
+            let (cache, seen) = match layer.kind() {
+                Kind::Upsample { .. } => layer.pull_upsample(cotangent, next, around)?,
+                _ => layer.pull_convolution(cotangent, next, around)?,
+            };
             let cached = matches!(inputs.caches.first(), Some(Some(_)));
-            let cache = cache.filter(|_| cached).map(NdTensor::from);
-            let Kind::Activated { .. } = layer.kind() else { return Ok((activated, cache)) };
-            Ok((pull(inputs.x, activated, |x| layer.activate(x, around))?, cache))
+            let cache = cache.filter(|_| cached).map(|cache| self.layout.keep(cache));
+            let Kind::Activated { parts, .. } = layer.kind() else { return Ok((seen, cache)) };
+            Ok((layer.pull_activation(inputs.x, seen, parts, around)?, cache))
         })
     }
 
@@ -219,12 +238,17 @@ impl CausalChain {
 
     fn around<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&Surroundings<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(&format!("{}.", layer.name()))?;
-        f(&Surroundings { weights: &weights, statistics: &self.statistics, first })
+        f(&Surroundings { weights: &weights, statistics: &self.statistics, first, layout: self.layout })
+    }
+
+    fn kept(&self, caches: &[Option<NdTensor>]) -> Result<Caches> {
+        caches.iter().map(|cache| cache.as_ref().map(|cache| self.layout.kept(cache)).transpose()).collect()
     }
 }
 
-fn ranked(caches: &[Option<NdTensor>]) -> Result<Caches> {
-    caches.iter().map(|cache| cache.as_ref().map(NdTensor::rank::<4>).transpose()).collect()
+/// Itself, if it is of that dtype already.
+fn as_dtype(x: Tensor<4>, dtype: DType) -> Tensor<4> {
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
 /// The cotangent of `x`, given that of `f(x)`.

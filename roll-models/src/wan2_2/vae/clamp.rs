@@ -1,7 +1,6 @@
 //! Clamping frames to [-1, 1].
 
-use std::sync::Arc;
-
+use rayon::prelude::*;
 use roll_core::{Error, Pullback, Result, Tensor};
 
 /// Frames in [-1, 1], and how many values had to be put there.
@@ -18,42 +17,39 @@ pub struct Clamped {
 /// Clamps f32 `frames` of any shape to [-1, 1]. A value that is not a number stays one.
 pub fn clamp(frames: &Tensor) -> Result<Clamped> {
     let values = frames.f32s()?;
-    let mut outside = Bits::zeros(values.len());
-    let mut count = 0usize;
-    let clamped = values.iter().enumerate().map(|(i, &v)| {
-        if v.abs() > 1.0 {
-            outside.set(i);
-            count += 1;
-        }
-        v.clamp(-1.0, 1.0)
-    });
-    let clamped = Tensor::new(clamped.collect::<Vec<f32>>(), frames.shape())?;
+    // Words of the mask and the values that they are for, so that threads share neither.
+    let mut outside = vec![0u64; values.len().div_ceil(WORD)];
+    let mut clamped = vec![0f32; values.len()];
+    let parts = values.par_chunks(WORD).zip(clamped.par_chunks_mut(WORD)).zip(&mut outside);
+    let count: usize = parts
+        .with_min_len(WORDS_PER_TASK)
+        .map(|((values, clamped), outside)| {
+            for (i, (v, clamped)) in values.iter().zip(clamped).enumerate() {
+                *outside |= u64::from(v.abs() > 1.0) << i;
+                *clamped = v.clamp(-1.0, 1.0);
+            }
+            outside.count_ones() as usize
+        })
+        .sum();
+    let fraction = count as f64 / values.len().max(1) as f64;
     let shape = frames.shape().to_vec();
-    let outside = Arc::new(outside);
+    let clamped = Tensor::new(clamped, frames.shape())?;
     let pullback = Pullback::new(move |cotangent| {
         if cotangent.shape() != shape {
             return Err(Error::shape("cotangent of the clamped frames", format!("{shape:?}"), cotangent.shape()));
         }
-        let values = cotangent.f32s()?.iter().enumerate().map(|(i, &g)| if outside.get(i) { 0.0 } else { g });
-        Tensor::new(values.collect::<Vec<f32>>(), shape)
+        let values = cotangent.f32s()?.par_iter().enumerate().with_min_len(WORD * WORDS_PER_TASK);
+        let pulled = values.map(|(i, &g)| if outside[i / WORD] >> (i % WORD) & 1 == 1 { 0.0 } else { g });
+        let pulled: Vec<f32> = pulled.collect();
+        Tensor::new(pulled, shape.as_slice())
     });
-    Ok(Clamped { frames: clamped, fraction: count as f64 / values.len().max(1) as f64, pullback })
+    Ok(Clamped { frames: clamped, fraction, pullback })
 }
 
-/// One bit per value: a 32nd of the frames.
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn zeros(len: usize) -> Self {
-        Self(vec![0; len.div_ceil(64)])
-    }
-    fn set(&mut self, i: usize) {
-        self.0[i / 64] |= 1 << (i % 64);
-    }
-    fn get(&self, i: usize) -> bool {
-        self.0[i / 64] >> (i % 64) & 1 == 1
-    }
-}
+/// Values of a word of the mask: one bit each, a 32nd of the frames.
+const WORD: usize = 64;
+/// Words that a thread takes at once, at least.
+const WORDS_PER_TASK: usize = 1024;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -68,5 +64,18 @@ mod tests {
         assert_eq!(clamped.fraction, 0.4);
         let pulled = clamped.pullback.pull(&Tensor::full([5], 2.0)).unwrap();
         assert_eq!(pulled.f32s().unwrap(), [0.0, 2.0, 2.0, 2.0, 0.0]);
+    }
+
+    #[test]
+    fn many_values_are_clamped_as_few_are() {
+        let values: Vec<f32> = (0..200_003).map(|i| (i * 7919 % 4001) as f32 / 1000.0 - 2.0).collect();
+        let count = values.iter().filter(|v| v.abs() > 1.0).count();
+        let clamped = clamp(&Tensor::new(values.clone(), [values.len()]).unwrap()).unwrap();
+        assert_eq!(clamped.fraction, count as f64 / values.len() as f64);
+        let pulled = clamped.pullback.pull(&Tensor::full([values.len()], 3.0)).unwrap();
+        for (i, v) in values.iter().enumerate() {
+            assert_eq!(clamped.frames.f32s().unwrap()[i], v.clamp(-1.0, 1.0));
+            assert_eq!(pulled.f32s().unwrap()[i], if v.abs() > 1.0 { 0.0 } else { 3.0 });
+        }
     }
 }

@@ -1,15 +1,25 @@
-//! The one place where this network convolves.
+//! The one place where this network convolves. Kernel and bias are f32, and rounded to the dtype of what they meet.
 
 use burn::tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;
 
+use super::layout::Layout;
+
 /// Convolution of `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` is that of height and width, on both
 /// sides; in time the caller pads.
-pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3], padding: [usize; 2]) -> Tensor<4> {
+pub fn conv(
+    x: Tensor<4>,
+    kernel: Tensor<5>,
+    bias: Tensor<1>,
+    stride: [usize; 3],
+    padding: [usize; 2],
+    layout: Layout,
+) -> Tensor<4> {
     let [out, _, kt, kh, kw] = kernel.dims();
     if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {
-        return pointwise(x, kernel.flatten::<2>(1, 4), bias);
+        return layout.pointwise(x, kernel.flatten::<2>(1, 4), bias);
     }
+    let (kernel, bias) = (as_of(kernel, &x), as_of(bias, &x));
     if stride == [1, 1, 1] {
         return ops::conv3d(x, kernel, Some(bias), [0, padding[0], padding[1]]);
     }
@@ -24,14 +34,11 @@ pub fn conv(x: Tensor<4>, kernel: Tensor<5>, bias: Tensor<1>, stride: [usize; 3]
 /// convolution with the kernel turned round.
 pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
     let [_, _, kt, kh, kw] = kernel.dims();
-    let turned = kernel.flip([2, 3, 4]).swap_dims(0, 1);
+    let turned = as_of(kernel, &cotangent).flip([2, 3, 4]).swap_dims(0, 1);
     ops::conv3d(cotangent, turned, None, [kt - 1, kh - 1 - padding[0], kw - 1 - padding[1]])
 }
 
-/// The same linear map `[O, C]` at every position of `[C, T, H, W]`.
-pub fn pointwise(x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
-    let [c, t, h, w] = x.dims();
-    let out = matrix.dims()[0];
-    let y = ops::product(matrix, x.reshape([c, t * h * w])) + bias.reshape([out, 1]);
-    y.reshape([out, t, h, w])
+/// A weight in the dtype of `x`.
+fn as_of<const D: usize>(weight: Tensor<D>, x: &Tensor<4>) -> Tensor<D> {
+    if weight.dtype() == x.dtype() { weight } else { weight.cast(x.dtype()) }
 }

@@ -1,6 +1,8 @@
-//! Tiles by the memory there is.
+//! Tiles and checkpoints by the memory there is.
 
+use super::FEWEST_CHECKPOINTS;
 use super::config::VaeConfig;
+use super::layer::{CONTEXT, Kind};
 use super::tiling::Tiling;
 
 /// Bytes that the decoder and its pull hold of a pixel of the frame they are at (96 wide at the last stage), and of a
@@ -32,6 +34,56 @@ impl Fitting {
         let all = std::iter::once(None).chain(TILES.into_iter().map(Some));
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
+
+    /// As many checkpoints as fit in half of what the decoder and its pull leave, in this tiling and with `each` bytes for
+    /// a number: at least those that [`decoder_bytes`] counts already, and no more than there are chunks. The other half
+    /// is for what nobody counts.
+    pub fn checkpoints(
+        &self,
+        vae: &VaeConfig,
+        tiling: Option<Tiling>,
+        frames: usize,
+        latents: [usize; 3],
+        each: usize,
+    ) -> usize {
+        let [t, h, w] = latents;
+        let held = self.held.saturating_mul(t * h * w).saturating_add(decoder_bytes(vae, tiling, frames, [h, w]));
+        let more = self.bytes.saturating_sub(held) / 2 / state_bytes(vae, tiling, [h, w], each).max(1);
+        (FEWEST_CHECKPOINTS + more).min(t.saturating_sub(1).max(FEWEST_CHECKPOINTS))
+    }
+}
+
+/// As [`Fitting::checkpoints`], in host memory: what half of the memory that is free now holds, [`FEWEST_CHECKPOINTS`] at
+/// least, and those where the system does not say.
+pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
+    let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
+    more.clamp(FEWEST_CHECKPOINTS, chunks.saturating_sub(1).max(FEWEST_CHECKPOINTS))
+}
+
+fn free_host_memory() -> Option<usize> {
+    let system = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = system.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<usize>().ok()? << 10)
+}
+
+/// Bytes of the caches at a chunk border in the decoder, with `each` bytes for a number, for frames or tiles of
+/// `[height, width]` latent pixels.
+pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], each: usize) -> usize {
+    let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
+    let (mut doubled, mut numbers) = (1, 0);
+    for layer in vae.decoder_layers() {
+        let input = match layer.kind() {
+            Kind::Conv { input, .. } | Kind::Activated { input, .. } => input,
+            Kind::Upsample { input, temporal, .. } => {
+                numbers += if temporal { CONTEXT * input * doubled * doubled } else { 0 };
+                doubled *= 2;
+                continue;
+            }
+            _ => continue,
+        };
+        numbers += CONTEXT * input * doubled * doubled;
+    }
+    numbers * tile[0] * tile[1] * each
 }
 
 /// Bytes that the decoder and its pull hold beyond weights, for frames of `[height, width]` latent pixels.
@@ -56,5 +108,30 @@ mod tests {
         assert_eq!(tiling(1, 0), Some(TILES[1]));
         // What the trajectory holds counts: 131,040 latent pixels.
         assert_eq!(tiling(60, 250_000), Some(TILES[0]));
+    }
+
+    #[test]
+    fn a_state_is_two_frames_of_what_each_causal_convolution_sees() {
+        let vae = VaeConfig::wan2_1();
+        // 16 -> 384 at the latents' size; ten times 384, then twice 384 before time is doubled at 1x and 2x, and so on.
+        let at = |width: usize, scale: usize, count: usize| 2 * width * scale * scale * count;
+        let numbers =
+            at(16, 1, 1) + at(384, 1, 4 + 6 + 1) + at(192, 2, 1) + at(384, 2, 5 + 1) + at(192, 4, 6) + at(96, 8, 7);
+        assert_eq!(state_bytes(&vae, None, [60, 60], 4), 4 * 3600 * numbers);
+        assert_eq!(state_bytes(&vae, Some(TILES[1]), [60, 60], 2), 2 * 34 * 34 * numbers);
+    }
+
+    #[test]
+    fn checkpoints_are_as_many_as_fit() {
+        let (vae, latents) = (VaeConfig::wan2_1(), [21, 60, 60]);
+        let checkpoints = |gigabytes: usize, each| {
+            Fitting { bytes: gigabytes << 30, held: 0 }.checkpoints(&vae, None, 81, latents, each)
+        };
+        assert_eq!(checkpoints(1, 4), FEWEST_CHECKPOINTS);
+        assert_eq!(checkpoints(100, 4), 20);
+        let (some, of_bf16) = (checkpoints(30, 4), checkpoints(30, 2));
+        assert!(FEWEST_CHECKPOINTS < some && some < of_bf16 && of_bf16 <= 20, "{some} {of_bf16}");
+        assert_eq!(checkpoints_in_host_memory(3, 1 << 20), FEWEST_CHECKPOINTS);
+        assert_eq!(checkpoints_in_host_memory(21, 1 << 60), FEWEST_CHECKPOINTS);
     }
 }

@@ -1,16 +1,15 @@
 //! One layer of the chain that encoder and decoder are: its weights and its forward pass on a chunk of frames.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use roll_backends::{Weights, ops, weights};
 use roll_core::{Error, Result};
 
-use super::conv::{conv, conv_pull, pointwise};
-use super::rearrange::{
-    Factors, average_down, duplicate_up, interleave_frames, nearest_double, pad_bottom_right, patchify, unpatchify,
-};
+use super::conv::{conv, conv_pull};
+use super::layout::Layout;
+use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
 /// Frames before a chunk that a causal convolution of three frames looks at.
-const CONTEXT: usize = 2;
+pub(super) const CONTEXT: usize = 2;
 
 /// What a layer does. Every layer is causal: what it needs of the frames before its chunk stands in its caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +63,8 @@ pub(super) struct Surroundings<'a> {
     /// Whether this is the first chunk of a video: one frame, with nothing before it. (Or several such frames, each of
     /// another video.)
     pub first: bool,
+    /// Where the channels of a chunk lie in memory.
+    pub layout: Layout,
 }
 
 /// A layer's caches: frames of the chunks before, or nothing yet.
@@ -80,6 +81,17 @@ impl Layer {
 
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// What it computes in, in a network of `dtype`. Latents and frames, and attention, whose products are small, stay f32:
+    /// a frame rounded to bf16 would lie up to half a step of eight bits off.
+    pub fn dtype(&self, dtype: DType) -> DType {
+        match self.kind {
+            Kind::FromLatents { .. } | Kind::ToLatents { .. } | Kind::Attention { .. } => DType::F32,
+            Kind::Patchify | Kind::Unpatchify => DType::F32,
+            Kind::Activated { .. } if self.name.ends_with(".head") => DType::F32,
+            _ => dtype,
+        }
     }
 
     /// Number of caches.
@@ -170,10 +182,15 @@ impl Layer {
                 let matrix = self.weight::<5>("weight", around)?.narrow(0, 0, channels).flatten::<2>(1, 4);
                 let bias = self.weight::<1>("bias", around)?.narrow(0, 0, channels);
                 let Statistics { mean, std } = around.statistics;
-                let y = pointwise(x, matrix, bias) - mean.clone().reshape([channels, 1, 1, 1]);
+                let y = around.layout.pointwise(x, matrix, bias) - mean.clone().reshape([channels, 1, 1, 1]);
                 Ok((y / std.clone().reshape([channels, 1, 1, 1]), vec![]))
             }
             Kind::Conv { .. } => self.convolve(x, cache(), "", around),
+            Kind::Activated { parts, .. } if around.layout == Layout::Innermost && !around.first => {
+                let past = past(cache(), &x, CONTEXT);
+                let seen = ops::channel_norm_silu_after(past, x, self.gamma(&parts[0].to_string(), around)?);
+                self.convolve_seen(seen, &parts[1].to_string(), around)
+            }
             Kind::Activated { parts, .. } => {
                 self.convolve(self.activate(x, around)?, cache(), &parts[1].to_string(), around)
             }
@@ -213,9 +230,40 @@ impl Layer {
         let frames = cotangent.dims()[1];
         if around.first {
             let seen = conv_pull(cotangent, last_tap(kernel), [1, 1]);
-            return Ok((None, add_to_end(seen, next.map(|next| next.narrow(1, CONTEXT - 1, 1)))));
+            let newest = next.map(|next| next.narrow(1, CONTEXT - 1, 1));
+            return Ok((None, around.layout.add_to_end(seen, newest)));
         }
-        let seen = add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
+        let seen = around.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
+        Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
+    }
+
+    /// The pull of [`Kind::Activated`]'s norm and SiLU, given the layer's input.
+    pub fn pull_activation(
+        &self,
+        x: Tensor<4>,
+        cotangent: Tensor<4>,
+        parts: [usize; 2],
+        around: &Surroundings<'_>,
+    ) -> Result<Tensor<4>> {
+        Ok(ops::channel_norm_silu_pull(x, self.gamma(&parts[0].to_string(), around)?, cotangent))
+    }
+
+    /// As [`Layer::pull_convolution`], of [`Kind::Upsample`], which is linear as a whole.
+    pub fn pull_upsample(
+        &self,
+        cotangent: Tensor<4>,
+        next: Option<Tensor<4>>,
+        around: &Surroundings<'_>,
+    ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
+        let doubled = conv_pull(cotangent, self.kernel("resample.1", around)?, [1, 1]);
+        let x = around.layout.double_pull(doubled);
+        if around.first || self.slots() == 0 {
+            return Ok((None, x));
+        }
+        let pairs = around.layout.interleave_pull(x);
+        let frames = pairs.dims()[1];
+        let seen = conv_pull(pairs, self.kernel("time_conv", around)?, [0, 0]);
+        let seen = around.layout.add_to_end(seen, next);
         Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
     }
 
@@ -228,16 +276,23 @@ impl Layer {
         part: &str,
         around: &Surroundings<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        let kernel = self.kernel(part, around)?;
         let [c, t, h, w] = x.dims();
         if around.first {
-            let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], &x.device());
-            let next = Tensor::cat(vec![zeros, x.clone().narrow(1, t - 1, 1)], 1);
-            return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1]), vec![Some(next)]));
+            let bias = self.weight::<1>(&join(part, "bias"), around)?;
+            let kernel = self.kernel(part, around)?;
+            let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
+            let next = around.layout.join(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
+            return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], around.layout), vec![Some(next)]));
         }
-        let (x, next) = after(cache, x, CONTEXT);
-        Ok((conv(x, kernel, bias, [1, 1, 1], [1, 1]), vec![Some(next)]))
+        self.convolve_seen(around.layout.join(vec![past(cache, &x, CONTEXT), x]), part, around)
+    }
+
+    /// As [`Layer::convolve`], given the frames before the chunk and those of the chunk.
+    fn convolve_seen(&self, seen: Tensor<4>, part: &str, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
+        let bias = self.weight::<1>(&join(part, "bias"), around)?;
+        let next = seen.clone().narrow(1, seen.dims()[1] - CONTEXT, CONTEXT);
+        let y = conv(seen, self.kernel(part, around)?, bias, [1, 1, 1], [1, 1], around.layout);
+        Ok((y, vec![Some(next)]))
     }
 
     /// Norm and SiLU of [`Kind::Activated`]; of any other kind the input itself.
@@ -265,12 +320,12 @@ impl Layer {
         let (x, next) = match temporal {
             true if around.first => (x, vec![None]),
             true => {
-                let (x, next) = after(cache, x, CONTEXT);
-                (interleave_frames(self.conv(x, "time_conv", around, 0)?), vec![Some(next)])
+                let (x, next) = after(cache, x, CONTEXT, around.layout);
+                (around.layout.interleave(self.conv(x, "time_conv", around, 0)?), vec![Some(next)])
             }
             false => (x, vec![]),
         };
-        Ok((self.conv(nearest_double(x), "resample.1", around, 1)?, next))
+        Ok((self.conv(around.layout.double(x), "resample.1", around, 1)?, next))
     }
 
     /// The first chunk is not halved in time: its one frame stands alone.
@@ -288,7 +343,7 @@ impl Layer {
         if around.first {
             return Ok((x.clone(), vec![Some(x)]));
         }
-        let (x, next) = after(cache, x, 1);
+        let (x, next) = after(cache, x, 1, around.layout);
         Ok((self.conv_strided(x, "time_conv", around, [2, 1, 1])?, vec![Some(next)]))
     }
 
@@ -296,7 +351,7 @@ impl Layer {
         let [c, t, h, w] = x.dims();
         let normed = ops::channel_norm(x.clone(), self.gamma("norm", around)?);
         let matrix = self.weight::<4>("to_qkv.weight", around)?.flatten::<2>(1, 3);
-        let qkv = pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", around)?);
+        let qkv = around.layout.pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", around)?);
         let frames = (0..t).map(|frame| {
             let part = |i: usize| {
                 let part = qkv.clone().narrow(0, i * channels, channels).narrow(1, frame, 1);
@@ -306,12 +361,12 @@ impl Layer {
         });
         let attended = Tensor::cat(frames.collect(), 1);
         let matrix = self.weight::<4>("proj.weight", around)?.flatten::<2>(1, 3);
-        Ok(x + pointwise(attended, matrix, self.weight::<1>("proj.bias", around)?))
+        Ok(x + around.layout.pointwise(attended, matrix, self.weight::<1>("proj.bias", around)?))
     }
 
     fn conv(&self, x: Tensor<4>, part: &str, around: &Surroundings<'_>, padding: usize) -> Result<Tensor<4>> {
         let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        Ok(conv(x, self.kernel(part, around)?, bias, [1, 1, 1], [padding, padding]))
+        Ok(conv(x, self.kernel(part, around)?, bias, [1, 1, 1], [padding, padding], around.layout))
     }
 
     fn conv_strided(
@@ -322,7 +377,7 @@ impl Layer {
         stride: [usize; 3],
     ) -> Result<Tensor<4>> {
         let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        Ok(conv(x, self.kernel(part, around)?, bias, stride, [0, 0]))
+        Ok(conv(x, self.kernel(part, around)?, bias, stride, [0, 0], around.layout))
     }
 
     /// A kernel `[O, C, kt, kh, kw]`; one without time axis gets one of length one.
@@ -365,22 +420,16 @@ fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
     kernel.narrow(2, frames - 1, 1)
 }
 
-/// `x`, to whose last frames `end` is added.
-fn add_to_end(x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
-    let Some(end) = end else { return x };
-    let kept = x.dims()[1] - end.dims()[1];
-    let sum = x.clone().narrow(1, kept, end.dims()[1]) + end;
-    match kept {
-        0 => sum,
-        _ => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
-    }
+/// `x` after the cached frames (zeros when there are none yet), and the last `context` frames of both.
+fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize, layout: Layout) -> (Tensor<4>, Tensor<4>) {
+    let frames = x.dims()[1];
+    let joined = layout.join(vec![past(cache, &x, context), x]);
+    let next = joined.clone().narrow(1, frames, context);
+    (joined, next)
 }
 
-/// `x` after the cached frames (zeros when there are none yet), and the last `context` frames of both.
-fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize) -> (Tensor<4>, Tensor<4>) {
-    let [c, t, h, w] = x.dims();
-    let past = cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], &x.device()));
-    let joined = Tensor::cat(vec![past, x], 1);
-    let next = joined.clone().narrow(1, t, context);
-    (joined, next)
+/// The cached frames, zeros when there are none yet.
+fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, context: usize) -> Tensor<4> {
+    let [c, _, h, w] = x.dims();
+    cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], (&x.device(), x.dtype())))
 }

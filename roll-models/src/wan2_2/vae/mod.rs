@@ -3,15 +3,18 @@
 //! Both networks are chains of causal layers ([`layer`]). A video runs through them in chunks, one latent frame each:
 //! a convolution sees the last frames of the chunk before in a cache. The result is that of the whole video at once.
 //! The pull goes back over the chunks, with gradients flowing through the caches; of the caches at chunk borders only
-//! [`Chunking::checkpoints`] are kept and the others recomputed ([`schedule`]), and within a chunk one layer at a time
-//! is recorded ([`chain`]). Read it beside the official `wan/modules/vae2_1.py` and `vae2_2.py`.
+//! [`Chunking::checkpoints`] are kept, here or in host memory, and the others recomputed ([`schedule`]), and within a
+//! chunk one layer at a time is pulled ([`chain`]). Read it beside the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
 mod clamp;
 mod config;
 mod conv;
 mod fitting;
+mod frames;
+mod kept;
 mod layer;
+mod layout;
 mod pass;
 mod rearrange;
 mod recorded;
@@ -30,12 +33,14 @@ use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 pub use chain::Probe;
 pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
-pub use fitting::{Fitting, decoder_bytes};
+pub(super) use fitting::checkpoints_in_host_memory;
+pub use fitting::{Fitting, decoder_bytes, state_bytes};
 pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
 use chain::CausalChain;
 use layer::Layer;
+use layout::Layout;
 use pass::{Pass, PassTile};
 use volume::Volume;
 
@@ -45,13 +50,18 @@ pub struct Chunking {
     /// Tiles of the plane; `None` takes it whole.
     pub tiling: Option<Tiling>,
     /// Caches at chunk borders that are kept for the pull; fewer take less memory and more time, the numbers are the
-    /// same. At 128 x 128 pixels one is about 150 MB in the published Wan2.1 VAE.
+    /// same. At 128 x 128 pixels one is about 150 MB in the published Wan2.1 VAE ([`state_bytes`]).
     pub checkpoints: usize,
+    /// They wait in host memory. The numbers are the same.
+    pub offload: bool,
 }
+
+/// Checkpoints where nobody says more: with them at most four fifths of the decoder runs once more for 21 chunks.
+pub(super) const FEWEST_CHECKPOINTS: usize = 4;
 
 impl Default for Chunking {
     fn default() -> Self {
-        Self { tiling: None, checkpoints: 4 }
+        Self { tiling: None, checkpoints: FEWEST_CHECKPOINTS, offload: false }
     }
 }
 
@@ -158,10 +168,40 @@ impl Vae {
         };
         let statistics =
             layer::Statistics { mean: on_device("mean", &statistics.mean)?, std: on_device("std", &statistics.std)? };
-        let chain =
-            |layers: Vec<Layer>| Arc::new(CausalChain { layers, statistics: statistics.clone(), store: store.clone() });
-        let (encoder, decoder) = (chain(config.encoder_layers()), chain(config.decoder_layers()));
+        let layout = Layout::of(store.device());
+        let chain = |layers: Vec<Layer>, layout| {
+            let (statistics, store) = (statistics.clone(), store.clone());
+            Arc::new(CausalChain { layers, statistics, store, dtype: DType::F32, layout })
+        };
+        // Pictures are encoded once in a run.
+        let (encoder, decoder) =
+            (chain(config.encoder_layers(), Layout::Outermost), chain(config.decoder_layers(), layout));
         Ok(Self { config, facts, encoder, decoder })
+    }
+
+    /// Computes the decoder in `dtype`, f32 or bf16. In bf16 weights and activations are rounded to it and sums are f32;
+    /// latents, attention and the last layer, which makes the frames, stay f32, and so does the encoder. Fails on other
+    /// dtypes, and where the device has no bf16.
+    pub fn decoding_in(self, dtype: DType) -> Result<Self> {
+        let device = self.decoder.store.device();
+        if !matches!(dtype, DType::F32 | DType::BF16) || !device.supports_dtype(dtype) {
+            let problem = format!("the device cannot decode in {dtype:?}: expected f32, or bf16 where a device has it");
+            return Err(Error::Unsupported(problem));
+        }
+        Ok(self.with_decoder(|decoder| decoder.dtype = dtype))
+    }
+
+    /// Bytes of a number between two layers of the decoder.
+    pub fn decoding_bytes(&self) -> usize {
+        self.decoder.dtype.size()
+    }
+
+    fn with_decoder(self, change: impl FnOnce(&mut CausalChain)) -> Self {
+        let CausalChain { layers, statistics, store, dtype, layout } = &*self.decoder;
+        let (layers, statistics, store) = (layers.clone(), statistics.clone(), store.clone());
+        let mut decoder = CausalChain { layers, statistics, store, dtype: *dtype, layout: *layout };
+        change(&mut decoder);
+        Self { decoder: Arc::new(decoder), ..self }
     }
 
     /// Facts of the checkpoint.
@@ -195,6 +235,7 @@ impl Vae {
             chunks: latent_frames,
             tiles: tiles.into_iter().map(|tile| PassTile::new(tile, self.facts.spatial_stride)).collect(),
             checkpoints: chunking.checkpoints,
+            offload: chunking.offload,
         };
         pass.run(video, grad, None)
     }
@@ -243,6 +284,7 @@ impl Vae {
             chunks: frames,
             tiles: tiles.into_iter().map(|tile| PassTile::new(tile, 1)).collect(),
             checkpoints: chunking.checkpoints,
+            offload: chunking.offload,
         })
     }
 }

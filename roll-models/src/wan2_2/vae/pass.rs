@@ -1,12 +1,14 @@
 //! A pass of encoder or decoder over a whole video: tile by tile, chunk by chunk, and the same way back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor as Burn, TensorData};
-use roll_backends::to_host;
+use burn::tensor::Tensor as Burn;
 use roll_core::{Error, Grad, Pullback, Result, Tensor};
 
 use super::chain::{CausalChain, Probe, State, StateCotangent};
+use super::frames::{Source, Sum, chunk_frames, chunks_together};
+use super::kept::Kept;
 use super::schedule::{Reversible, Schedule};
 use super::tiling::Tile;
 use super::volume::{Volume, Window};
@@ -23,12 +25,14 @@ pub(super) struct Pass {
     pub tiles: Vec<PassTile>,
     /// States kept for the pull, besides the first.
     pub checkpoints: usize,
+    /// They wait in host memory.
+    pub offload: bool,
 }
 
 /// A tile as this pass sees it.
 pub(super) struct PassTile {
-    pub input: [std::ops::Range<usize>; 2],
-    pub output: [std::ops::Range<usize>; 2],
+    pub input: [Range<usize>; 2],
+    pub output: [Range<usize>; 2],
     pub share: Option<Vec<f32>>,
 }
 
@@ -46,19 +50,19 @@ impl Pass {
     /// With one tile the states that the pull starts from are kept on the way; with several, each tile runs once more
     /// when its turn comes, so that the states of one tile exist at a time.
     pub fn run(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
-        let values = input.f32s()?;
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.kept_on_the_way();
         let keep = grad.is_on() && self.tiles.len() == 1;
         let mut kept = Vec::new();
-        let mut output = vec![0f32; self.output.len()];
+        let mut source = self.source(&self.input, input.f32s()?, self.chunk[0]);
+        let mut output = self.sum(&self.output, self.chunk[1]);
         for tile in &self.tiles {
             let mut state = self.chain.start();
             for k in 0..self.chunks {
                 if keep && positions.contains(&k) {
-                    kept.push((k, state.clone()));
+                    self.keep(&mut kept, k, &state)?;
                 }
-                let x = self.upload(values, k, tile);
+                let x = source.read(k, &window(&tile.input, k, self.chunk[0]), None);
                 // An explicit reborrow: `as_deref_mut` cannot shorten the life of a boxed closure's captures.
                 let shown: Option<Probe<'_>> = match &mut probe {
                     Some(probe) => Some(&mut **probe),
@@ -66,16 +70,11 @@ impl Pass {
                 };
                 let (y, next) = self.chain.advance(x, &state, shown)?;
                 state = next;
-                let window = window(&tile.output, k, self.chunk[1]);
-                let y = to_host(y)?;
-                if y.shape() != self.output.window_shape(&window) {
-                    let expected = format!("{:?}", self.output.window_shape(&window));
-                    return Err(Error::shape(format!("chunk {k} of the VAE's result"), expected, y.shape()));
-                }
-                self.output.add(&mut output, &window, y.f32s()?, tile.share.as_deref());
+                output.add(window(&tile.output, k, self.chunk[1]), y, tile.share.as_deref())?;
             }
         }
-        let output = Tensor::new(output, self.output.shape())?;
+        let output = output.finish()?;
+        drop(source);
         let pullback = grad.is_on().then(|| {
             let input = input.clone();
             Pullback::new(move |cotangent| self.pull(&input, cotangent, &schedule, kept))
@@ -88,72 +87,107 @@ impl Pass {
         input: &Tensor,
         cotangent: &Tensor,
         schedule: &Schedule,
-        kept: Vec<(usize, State)>,
+        mut kept: Vec<(usize, Kept)>,
     ) -> Result<Tensor> {
         if cotangent.shape() != self.output.shape() {
             let expected = format!("{:?}", self.output.shape());
             return Err(Error::shape("cotangent of the VAE's result", expected, cotangent.shape()));
         }
-        let mut kept = kept;
-        let mut gradient = vec![0f32; self.input.len()];
+        let mut input = self.source(&self.input, input.f32s()?, self.chunk[0]);
+        let mut cotangent = self.source(&self.output, cotangent.f32s()?, self.chunk[1]);
+        let mut gradient = self.sum(&self.input, self.chunk[0]);
         for tile in &self.tiles {
             let after = self.chain.no_cotangent();
-            let (input, cotangent) = (input.f32s()?, cotangent.f32s()?);
-            let start = match kept.is_empty() {
-                true => vec![(0, self.chain.start())],
-                false => std::mem::take(&mut kept),
+            let start = match std::mem::take(&mut kept) {
+                kept if !kept.is_empty() => kept,
+                _ if self.offload => self.sweep(tile, &mut input, schedule)?,
+                _ => vec![(0, Kept::Here(self.chain.start()))],
             };
-            let mut work = TilePull { pass: self, tile, input, cotangent, gradient: &mut gradient, after };
-            schedule.reverse(&mut work, start)?;
+            let (input, cotangent, gradient) = (&mut input, &mut cotangent, &mut gradient);
+            schedule.reverse(&mut TilePull { pass: self, tile, input, cotangent, gradient, after }, start)?;
         }
-        Tensor::new(gradient, self.input.shape())
+        gradient.finish()
     }
 
-    fn upload(&self, values: &[f32], k: usize, tile: &PassTile) -> Burn<4> {
-        self.to_device(&self.input, values, &window(&tile.input, k, self.chunk[0]), None)
+    /// Runs a tile for its states alone.
+    fn sweep(&self, tile: &PassTile, input: &mut Source<'_>, schedule: &Schedule) -> Result<Vec<(usize, Kept)>> {
+        let positions = schedule.kept_on_the_way();
+        let (mut state, mut kept) = (self.chain.start(), Vec::new());
+        for k in 0..=positions.last().copied().unwrap_or(0) {
+            if k > 0 {
+                let x = input.read(k - 1, &window(&tile.input, k - 1, self.chunk[0]), None);
+                state = self.chain.advance(x, &state, None)?.1;
+            }
+            if positions.contains(&k) {
+                self.keep(&mut kept, k, &state)?;
+            }
+        }
+        Ok(kept)
     }
 
-    fn to_device(&self, volume: &Volume, values: &[f32], window: &Window, share: Option<&[f32]>) -> Burn<4> {
-        let data = TensorData::new(volume.read(values, window, share), volume.window_shape(window));
-        Burn::from_data(data, (self.chain.store.device(), DType::F32))
+    fn keep(&self, kept: &mut Vec<(usize, Kept)>, position: usize, state: &State) -> Result<()> {
+        // The device has room for one state on its way.
+        if let Some((_, before)) = kept.last_mut() {
+            before.settle()?;
+        }
+        kept.push((position, if self.offload { Kept::away(state)? } else { Kept::Here(state.clone()) }));
+        Ok(())
+    }
+
+    fn source<'a>(&'a self, volume: &'a Volume, values: &'a [f32], frames: usize) -> Source<'a> {
+        let device = self.chain.store.device();
+        Source::new(volume, values, frames, chunks_together(volume, frames, device), device)
+    }
+
+    fn sum<'a>(&self, volume: &'a Volume, frames: usize) -> Sum<'a> {
+        Sum::new(volume, chunks_together(volume, frames, self.chain.store.device()))
     }
 }
 
 /// The pull of one tile, last chunk first.
-struct TilePull<'a> {
+struct TilePull<'a, 'v> {
     pass: &'a Pass,
     tile: &'a PassTile,
-    input: &'a [f32],
-    cotangent: &'a [f32],
-    gradient: &'a mut [f32],
+    input: &'a mut Source<'v>,
+    cotangent: &'a mut Source<'v>,
+    gradient: &'a mut Sum<'v>,
     after: StateCotangent,
 }
 
-impl Reversible for TilePull<'_> {
+impl TilePull<'_, '_> {
+    fn upload(&mut self, step: usize) -> Burn<4> {
+        self.input.read(step, &window(&self.tile.input, step, self.pass.chunk[0]), None)
+    }
+}
+
+impl Reversible for TilePull<'_, '_> {
     type State = State;
+    type Kept = Kept;
+
+    fn expect(&mut self, kept: &mut Kept) -> Result<()> {
+        kept.begin_return()
+    }
+
+    fn bring(&mut self, kept: Kept) -> Result<State> {
+        kept.back()
+    }
 
     fn advance(&mut self, step: usize, state: &State) -> Result<State> {
-        let x = self.pass.upload(self.input, step, self.tile);
+        let x = self.upload(step);
         Ok(self.pass.chain.advance(x, state, None)?.1)
     }
 
     fn pull(&mut self, step: usize, state: &State) -> Result<()> {
+        let x = self.upload(step);
         let Self { pass, tile, .. } = self;
-        let x = pass.upload(self.input, step, tile);
         let result = window(&tile.output, step, pass.chunk[1]);
-        let cotangent = pass.to_device(&pass.output, self.cotangent, &result, tile.share.as_deref());
+        let cotangent = self.cotangent.read(step, &result, tile.share.as_deref());
         let (x, before) = pass.chain.pull(x, state, cotangent, std::mem::take(&mut self.after))?;
         self.after = before;
-        let source = window(&tile.input, step, pass.chunk[0]);
-        pass.input.add(self.gradient, &source, to_host(x)?.f32s()?, None);
-        Ok(())
+        self.gradient.add(window(&tile.input, step, pass.chunk[0]), x, None)
     }
 }
 
-fn window(plane: &[std::ops::Range<usize>; 2], chunk: usize, frames: usize) -> Window {
-    let frames = match chunk {
-        0 => 0..1,
-        k => 1 + (k - 1) * frames..1 + k * frames,
-    };
-    Window { frames, rows: plane[0].clone(), columns: plane[1].clone() }
+fn window(plane: &[Range<usize>; 2], chunk: usize, frames: usize) -> Window {
+    Window { frames: chunk_frames(chunk, frames), rows: plane[0].clone(), columns: plane[1].clone() }
 }

@@ -10,6 +10,12 @@ use roll_core::Result;
 pub trait Reversible {
     /// What step `k + 1` needs of step `k`. Cloning it must be cheap.
     type State: Clone;
+    /// A state as it waits for its turn.
+    type Kept;
+    /// Told which kept state is wanted next, before the steps behind it are pulled.
+    fn expect(&mut self, kept: &mut Self::Kept) -> Result<()>;
+    /// A kept state, whose turn has come.
+    fn bring(&mut self, kept: Self::Kept) -> Result<Self::State>;
     /// State `step + 1`.
     fn advance(&mut self, step: usize, state: &Self::State) -> Result<Self::State>;
     /// Pulls back one step; called once for each, last step first.
@@ -72,9 +78,13 @@ impl Schedule {
     }
 
     /// Pulls back all steps, given some states (ascending positions, the first one 0).
-    pub fn reverse<R: Reversible>(&self, work: &mut R, mut kept: Vec<(usize, R::State)>) -> Result<()> {
+    pub fn reverse<R: Reversible>(&self, work: &mut R, mut kept: Vec<(usize, R::Kept)>) -> Result<()> {
         let mut end = self.steps;
         while let Some((begin, state)) = kept.pop() {
+            let state = work.bring(state)?;
+            if let Some((_, next)) = kept.last_mut() {
+                work.expect(next)?;
+            }
             self.reverse_range(work, begin, end, state, self.slots - kept.len().min(self.slots))?;
             end = begin;
         }
@@ -117,6 +127,14 @@ mod tests {
     }
     impl Reversible for Count {
         type State = usize;
+        type Kept = usize;
+        fn expect(&mut self, kept: &mut usize) -> Result<()> {
+            assert!(self.pulled.last().is_none_or(|last| kept < last));
+            Ok(())
+        }
+        fn bring(&mut self, kept: usize) -> Result<usize> {
+            Ok(kept)
+        }
         fn advance(&mut self, step: usize, state: &usize) -> Result<usize> {
             assert_eq!(step, *state);
             self.advances += 1;

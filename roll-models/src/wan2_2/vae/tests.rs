@@ -86,23 +86,74 @@ fn encoder_gradients_match_central_differences() {
 }
 
 #[test]
-fn the_number_of_checkpoints_changes_nothing() {
+fn neither_the_number_of_checkpoints_nor_where_they_wait_changes_anything() {
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
         let vae = load(&tiny(version), 7);
         let latents = normal(&[4, 7, 2, 2], 3);
-        let pull = |checkpoints, tiling| {
-            let chunking = Chunking { checkpoints, tiling };
+        let pull = |checkpoints, offload, tiling| {
+            let chunking = Chunking { checkpoints, tiling, offload };
             let (frames, pullback) = vae.decode(&latents, &chunking, Grad::Record).unwrap();
             let cotangent = normal(frames.shape(), 4);
             (frames, pullback.unwrap().pull(&cotangent).unwrap())
         };
         for tiling in [None, Some(Tiling { size: [2, 1], stride: [1, 1] })] {
-            let (frames, gradient) = pull(100, tiling);
-            for checkpoints in [0, 1, 2, 4] {
-                let (others, other) = pull(checkpoints, tiling);
+            let (frames, gradient) = pull(100, false, tiling);
+            for (checkpoints, offload) in [0, 1, 2, 4, 100].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+                let (others, other) = pull(checkpoints, offload, tiling);
                 assert_eq!(others.f32s().unwrap(), frames.f32s().unwrap());
                 assert_eq!(other.f32s().unwrap(), gradient.f32s().unwrap());
             }
+        }
+    }
+}
+
+/// The frames and the gradient of a decoder, whole and in tiles.
+fn decoded(vae: &Vae) -> [Tensor; 4] {
+    let latents = normal(&[4, 4, 3, 2], 3);
+    let run = |chunking: &Chunking| {
+        let (frames, pullback) = vae.decode(&latents, chunking, Grad::Record).unwrap();
+        let gradient = pullback.unwrap().pull(&normal(frames.shape(), 4)).unwrap();
+        [frames, gradient]
+    };
+    let ([a, b], [c, d]) = (run(&Chunking::default()), run(&tiled([2, 2], [1, 1])));
+    [a, b, c, d]
+}
+
+/// The path of libtorch's GPUs on every CPU backend: their pulls, and all that moves frames.
+#[test]
+fn where_the_channels_lie_changes_the_order_of_sums_alone() {
+    for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
+        let vae = load(&tiny(version), 7);
+        let expected = decoded(&vae);
+        let innermost = decoded(&vae.with_decoder(|decoder| decoder.layout = Layout::Innermost));
+        for (found, expected) in innermost.iter().zip(&expected) {
+            assert!(difference(found, expected) < 2e-5, "{version:?}: {:e}", difference(found, expected));
+        }
+    }
+}
+
+/// Measured with these weights; the published VAE has twice as many layers.
+#[test]
+fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
+    for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok()) {
+        let device = roll_backends::device(backend.name()).unwrap();
+        for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
+            let state = tiny(version).random_state(7).unwrap();
+            let vae = Vae::load_with_statistics(&state, &LatentStatistics::none(4), &device).unwrap();
+            if !device.supports_dtype(DType::BF16) {
+                assert!(vae.decoding_in(DType::BF16).is_err());
+                continue;
+            }
+            let exact = decoded(&vae);
+            for layout in [Layout::Outermost, Layout::Innermost] {
+                let narrow = vae.clone().decoding_in(DType::BF16).unwrap().with_decoder(|d| d.layout = layout);
+                for (found, exact) in decoded(&narrow).iter().zip(&exact) {
+                    let off = difference(found, exact);
+                    println!("{backend} {version:?} {layout:?}: {off:.1e} of the largest value");
+                    assert!(0.0 < off && off < 12.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
+                }
+            }
+            assert_eq!(decoded(&vae.decoding_in(DType::F32).unwrap())[0].as_bytes(), exact[0].as_bytes());
         }
     }
 }

@@ -1,0 +1,74 @@
+//! ATen's convolutions, with the channels innermost in memory on GPUs.
+//!
+//! cuDNN's kernels on tensor cores read volumes whose channels lie innermost, `[T, H, W, C]` in memory. Of any other volume
+//! ATen and cuDNN make such a copy, and copy the result back; in bf16, ATen leaves cuDNN for a kernel that unfolds the
+//! volume. Here the result lies as it was computed, so that the next convolution copies nothing.
+//!
+//! f32 is TF32 there, ATen's default, unless the environment says `NVIDIA_TF32_OVERRIDE=0`. Algorithms are chosen by cuDNN's
+//! rules: choosing by time (`cudnn_set_benchmark`) may be faster, and may choose otherwise in the next run, which then has
+//! other bits.
+
+use burn::backend::{LibTorch, tensor::FloatTensor};
+use tch::Tensor;
+
+use super::fresh;
+use crate::ops::ConvKernel;
+
+impl ConvKernel for LibTorch {
+    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+        let (x, weight) = (&x.tensor, &weight.tensor);
+        let bias = (bias.tensor.numel() > 0).then_some(&bias.tensor);
+        fresh(match x.device().is_cuda() {
+            true => innermost(x, weight, bias, padding.map(|n| n as i64)),
+            false => outermost(x, weight, bias, padding.map(|n| n as i64)),
+        })
+    }
+}
+
+fn outermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
+    x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
+}
+
+/// A result whose channels are innermost in memory. Copies x, unless its are.
+fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
+    let x_thwc = x.permute([1, 2, 3, 0]).contiguous();
+    if weight.size()[2] == 1 && t == 0 {
+        // Frames by themselves are a batch of pictures, for which cuDNN has more kernels.
+        let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
+        return y.permute([1, 0, 2, 3]);
+    }
+    let x = x_thwc.unsqueeze(0).permute([0, 4, 1, 2, 3]);
+    x.conv3d(weight, bias, [1; 3], [t, h, w], [1; 3], 1).squeeze_dim(0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    /// The path of GPUs, here on the CPU.
+    #[test]
+    fn where_the_channels_lie_changes_no_convolution() {
+        for (kernel, padding) in [([3, 3, 3], [0, 1, 1]), ([1, 3, 3], [0, 1, 1]), ([3, 1, 1], [2, 0, 0])] {
+            let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
+            let (x, bias) = (normal(&[6, 4, 5, 7]), normal(&[3]));
+            let weight = normal(&[3, 6, kernel[0], kernel[1], kernel[2]]);
+            let expected = outermost(&x, &weight, Some(&bias), padding);
+            let as_thwc = x.permute([1, 2, 3, 0]).contiguous().permute([3, 0, 1, 2]);
+            for x in [x, as_thwc] {
+                let found = innermost(&x, &weight, Some(&bias), padding);
+                assert_eq!(found.size(), expected.size());
+                assert!(f64::try_from((&found - &expected).abs().max() / expected.abs().max()).unwrap() < 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn a_volume_whose_channels_are_innermost_is_not_copied() {
+        let x = Tensor::randn([4, 3, 5, 6], (Kind::Float, Device::Cpu));
+        let thwc = x.permute([3, 0, 1, 2]);
+        assert_eq!(thwc.permute([1, 2, 3, 0]).contiguous().data_ptr(), x.data_ptr());
+    }
+}

@@ -1,0 +1,231 @@
+//! Windows of host volumes on the device, and back. A GPU waits at each copy: it is given, and gives, many chunks at a time.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use roll_backends::device::is_gpu;
+use roll_backends::to_host;
+use roll_core::{Error, Result, Tensor};
+
+use super::volume::{Volume, Window};
+
+/// Bytes of chunks that are copied together: what comes next is prepared while a GPU still works on these.
+const TOGETHER: usize = 1 << 26;
+
+/// How many chunks of `frames` frames are copied together.
+pub(super) fn chunks_together(volume: &Volume, frames: usize, device: &Device) -> usize {
+    match is_gpu(device) {
+        true => together(volume, frames),
+        false => 1,
+    }
+}
+
+fn together(volume: &Volume, frames: usize) -> usize {
+    let frame = volume.len() / volume.frames.max(1);
+    (TOGETHER / (4 * frame * frames).max(1)).max(1)
+}
+
+/// The frames of chunk `number` if the first chunk is one frame, and the others are `frames`.
+pub(super) fn chunk_frames(number: usize, frames: usize) -> Range<usize> {
+    match number {
+        0 => 0..1,
+        k => 1 + (k - 1) * frames..1 + k * frames,
+    }
+}
+
+/// A volume that is read chunk by chunk.
+pub(super) struct Source<'a> {
+    pub volume: &'a Volume,
+    pub values: &'a [f32],
+    pub device: &'a Device,
+    /// Frames of a chunk that is not the first.
+    pub frames: usize,
+    /// Chunks that are on the device at once; one, and its window alone is.
+    pub together: usize,
+    held: Option<(Range<usize>, Burn<4>)>,
+}
+
+impl<'a> Source<'a> {
+    pub fn new(volume: &'a Volume, values: &'a [f32], frames: usize, together: usize, device: &'a Device) -> Self {
+        Self { volume, values, device, frames, together, held: None }
+    }
+
+    /// `[C, T, H, W]` of a window of chunk `number`, each pixel times its share.
+    pub fn read(&mut self, number: usize, window: &Window, share: Option<&[f32]>) -> Burn<4> {
+        if self.together == 1 {
+            let data = TensorData::new(self.volume.read(self.values, window, share), self.volume.window_shape(window));
+            return Burn::from_data(data, (self.device, DType::F32));
+        }
+        let (held, part) = self.hold(number);
+        let frames = window.frames.start - held..window.frames.end - held;
+        let [channels, _, rows, columns] = self.volume.window_shape(window);
+        let (top, left) = (window.rows.start, window.columns.start);
+        let x = match self.volume.frames_first {
+            true => part.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
+            false => part.narrow(1, frames.start, frames.len()),
+        };
+        let x = x.narrow(2, top, rows).narrow(3, left, columns);
+        debug_assert_eq!(x.dims()[0], channels);
+        match share {
+            None => x,
+            Some(share) => {
+                let data = TensorData::new(share.to_vec(), [1, 1, rows, columns]);
+                x * Burn::<4>::from_data(data, (self.device, DType::F32))
+            }
+        }
+    }
+
+    /// The chunks copied together with chunk `number`: their first frame, and all their values as the volume has them.
+    fn hold(&mut self, number: usize) -> (usize, Burn<4>) {
+        let first = number / self.together * self.together;
+        let last = first + self.together - 1;
+        let start = chunk_frames(first, self.frames).start;
+        let frames = start..chunk_frames(last, self.frames).end.min(self.volume.frames);
+        if let Some((held, part)) = &self.held
+            && *held == frames
+        {
+            return (start, part.clone());
+        }
+        // The old ones are given up before the new ones come.
+        self.held = None;
+        let [h, w] = self.volume.size;
+        let (channels, count) = (self.volume.channels, frames.len());
+        let data = match self.volume.frames_first {
+            true => {
+                let frame = channels * h * w;
+                let values = self.values[frames.start * frame..frames.end * frame].to_vec();
+                TensorData::new(values, [count, channels, h, w])
+            }
+            false => {
+                let window = Window { frames: frames.clone(), rows: 0..h, columns: 0..w };
+                TensorData::new(self.volume.read(self.values, &window, None), [channels, count, h, w])
+            }
+        };
+        let part = Burn::from_data(data, (self.device, DType::F32));
+        self.held = Some((frames, part.clone()));
+        (start, part)
+    }
+}
+
+/// A volume that results are added to, chunk by chunk.
+pub(super) struct Sum<'a> {
+    volume: &'a Volume,
+    values: Vec<f32>,
+    together: usize,
+    waiting: Vec<(Window, Burn<4>)>,
+}
+
+impl<'a> Sum<'a> {
+    /// Zeros. Results wait on the device until there are `together` of them.
+    pub fn new(volume: &'a Volume, together: usize) -> Self {
+        Self { volume, values: vec![0f32; volume.len()], together, waiting: Vec::new() }
+    }
+
+    /// Adds `[C, T, H, W]` to a window, each pixel times its share. Fails unless it has the shape of the window.
+    pub fn add(&mut self, window: Window, x: Burn<4>, share: Option<&[f32]>) -> Result<()> {
+        if x.dims() != self.volume.window_shape(&window) {
+            let expected = format!("{:?}", self.volume.window_shape(&window));
+            return Err(Error::shape("a chunk of the VAE's result", expected, &x.dims()));
+        }
+        if self.together == 1 || share.is_some() {
+            self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, share);
+            return Ok(());
+        }
+        self.waiting.push((window, x));
+        if self.waiting.len() == self.together { self.bring() } else { Ok(()) }
+    }
+
+    /// The sum.
+    pub fn finish(mut self) -> Result<Tensor> {
+        self.bring()?;
+        Tensor::new(self.values, self.volume.shape())
+    }
+
+    fn bring(&mut self) -> Result<()> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let count: usize = waiting.iter().map(|(window, _)| window.frames.len()).sum();
+        let whole = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
+        let ends: Vec<usize> = waiting.iter().map(|(window, _)| window.frames.end).collect();
+        let starts = waiting.iter().skip(1).map(|(window, _)| window.frames.start);
+        let follow = ends.iter().zip(starts).all(|(end, start)| *end == start);
+        if !(self.volume.frames_first && follow && waiting.iter().all(|(window, _)| whole(window))) {
+            for (window, x) in waiting {
+                self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, None);
+            }
+            return Ok(());
+        }
+        // Frames that lie one after the other are one piece of the result.
+        let Some(start) = waiting.first().map(|(window, _)| window.frames.start) else { return Ok(()) };
+        let frames = waiting.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
+        let frames = to_host(Burn::cat(frames, 0))?;
+        let frame = self.volume.len() / self.volume.frames;
+        let target = &mut self.values[start * frame..(start + count) * frame];
+        target.iter_mut().zip(frames.f32s()?).for_each(|(t, v)| *t += v);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const VOLUME: Volume = Volume { channels: 2, frames: 9, size: [3, 4], frames_first: true };
+
+    fn window(number: usize, rows: Range<usize>) -> Window {
+        Window { frames: chunk_frames(number, 4), rows, columns: 1..4 }
+    }
+
+    #[test]
+    fn chunks_copied_together_are_those_copied_one_by_one() {
+        let device = roll_backends::device("flex").unwrap();
+        let share: Vec<f32> = (0..6).map(|i| i as f32 / 8.0).collect();
+        for frames_first in [true, false] {
+            let volume = Volume { frames_first, ..VOLUME };
+            let values: Vec<f32> = (0..volume.len()).map(|i| i as f32).collect();
+            let mut found = [1, 2, 3].map(|together| {
+                let mut source = Source::new(&volume, &values, 4, together, &device);
+                let mut sum = Sum::new(&volume, together);
+                for number in [0, 1, 2, 1, 0] {
+                    let (all, part) = (Window { columns: 0..4, ..window(number, 0..3) }, window(number, 1..3));
+                    let (x, y) = (source.read(number, &all, None), source.read(number, &part, Some(&share)));
+                    assert_eq!(y.dims(), volume.window_shape(&part));
+                    sum.add(all, x, None).unwrap();
+                    sum.add(part.clone(), y.clone(), Some(&share)).unwrap();
+                    sum.add(part, y, None).unwrap();
+                }
+                sum.finish().unwrap()
+            });
+            let expected = found[0].f32s().unwrap().to_vec();
+            found.iter_mut().for_each(|found| assert_eq!(found.f32s().unwrap(), expected));
+        }
+    }
+
+    #[test]
+    fn whole_frames_are_brought_as_one_piece() {
+        let device = roll_backends::device("flex").unwrap();
+        let values: Vec<f32> = (0..VOLUME.len()).map(|i| i as f32).collect();
+        let mut source = Source::new(&VOLUME, &values, 4, 3, &device);
+        let mut sum = Sum::new(&VOLUME, 3);
+        for number in 0..3 {
+            let all = Window { columns: 0..4, ..window(number, 0..3) };
+            let x = source.read(number, &all, None);
+            sum.add(all, x, None).unwrap();
+        }
+        assert_eq!(sum.finish().unwrap().f32s().unwrap(), values);
+    }
+
+    #[test]
+    fn a_result_of_another_shape_is_an_error() {
+        let device = roll_backends::device("flex").unwrap();
+        let mut sum = Sum::new(&VOLUME, 1);
+        assert!(sum.add(window(0, 0..3), Burn::zeros([2, 1, 3, 4], (&device, DType::F32)), None).is_err());
+    }
+
+    #[test]
+    fn large_chunks_are_copied_alone() {
+        let volume = Volume { channels: 3, frames: 81, size: [480, 480], frames_first: true };
+        assert_eq!(together(&volume, 4), 6);
+        assert_eq!(together(&Volume { size: [8000, 8000], ..volume }, 4), 1);
+    }
+}

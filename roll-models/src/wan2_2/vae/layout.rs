@@ -1,0 +1,184 @@
+//! Where the channels of a chunk lie in memory. Its shape is `[C, T, H, W]` either way, and so are the numbers: an operator
+//! that is given a tensor of the other layout copies it.
+
+use burn::tensor::ops::AvgPoolOptions;
+use burn::tensor::{Device, Tensor, module};
+use roll_backends::{NdTensor, device, ops};
+use roll_core::Result;
+
+use super::rearrange::{interleave_frames, nearest_double};
+
+/// The order of a chunk's axes in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// `[C, T, H, W]`, row-major.
+    Outermost,
+    /// `[T, H, W, C]`, as the tensor cores of libtorch's GPUs read it: a frame is one piece of memory.
+    Innermost,
+}
+
+impl Layout {
+    /// That of a device's convolutions.
+    pub fn of(device: &Device) -> Self {
+        if device::channels_innermost(device) { Self::Innermost } else { Self::Outermost }
+    }
+
+    /// Chunks one after the other in time, in new memory.
+    pub fn join(self, chunks: Vec<Tensor<4>>) -> Tensor<4> {
+        match self {
+            Self::Outermost => Tensor::cat(chunks, 1),
+            Self::Innermost => from_thwc(Tensor::cat(chunks.into_iter().map(to_thwc).collect(), 0)),
+        }
+    }
+
+    /// Frames in memory of their own: a view would keep all frames of the chunk that they were taken from.
+    pub fn keep(self, frames: Tensor<4>) -> NdTensor {
+        let count = frames.dims()[1];
+        match self {
+            // Flattening copies what does not lie in order.
+            Self::Outermost => frames.into(),
+            Self::Innermost if count > 1 => {
+                let parts = vec![frames.clone().narrow(1, 0, 1), frames.narrow(1, 1, count - 1)];
+                to_thwc(self.join(parts)).into()
+            }
+            Self::Innermost => to_thwc(frames).into(),
+        }
+    }
+
+    /// What was kept.
+    pub fn kept(self, frames: &NdTensor) -> Result<Tensor<4>> {
+        match self {
+            Self::Outermost => frames.rank(),
+            Self::Innermost => Ok(from_thwc(frames.rank()?)),
+        }
+    }
+
+    /// Every pixel four times.
+    pub fn double(self, x: Tensor<4>) -> Tensor<4> {
+        match self {
+            Self::Outermost => nearest_double(x),
+            // A batch of pictures, whose channels are innermost.
+            Self::Innermost => nearest_double(x.swap_dims(0, 1)).swap_dims(0, 1),
+        }
+    }
+
+    /// The cotangent of x, given that of [`Layout::double`] of it: sums of four.
+    pub fn double_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
+        let pictures = cotangent.swap_dims(0, 1);
+        (module::avg_pool2d(pictures, AvgPoolOptions::new([2, 2])) * 4.0).swap_dims(0, 1)
+    }
+
+    /// Frames from pairs of channels, as [`interleave_frames`].
+    pub fn interleave(self, x: Tensor<4>) -> Tensor<4> {
+        let [c, t, h, w] = x.dims();
+        match self {
+            Self::Outermost => interleave_frames(x),
+            Self::Innermost => {
+                let pairs: Tensor<5> = to_thwc(x).reshape([t, h, w, 2, c / 2]);
+                from_thwc(pairs.permute([0, 3, 1, 2, 4]).reshape([2 * t, h, w, c / 2]))
+            }
+        }
+    }
+
+    /// The cotangent of x, given that of [`Layout::interleave`] of it: pairs of channels from frames.
+    pub fn interleave_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
+        let [c, t, h, w] = cotangent.dims();
+        let frames: Tensor<5> = to_thwc(cotangent).reshape([t / 2, 2, h, w, c]);
+        from_thwc(frames.permute([0, 2, 3, 1, 4]).reshape([t / 2, h, w, 2 * c]))
+    }
+
+    /// `x`, to whose last frames `end` is added.
+    pub fn add_to_end(self, x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
+        let Some(end) = end else { return x };
+        let ([c, all, h, w], count) = (x.dims(), end.dims()[1]);
+        let kept = all - count;
+        let sum = x.clone().narrow(1, kept, count) + end;
+        match (kept, self) {
+            (0, _) => sum,
+            (_, Self::Outermost) => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
+            // Written in place: x was made for this.
+            (_, Self::Innermost) => x.slice_assign([0..c, kept..all, 0..h, 0..w], sum),
+        }
+    }
+
+    /// The same linear map `[O, C]` at every position, in the dtype of x; sums are f32.
+    pub fn pointwise(self, x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
+        let ([c, t, h, w], dtype) = (x.dims(), x.dtype());
+        let (out, positions) = (matrix.dims()[0], t * h * w);
+        let y = match self {
+            Self::Outermost => {
+                let y = ops::product(matrix, x.reshape([c, positions])) + bias.reshape([out, 1]);
+                y.reshape([out, t, h, w])
+            }
+            Self::Innermost => {
+                let y = ops::product(to_thwc(x).reshape([positions, c]), matrix.transpose()) + bias.reshape([1, out]);
+                from_thwc(y.reshape([t, h, w, out]))
+            }
+        };
+        if y.dtype() == dtype { y } else { y.cast(dtype) }
+    }
+}
+
+/// `[C, T, H, W]` as `[T, H, W, C]`.
+fn to_thwc(x: Tensor<4>) -> Tensor<4> {
+    x.permute([1, 2, 3, 0])
+}
+
+/// The reverse.
+fn from_thwc(x: Tensor<4>) -> Tensor<4> {
+    x.permute([3, 0, 1, 2])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_backends::to_host;
+    use roll_core::{Noise, Purpose};
+
+    use super::*;
+
+    fn normal(shape: [usize; 4], index: u64) -> Tensor<4> {
+        let device = roll_backends::device("flex").unwrap();
+        let values = Noise::new(6).normal(Purpose::Synthetic, 0, index, &shape).unwrap();
+        roll_backends::to_device(&values, &device).unwrap()
+    }
+
+    fn values(x: Tensor<4>) -> Vec<f32> {
+        to_host(x).unwrap().to_f32_vec()
+    }
+
+    #[test]
+    fn both_layouts_rearrange_alike() {
+        let layouts = [Layout::Outermost, Layout::Innermost];
+        let (x, y) = (normal([4, 3, 2, 5], 0), normal([4, 2, 2, 5], 1));
+        let [outermost, innermost] = layouts.map(|layout| {
+            let kept = layout.keep(x.clone().narrow(1, 1, 2));
+            [
+                layout.join(vec![y.clone(), x.clone()]),
+                layout.kept(&kept).unwrap(),
+                layout.kept(&layout.keep(y.clone().narrow(1, 0, 1))).unwrap(),
+                layout.double(x.clone()),
+                layout.interleave(x.clone()),
+                layout.add_to_end(x.clone(), Some(y.clone())),
+                layout.add_to_end(x.clone(), None),
+            ]
+        });
+        for (a, b) in outermost.into_iter().zip(innermost) {
+            assert_eq!(a.dims(), b.dims());
+            assert_eq!(values(a), values(b));
+        }
+    }
+
+    #[test]
+    fn the_pulls_are_the_transposes() {
+        let dot = |a: Tensor<4>, b: Tensor<4>| (a * b).sum().into_scalar::<f32>();
+        for layout in [Layout::Outermost, Layout::Innermost] {
+            let (x, doubled) = (normal([4, 3, 2, 5], 2), normal([4, 3, 4, 10], 3));
+            let (there, back) = (layout.double(x.clone()), layout.double_pull(doubled.clone()));
+            assert!((dot(there, doubled) - dot(x.clone(), back)).abs() < 1e-4);
+            let frames = normal([2, 6, 2, 5], 4);
+            let (there, back) = (layout.interleave(x.clone()), layout.interleave_pull(frames.clone()));
+            assert!((dot(there, frames) - dot(x, back)).abs() < 1e-4);
+        }
+    }
+}
