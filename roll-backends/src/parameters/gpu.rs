@@ -17,7 +17,7 @@ use tch::{Kind, TchError};
 
 use crate::BackendError;
 use crate::device::libtorch_gpu;
-use crate::side_copies::{Cuda, Leaving, Lines, give_up, lines};
+use crate::side_copies::{Cuda, Leaving, Lines, give_up, lines, upload};
 
 /// Elements of a piece: 64 MiB.
 const PIECE: usize = 1 << 24;
@@ -134,21 +134,10 @@ impl Gpu {
 
     /// The values, on the GPU.
     fn bring(&self, values: &[f32]) -> Result<tch::Tensor> {
-        if let (Some(lines), tch::Device::Cuda(number)) = (&self.lines, self.device) {
-            let to = tch::Tensor::f_empty([values.len() as i64], (Kind::Float, self.device)).map_err(failed)?;
-            let at = to.data_ptr().expose_provenance();
-            let fill = |to: &mut [u8]| {
-                let from = bytemuck::cast_slice::<f32, u8>(values);
-                to.par_chunks_mut(4 * CHUNK).zip(from.par_chunks(4 * CHUNK)).for_each(|(to, from)| {
-                    to.copy_from_slice(from);
-                });
-            };
-            // SAFETY: the memory is new, of that size, and nobody else has it before the copy has arrived.
-            let brought = unsafe { lines.bring(4 * values.len(), fill, to, at) };
-            match brought.and_then(|returning| returning.take()) {
-                Ok(piece) => return Ok(piece),
-                Err(reason) => give_up(number, &reason),
-            }
+        if let tch::Device::Cuda(number) = self.device
+            && let Some(piece) = upload(values, Kind::Float, number)
+        {
+            return Ok(piece);
         }
         let here = tch::Tensor::f_from_slice(values).map_err(failed)?;
         Ok(here.f_to_device(self.device).map_err(failed)?)

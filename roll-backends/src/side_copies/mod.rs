@@ -38,6 +38,8 @@ mod pool;
 mod runtime;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "libtorch")]
+mod upload;
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,6 +48,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use cuda::{Cuda, give_up, lines};
 use pool::{Buffer, Pool};
 pub(crate) use runtime::{Failed, Runtime, Stream};
+#[cfg(feature = "libtorch")]
+pub(crate) use upload::upload;
 
 use crate::BackendError;
 
