@@ -166,6 +166,20 @@ impl<R: Runtime> Lines<R> {
         }
     }
 
+    /// Sees to it that `count` buffers of `bytes` are idle, so that one is filled while the others are copied.
+    pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), Failed> {
+        let mut pool = self.lock();
+        let taken: Vec<_> = (0..count).map(|_| pool.take(&self.runtime, bytes)).collect();
+        let mut result = Ok(());
+        for buffer in taken {
+            match buffer {
+                Ok(buffer) => pool.put(buffer),
+                Err(failed) => result = Err(failed),
+            }
+        }
+        result
+    }
+
     /// # Safety
     /// As [`Leaving::back`]; `buffer` holds the bytes, at the latest when all is done that is queued for the kernels
     /// now.
@@ -238,9 +252,9 @@ impl<R: Runtime, T> Leaving<R, T> {
     pub(crate) fn bytes(&mut self) -> Result<&[u8], Failed> {
         self.lines.runtime.reach(&self.left)?;
         self.source = None;
-        let at = self.buffer.as_ref().map_or(0, |buffer| buffer.at);
+        let Some(buffer) = &self.buffer else { return Ok(&[]) };
         // SAFETY: the buffer is this one's alone, as long as that, and written.
-        Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), self.bytes) })
+        Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(buffer.at), self.bytes) })
     }
 }
 

@@ -67,6 +67,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
         let mut unwanted = sent(fake, lines, 201)?;
         drop(returned(fake, &mut unwanted)?);
         compute(fake);
+        lines.reserve(SIZE, 2)?;
         // From the host to the GPU, through a buffer that may still be in use.
         let memory = fake.memory();
         let at = memory.at;

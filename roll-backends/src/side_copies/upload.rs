@@ -11,17 +11,31 @@ use super::{give_up, lines};
 
 /// Bytes of a piece.
 const PIECE: usize = 1 << 26;
+/// Bytes below which the driver's way is as good.
+const SMALL: usize = 1 << 20;
+/// Pieces that are filled or copied at once.
+const BUFFERS: usize = 3;
 /// Bytes that one thread copies at a time.
 const CHUNK: usize = 1 << 18;
 
-/// A tensor with these values on the GPU `number`, complete for kernels that come now. `None` where it must be made
+/// A tensor with these values on the GPU `number`, complete for kernels that come now. `None` where it is to be made
 /// another way.
 pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
     debug_assert_eq!(size_of::<E>(), kind.elt_size_in_bytes());
+    let bytes = bytemuck::cast_slice::<E, u8>(values);
+    if bytes.len() < SMALL {
+        return None;
+    }
     let lines = lines(number)?;
     let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
     let mut at = tensor.data_ptr().expose_provenance();
-    for piece in bytemuck::cast_slice::<E, u8>(values).chunks(PIECE) {
+    if bytes.len() > PIECE
+        && let Err(failed) = lines.reserve(PIECE, BUFFERS)
+    {
+        give_up(number, &failed);
+        return None;
+    }
+    for piece in bytes.chunks(PIECE) {
         let fill = |to: &mut [u8]| {
             to.par_chunks_mut(CHUNK).zip(piece.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
         };
@@ -46,7 +60,7 @@ mod tests {
         if !tch::Cuda::is_available() {
             return;
         }
-        for count in [1, 5, PIECE / 4, 3 * PIECE / 4 + 7] {
+        for count in [SMALL / 4, PIECE / 4, 3 * PIECE / 4 + 7] {
             let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
             let tensor = upload(&values, Kind::Float, 0).expect("the CUDA runtime of libtorch is found");
             assert_eq!(Vec::<f32>::try_from(&tensor).ok(), Some(values));

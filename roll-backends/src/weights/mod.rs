@@ -47,8 +47,10 @@ impl Weight {
             }
             // On the host: half the bytes go to the device, and nothing of f32 exists there.
             (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), device),
-            _ => upload(tensor.as_slice::<f32>().map_or_else(|_| tensor.to_f32_vec().into(), Cow::Borrowed), device)
-                .cast(dtype),
+            _ => {
+                upload(tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed), device)
+                    .cast(dtype)
+            }
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }
