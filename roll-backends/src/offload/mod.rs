@@ -29,15 +29,22 @@ pub struct Offloaded {
 enum Place {
     Leaving(Receiver<Result<Tensor>>),
     Host(Tensor),
-    Returning(Receiver<Result<NdTensor>>),
     #[cfg(feature = "libtorch")]
     Beside(beside::Beside),
     #[cfg(feature = "libtorch")]
-    OnItsWay(beside::OnItsWay),
-    #[cfg(feature = "libtorch")]
     Pinned(aten::Pinned),
+    Returning(Returning),
+}
+
+/// A tensor on its way back to the device.
+pub struct Returning(Way);
+
+enum Way {
+    Copied(Receiver<Result<NdTensor>>),
     #[cfg(feature = "libtorch")]
-    Back(NdTensor),
+    Beside(beside::OnItsWay),
+    #[cfg(feature = "libtorch")]
+    Here(NdTensor),
 }
 
 impl Offloaded {
@@ -67,20 +74,11 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Sends it back to the device.
+    /// Sends it back to the device, for good.
     pub fn begin_return(&mut self) -> Result<()> {
-        self.settle()?;
-        self.place = match &mut self.place {
-            Place::Host(tensor) => {
-                let (tensor, device) = (tensor.clone(), self.device.clone());
-                Place::Returning(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
-            }
-            #[cfg(feature = "libtorch")]
-            Place::Beside(beside) => Place::OnItsWay(beside.back()?),
-            #[cfg(feature = "libtorch")]
-            Place::Pinned(pinned) => Place::Back(pinned.back()?),
-            _ => return Ok(()),
-        };
+        if !matches!(self.place, Place::Returning(_)) {
+            self.place = Place::Returning(self.send_back()?);
+        }
         Ok(())
     }
 
@@ -88,12 +86,37 @@ impl Offloaded {
     pub fn back(mut self) -> Result<NdTensor> {
         self.begin_return()?;
         match self.place {
-            Place::Returning(returning) => arrived(&returning),
-            #[cfg(feature = "libtorch")]
-            Place::OnItsWay(returning) => returning.take(),
-            #[cfg(feature = "libtorch")]
-            Place::Back(tensor) => Ok(tensor),
+            Place::Returning(returning) => returning.take(),
             _ => Err(given_up()),
+        }
+    }
+
+    /// Sends a copy to the device; it stays in host memory, from where others can be sent.
+    pub fn send_back(&mut self) -> Result<Returning> {
+        self.settle()?;
+        Ok(Returning(match &mut self.place {
+            Place::Host(tensor) => {
+                let (tensor, device) = (tensor.clone(), self.device.clone());
+                Way::Copied(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
+            }
+            #[cfg(feature = "libtorch")]
+            Place::Beside(beside) => Way::Beside(beside.back()?),
+            #[cfg(feature = "libtorch")]
+            Place::Pinned(pinned) => Way::Here(pinned.back()?),
+            _ => return Err(given_up()),
+        }))
+    }
+}
+
+impl Returning {
+    /// The tensor, on the device.
+    pub fn take(self) -> Result<NdTensor> {
+        match self.0 {
+            Way::Copied(coming) => arrived(&coming),
+            #[cfg(feature = "libtorch")]
+            Way::Beside(coming) => coming.take(),
+            #[cfg(feature = "libtorch")]
+            Way::Here(tensor) => Ok(tensor),
         }
     }
 }

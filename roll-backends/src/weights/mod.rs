@@ -1,6 +1,7 @@
-//! Where the weights of a network live: on the device, streamed, or sharded. One interface.
+//! Where the weights of a network live: on the device, in host memory, streamed, or sharded. One interface.
 
 mod ahead;
+mod from_host;
 mod host;
 mod sharded;
 mod storage;
@@ -14,6 +15,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use ahead::{Ahead, Coming};
+pub use from_host::FromHost;
 pub use host::{HostWeight, Matrices};
 pub use sharded::Sharded;
 pub use storage::Storage;

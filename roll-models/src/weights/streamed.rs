@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::background::{Purpose, begin};
-use roll_backends::weights::{Ahead, HostWeight, Matrices, Storage};
+use roll_backends::weights::{Ahead, FromHost, HostWeight, Matrices, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
@@ -103,6 +103,17 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
         checkpoint.release(key);
     }
     Ok(Resident::from_weights(weights, device))
+}
+
+/// A store that keeps the weights of `checkpoint` in host memory, as `storage` says and as `device` stores them. Those in
+/// eight bits are refused.
+pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<FromHost> {
+    let weights = checkpoint.keys().map(|key| {
+        let weight = uploaded(checkpoint, key, storage, device)?;
+        checkpoint.release(key);
+        Ok((key.to_string(), weight))
+    });
+    FromHost::new(weights, device)
 }
 
 /// The weights of `checkpoint` in host memory, as `storage` says.
