@@ -13,9 +13,11 @@ use crate::offload::{Offloaded, Returning};
 const SMALL: usize = 1 << 20;
 
 /// A store whose weights are in host memory, as the device stores them, and come to it when they are asked for; those
-of /// the next segment are on their way meanwhile. At any time the device holds two segments. /// /// On libtorch's
-GPUs that memory is page-locked, and they come beside the kernels: a network does not wait for them where /// a segment
-takes longer than its copy (a block of 0.7 GB: some 15 ms over PCI Express 5). pub struct FromHost {
+/// of the next segment are on their way meanwhile. At any time the device holds two segments.
+///
+/// On libtorch's GPUs that memory is page-locked, and they come beside the kernels: a network does not wait for them
+/// where a segment takes longer than its copy (a block of 0.7 GB: some 15 ms over PCI Express 5).
+pub struct FromHost {
     device: Device,
     kept: BTreeMap<String, Kept>,
     ahead: Ahead<Vec<(String, Way)>>,
@@ -71,9 +73,7 @@ impl FromHost {
             let way = match &kept.place {
                 Place::Device(weight) => Way::Here(weight.clone()),
                 // What a panic left is whole: only its place in the pool may be lost.
-                Place::Host(tensor) => {
-                    Way::Coming(tensor.lock().unwrap_or_else(PoisonError::into_inner).send_back()?)
-                }
+                Place::Host(tensor) => Way::Coming(tensor.lock().unwrap_or_else(PoisonError::into_inner).send_back()?),
             };
             Ok((key.clone(), way))
         });

@@ -105,8 +105,8 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
     Ok(Resident::from_weights(weights, device))
 }
 
-/// A store that keeps the weights of `checkpoint` in host memory, as `storage` says and as `device` stores them. Those in
-/// eight bits are refused.
+/// A store that keeps the weights of `checkpoint` in host memory, as `storage` says and as `device` stores them. Those
+/// in eight bits are refused.
 pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<FromHost> {
     let weights = checkpoint.keys().map(|key| {
         let weight = uploaded(checkpoint, key, storage, device)?;
