@@ -90,6 +90,7 @@ fn sharded_and_streamed_weights_give_the_bits_of_resident_ones() {
         let resident = train(dir.path(), ranks, 2, Placement::Resident);
         assert!(resident == train(dir.path(), ranks, 3, Placement::Sharded), "sharded, {ranks} ranks");
         assert!(resident == train(dir.path(), ranks, 1, Placement::Streamed), "streamed, {ranks} ranks");
+        assert!(resident == train(dir.path(), ranks, 1, Placement::Host), "in host memory, {ranks} ranks");
     }
 }
 

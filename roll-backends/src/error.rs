@@ -32,11 +32,11 @@ pub enum BackendError {
     },
     /// A tensor could not be moved between a GPU and pinned host memory.
     #[error(
-        "a block's input could not be copied between the GPU and the host's memory ({reason}): is there memory for it on \
-         both sides (`roll plan` says how much)?"
+        "a tensor could not be copied between the GPU and the host's memory ({reason}): is there memory for it on both \
+         sides (`roll plan` says how much)?"
     )]
     Offload {
-        /// The message of libtorch.
+        /// The message of libtorch or CUDA.
         reason: String,
     },
 

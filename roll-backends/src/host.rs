@@ -1,6 +1,8 @@
 //! Between host tensors and device tensors.
 
-use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use std::borrow::Cow;
+
+use burn::tensor::{DType, Device, Element, Tensor as Burn, TensorData};
 use roll_core::{Error, Result, Tensor};
 
 use crate::{BackendError, NdTensor};
@@ -13,6 +15,30 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
         found: tensor.shape().to_vec(),
     })?;
     Ok(Burn::from_data(TensorData::new(tensor.to_f32_vec(), shape), (device, DType::F32)))
+}
+
+/// Copies values to a device, in the dtype that they are of.
+pub(crate) fn upload<E: Element + bytemuck::Pod>(values: Cow<'_, [E]>, device: &Device) -> Burn<1> {
+    let dtype = E::dtype();
+    #[cfg(feature = "libtorch")]
+    if let Some(number) = crate::device::libtorch_gpu(device)
+        && let Some(kind) = libtorch_kind(dtype)
+        && let Some(tensor) = crate::side_copies::upload::<E>(&values, kind, number)
+    {
+        use burn::backend::{LibTorch, libtorch::TchTensor};
+        return Burn::from_primitive::<LibTorch>(TchTensor::new(tensor));
+    }
+    let count = values.len();
+    Burn::from_data(TensorData::new(values.into_owned(), [count]), (device, dtype))
+}
+
+#[cfg(feature = "libtorch")]
+fn libtorch_kind(dtype: DType) -> Option<tch::Kind> {
+    match dtype {
+        DType::F32 => Some(tch::Kind::Float),
+        DType::BF16 => Some(tch::Kind::BFloat16),
+        _ => None,
+    }
 }
 
 /// Replaces each number by its exponential, to about one unit in the last place; gives their sum.

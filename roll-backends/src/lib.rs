@@ -10,6 +10,7 @@
 // burn-tch is deprecated upstream, and the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]
 
+pub mod background;
 pub mod blocks;
 pub mod chain;
 pub mod device;
@@ -27,6 +28,8 @@ pub mod ops;
 pub mod optimizer;
 pub mod overlap;
 pub mod parameters;
+#[cfg(any(feature = "libtorch", test))]
+mod side_copies;
 mod speed;
 pub mod strategy;
 pub mod vjp;

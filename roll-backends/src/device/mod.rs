@@ -264,6 +264,15 @@ pub fn channels_innermost(device: &Device) -> bool {
     false
 }
 
+/// Its number, if it is a GPU of libtorch's.
+#[cfg(feature = "libtorch")]
+pub(crate) fn libtorch_gpu(device: &Device) -> Option<usize> {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::LibTorch(LibTorchDevice::Cuda(number)) => Some(*number),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

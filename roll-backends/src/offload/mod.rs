@@ -1,18 +1,22 @@
-//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes back
-//! while the segment behind it is pulled: the network waits only where copying takes longer than computing.
+//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes
+//! back while the segment behind it is pulled: the network waits only where copying takes longer than computing.
 //!
-//! The copies run on threads of their own. On libtorch's GPUs they are queued on the device's stream instead, to and from
-//! pinned memory: all threads share that stream, and a copy of pageable memory would hold it up for longer.
+//! The copies run on a thread per direction. On libtorch's GPUs, whose threads share one stream, they are queued on
+//! streams beside it instead, to and from page-locked memory, and the host waits for nothing (`beside.rs`); or, where
+//! the CUDA runtime cannot be used, on the one stream (`aten.rs`).
 
 #[cfg(feature = "libtorch")]
-mod pinned;
+mod aten;
+#[cfg(feature = "libtorch")]
+mod beside;
 
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::Receiver;
 
 use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
 use half::bf16;
 use roll_core::{Error, Result, Tensor};
 
+use crate::background::{Purpose, begin};
 use crate::host::{to_device_nd, to_host_nd};
 use crate::{BackendError, NdTensor};
 
@@ -25,11 +29,22 @@ pub struct Offloaded {
 enum Place {
     Leaving(Receiver<Result<Tensor>>),
     Host(Tensor),
-    Returning(Receiver<Result<NdTensor>>),
     #[cfg(feature = "libtorch")]
-    Pinned(pinned::Pinned),
+    Beside(beside::Beside),
     #[cfg(feature = "libtorch")]
-    Back(NdTensor),
+    Pinned(aten::Pinned),
+    Returning(Returning),
+}
+
+/// A tensor on its way back to the device.
+pub struct Returning(Way);
+
+enum Way {
+    Copied(Receiver<Result<NdTensor>>),
+    #[cfg(feature = "libtorch")]
+    Beside(beside::OnItsWay),
+    #[cfg(feature = "libtorch")]
+    Here(NdTensor),
 }
 
 impl Offloaded {
@@ -37,32 +52,33 @@ impl Offloaded {
     pub fn new(tensor: NdTensor) -> Result<Self> {
         let device = tensor.device();
         #[cfg(feature = "libtorch")]
-        if let Some(pinned) = pinned::Pinned::new(&tensor)? {
+        if let Some(beside) = beside::Beside::new(&tensor) {
+            return Ok(Self { place: Place::Beside(beside), device });
+        }
+        #[cfg(feature = "libtorch")]
+        if let Some(pinned) = aten::Pinned::new(&tensor)? {
             return Ok(Self { place: Place::Pinned(pinned), device });
         }
-        Ok(Self { place: Place::Leaving(meanwhile(move || to_host(&tensor))), device })
+        let leaving = begin(&device, Purpose::ToHost, move || to_host(&tensor));
+        Ok(Self { place: Place::Leaving(leaving), device })
     }
 
-    /// Waits until it has left the device.
+    /// Gives up what it takes on the device: waits until it has left, or has the kernels that come now wait for that.
     pub fn settle(&mut self) -> Result<()> {
-        if let Place::Leaving(leaving) = &self.place {
-            self.place = Place::Host(arrived(leaving)?);
+        match &mut self.place {
+            Place::Leaving(leaving) => self.place = Place::Host(arrived(leaving)?),
+            #[cfg(feature = "libtorch")]
+            Place::Beside(beside) => beside.release()?,
+            _ => {}
         }
         Ok(())
     }
 
-    /// Sends it back to the device.
+    /// Sends it back to the device, for good.
     pub fn begin_return(&mut self) -> Result<()> {
-        self.settle()?;
-        self.place = match &self.place {
-            Place::Host(tensor) => {
-                let (tensor, device) = (tensor.clone(), self.device.clone());
-                Place::Returning(meanwhile(move || to_device(&tensor, &device)))
-            }
-            #[cfg(feature = "libtorch")]
-            Place::Pinned(pinned) => Place::Back(pinned.back()?),
-            _ => return Ok(()),
-        };
+        if !matches!(self.place, Place::Returning(_)) {
+            self.place = Place::Returning(self.send_back()?);
+        }
         Ok(())
     }
 
@@ -70,10 +86,37 @@ impl Offloaded {
     pub fn back(mut self) -> Result<NdTensor> {
         self.begin_return()?;
         match self.place {
-            Place::Returning(returning) => arrived(&returning),
-            #[cfg(feature = "libtorch")]
-            Place::Back(tensor) => Ok(tensor),
+            Place::Returning(returning) => returning.take(),
             _ => Err(given_up()),
+        }
+    }
+
+    /// Sends a copy to the device; it stays in host memory, from where others can be sent.
+    pub fn send_back(&mut self) -> Result<Returning> {
+        self.settle()?;
+        Ok(Returning(match &mut self.place {
+            Place::Host(tensor) => {
+                let (tensor, device) = (tensor.clone(), self.device.clone());
+                Way::Copied(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
+            }
+            #[cfg(feature = "libtorch")]
+            Place::Beside(beside) => Way::Beside(beside.back()?),
+            #[cfg(feature = "libtorch")]
+            Place::Pinned(pinned) => Way::Here(pinned.back()?),
+            _ => return Err(given_up()),
+        }))
+    }
+}
+
+impl Returning {
+    /// The tensor, on the device.
+    pub fn take(self) -> Result<NdTensor> {
+        match self.0 {
+            Way::Copied(coming) => arrived(&coming),
+            #[cfg(feature = "libtorch")]
+            Way::Beside(coming) => coming.take(),
+            #[cfg(feature = "libtorch")]
+            Way::Here(tensor) => Ok(tensor),
         }
     }
 }
@@ -95,13 +138,6 @@ fn to_device(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
     }
     let values = TensorData::new(tensor.as_slice::<bf16>()?.to_vec(), [tensor.len()]);
     Ok(NdTensor::from_flat(Burn::from_data(values, (device, DType::BF16)), tensor.shape()))
-}
-
-fn meanwhile<T: Send + 'static>(copy: impl FnOnce() -> Result<T> + Send + 'static) -> Receiver<Result<T>> {
-    let (send, coming) = mpsc::channel();
-    // Sending fails when the receiver was dropped: the tensor is not wanted any more.
-    std::thread::spawn(move || send.send(copy()).unwrap_or(()));
-    coming
 }
 
 fn arrived<T>(coming: &Receiver<Result<T>>) -> Result<T> {

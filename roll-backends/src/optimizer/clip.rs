@@ -42,6 +42,11 @@ pub fn scale(values: &mut [f32], factor: f64) {
     }
 }
 
+/// Sets all values to 0.
+pub fn clear(values: &mut [f32]) {
+    values.par_chunks_mut(BLOCK).for_each(|block| block.fill(0.0));
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -9,7 +9,7 @@ mod lr_schedule;
 mod moments;
 
 pub use adamw::{AdamRule, AdamW};
-pub use clip::{clip_coefficient, norm, scale, sum_of_squares};
+pub use clip::{clear, clip_coefficient, norm, scale, sum_of_squares};
 pub use lr_schedule::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
 pub use moments::{Moment, Moments};
 

@@ -12,6 +12,8 @@
 //! A segment of a divided snapshot is an error once the parameters were written again: the old values are gone.
 
 mod divided;
+#[cfg(feature = "libtorch")]
+mod gpu;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -171,6 +173,12 @@ impl Parameters {
             Home::Device(values) => lock(values).clone(),
             Home::Ranks(divided) => return divided.read(which, out),
         };
+        #[cfg(feature = "libtorch")]
+        if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
+            let lens = self.lens(which.clone());
+            let values: Vec<_> = values[which].iter().map(|value| Some(value.clone())).collect();
+            return gpu.download(values, &lens, out, |out, values| out.copy_from_slice(values));
+        }
         for (value, out) in values[which.clone()].iter().zip(self.split_mut(which, out)) {
             out.copy_from_slice(&download(value.clone())?);
         }
@@ -195,6 +203,12 @@ impl Parameters {
         };
         // A snapshot keeps the old list; it holds handles, not values.
         let list = Arc::make_mut(&mut shared);
+        #[cfg(feature = "libtorch")]
+        if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
+            let lens = self.lens(which.clone());
+            // One that is empty has no values to replace.
+            return gpu.upload(&lens, values, |index, value| list[which.start + index] = value);
+        }
         for (value, spec) in list[which.clone()].iter_mut().zip(&self.specs()[which]) {
             let (head, tail) = rest.split_at(spec.len());
             rest = tail;
@@ -211,6 +225,13 @@ impl Parameters {
     /// Adds the gradients of some parameters, by position, to their part of the flat layout, and clears them.
     pub fn take_gradients_part(&self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
         self.check_len(&which, add_into.len())?;
+        #[cfg(feature = "libtorch")]
+        if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
+            let lens = self.lens(which.clone());
+            let gradients: Vec<_> = lock(&self.shared.gradients)[which].iter_mut().map(Option::take).collect();
+            let add = |out: &mut [f32], values: &[f32]| out.iter_mut().zip(values).for_each(|(o, g)| *o += g);
+            return gpu.download(gradients, &lens, add_into, add);
+        }
         for (index, out) in which.clone().zip(self.split_mut(which, add_into)) {
             let gradient = lock(&self.shared.gradients)[index].take();
             if let Some(gradient) = gradient {
@@ -223,6 +244,11 @@ impl Parameters {
     /// Forgets the gradients.
     pub fn clear_gradients(&self) {
         lock(&self.shared.gradients).fill(None);
+    }
+
+    #[cfg(feature = "libtorch")]
+    fn lens(&self, which: Range<usize>) -> Vec<usize> {
+        self.specs()[which].iter().map(ParameterSpec::len).collect()
     }
 
     fn split_mut<'a>(&'a self, which: Range<usize>, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {

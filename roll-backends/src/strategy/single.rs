@@ -9,7 +9,7 @@ use roll_core::{
 
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
-use crate::optimizer::{AdamRule, AdamW, Moments, clip_coefficient, norm, scale};
+use crate::optimizer::{AdamRule, AdamW, Moments, clear, clip_coefficient, norm, scale};
 
 const NAME: &str = "single";
 
@@ -75,7 +75,7 @@ impl Strategy for Single {
 
     fn discard(&mut self) {
         if let Some(attached) = &mut self.attached {
-            attached.gradients.fill(0.0);
+            clear(&mut attached.gradients);
         }
     }
 

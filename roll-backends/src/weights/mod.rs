@@ -1,11 +1,13 @@
-//! Where the weights of a network live: on the device, streamed, or sharded. One interface.
+//! Where the weights of a network live: on the device, in host memory, streamed, or sharded. One interface.
 
 mod ahead;
+mod from_host;
 mod host;
 mod sharded;
 mod storage;
 mod turns;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -13,11 +15,13 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use ahead::{Ahead, Coming};
+pub use from_host::FromHost;
 pub use host::{HostWeight, Matrices};
 pub use sharded::Sharded;
 pub use storage::Storage;
 pub use turns::{Turn, Turns};
 
+use crate::host::upload;
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
 /// Weights of one segment of a network, by the checkpoint's key.
@@ -41,17 +45,13 @@ impl Weight {
     pub fn new(tensor: &roll_core::Tensor, dtype: DType, device: &Device) -> Self {
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
-                let values = tensor.as_slice::<half::bf16>().unwrap_or(&[]).to_vec();
-                Tensor::from_data(TensorData::new(values, [tensor.len()]), (device, DType::BF16))
+                upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), device)
             }
             // On the host: half the bytes go to the device, and nothing of f32 exists there.
-            (_, DType::BF16) => {
-                let values = storage::narrowed(tensor);
-                Tensor::from_data(TensorData::new(values, [tensor.len()]), (device, DType::BF16))
-            }
+            (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), device),
             _ => {
-                let data = TensorData::new(tensor.to_f32_vec(), [tensor.len()]);
-                Tensor::<1>::from_data(data, (device, DType::F32)).cast(dtype)
+                upload(tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed), device)
+                    .cast(dtype)
             }
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))

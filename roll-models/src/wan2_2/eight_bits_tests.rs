@@ -91,8 +91,10 @@ fn matrices_in_eight_bits_give_the_same_bits_wherever_they_wait() {
         assert!(bits(WanOptions { idle_expert, ..options.clone() }) == expected, "{idle_expert:?}");
     }
     assert!(bits(WanOptions { weight_store: Placement::Streamed, ..options.clone() }) == expected);
-    let refused = opened(&WanOptions { weight_store: Placement::Sharded, ..options }).err().unwrap().chain();
-    assert!(refused.contains("`model.weights_dtype`"), "{refused}");
+    for weight_store in [Placement::Sharded, Placement::Host] {
+        let refused = opened(&WanOptions { weight_store, ..options.clone() }).err().unwrap().chain();
+        assert!(refused.contains("`model.weights_dtype`"), "{refused}");
+    }
 }
 
 /// The file rewritten as others publish it: matrices of the blocks in fp8 with a scale, of the whole matrix as

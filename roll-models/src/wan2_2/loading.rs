@@ -282,6 +282,15 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
                 let store = Streamed::new(file.clone(), device).stored_as(*storage).reading_ahead();
                 Dit::with_store(config, Arc::new(store))
             }
+            Placement::Host => {
+                if matches!(storage.matrices, Matrices::Eight(_)) {
+                    let problem = "weights in eight bits do not wait in host memory: expected auto, f32 or bf16 beside \
+                                   `model.weight_store: host`, or another `model.weight_store`";
+                    return Err(Error::config("weights_dtype", problem));
+                }
+                let store = weights::from_host(file, *storage, device)?;
+                Dit::with_store(config, Arc::new(store))
+            }
             Placement::Sharded => {
                 if matches!(storage.matrices, Matrices::Eight(_)) {
                     let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 \

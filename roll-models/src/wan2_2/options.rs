@@ -71,8 +71,9 @@ pub struct WanOptions {
     /// way; with bf16, block inputs that wait for the backward pass are kept in bf16.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
-    /// block, `sharded` over the ranks (weights that are trained too, when all are). `auto` is resident, unless the
-    /// strategy says otherwise (`strategy.stage: 3`, `strategy.offload_param`).
+    /// block, `host`: in host memory, which is faster than files, `sharded` over the ranks (weights that are trained
+    /// too, when all are). `auto` is resident, unless the strategy says otherwise (`strategy.stage: 3`,
+    /// `strategy.offload_param`).
     pub weight_store: Placement,
     /// Where the weights of the expert that is not in use are, if the weights are resident: `keep` them on the device;
     /// `host`: in host memory; `drop` them, and read the files again (a copy less, and what the system caches of them is
@@ -159,6 +160,8 @@ pub enum Placement {
     Resident,
     /// In their memory-mapped files; read block by block, one ahead.
     Streamed,
+    /// In host memory; brought block by block, one ahead.
+    Host,
     /// Sharded over the ranks; gathered block by block.
     Sharded,
 }
@@ -178,7 +181,7 @@ impl Placement {
     pub(super) fn chosen(self) -> WeightPlacement {
         match self {
             Self::Auto | Self::Resident => WeightPlacement::Resident,
-            Self::Streamed => WeightPlacement::Streamed,
+            Self::Streamed | Self::Host => WeightPlacement::Streamed,
             Self::Sharded => WeightPlacement::Sharded,
         }
     }

@@ -27,7 +27,7 @@ pub use info::TensorInfo;
 pub use rewrite::{Change, Outputs, rewrite};
 pub use safetensors::parse_safetensors;
 pub use save::save_safetensors;
-pub use streamed::{Streamed, in_host_memory, resident, stored_dtype};
+pub use streamed::{Streamed, from_host, in_host_memory, resident, stored_dtype};
 pub use writer::{SafetensorsWriter, TensorEntry};
 
 /// The weight files that match a glob, sorted. Indexes of shards and other files that match are left aside; no match

@@ -1,10 +1,11 @@
 //! Weights that are read from their files segment by segment.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_backends::weights::{Ahead, HostWeight, Matrices, Storage};
+use roll_backends::background::{Purpose, begin};
+use roll_backends::weights::{Ahead, FromHost, HostWeight, Matrices, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
@@ -42,8 +43,8 @@ impl Streamed {
         self
     }
 
-    /// Reads one segment ahead on a thread of its own: the memory of one segment more, for no waiting where a network
-    /// runs again and again through the same segments.
+    /// Reads one segment ahead on a thread beside the computation: the memory of one segment more, for no waiting where
+    /// a network runs again and again through the same segments.
     pub fn reading_ahead(mut self) -> Self {
         self.ahead = Some(Ahead::default());
         self
@@ -61,11 +62,8 @@ impl WeightStore for Streamed {
     fn segment(&self, prefix: &str) -> Result<Weights> {
         let Some(ahead) = &self.ahead else { return self.source.read(prefix) };
         ahead.segment(prefix, true, |prefix| {
-            let (send, coming) = mpsc::channel();
             let (source, name) = (self.source.clone(), prefix.to_string());
-            // A store that was dropped meanwhile wants nothing any more.
-            std::thread::spawn(move || send.send(source.read(&name)).unwrap_or(()));
-            Ok(coming)
+            Ok(begin(&self.source.device, Purpose::Weights, move || source.read(&name)))
         })
     }
 
@@ -105,6 +103,17 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
         checkpoint.release(key);
     }
     Ok(Resident::from_weights(weights, device))
+}
+
+/// A store that keeps the weights of `checkpoint` in host memory, as `storage` says and as `device` stores them. Those
+/// in eight bits are refused.
+pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<FromHost> {
+    let weights = checkpoint.keys().map(|key| {
+        let weight = uploaded(checkpoint, key, storage, device)?;
+        checkpoint.release(key);
+        Ok((key.to_string(), weight))
+    });
+    FromHost::new(weights, device)
 }
 
 /// The weights of `checkpoint` in host memory, as `storage` says.

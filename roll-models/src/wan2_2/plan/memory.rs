@@ -66,6 +66,10 @@ impl Plan {
             Placement::Streamed => {
                 item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
             }
+            Placement::Host => {
+                let formula = format!("two blocks; {} x {counted} in host memory", networks.experts);
+                item("transformer weights", 2 * block, all, formula)
+            }
             Placement::Auto | Placement::Resident => {
                 let (waiting, place) = match self.storage.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),

@@ -28,7 +28,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, plan.storage.memory) {
         let resident = match plan.placement() {
             Placement::Auto | Placement::Resident => plan.experts_here(),
-            Placement::Streamed | Placement::Sharded => 0,
+            Placement::Streamed | Placement::Host | Placement::Sharded => 0,
         } * plan.expert_bytes()
             + 4 * plan.networks.vae_elements();
         let dit = &plan.networks.dit;
@@ -142,6 +142,10 @@ fn hints(plan: &Plan) -> Vec<String> {
             && plan.placement() != Placement::Sharded
             && plan.division.trainable != Trainable::Full,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
+    );
+    hint(
+        resident && !plan.storage.eight_bits,
+        "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
     hint(

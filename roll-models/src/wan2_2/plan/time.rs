@@ -31,10 +31,11 @@ impl Plan {
         let (moved, rate) = match self.placement() {
             Placement::Sharded => (weights * (1.0 - 1.0 / self.division.ranks.max(1) as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
+            Placement::Host => (weights, HOST_RATE),
             Placement::Auto | Placement::Resident => (0.0, speed.link),
         };
         let overlaps = match self.placement() {
-            Placement::Streamed => true,
+            Placement::Streamed | Placement::Host => true,
             Placement::Sharded => self.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
         };

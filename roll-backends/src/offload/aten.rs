@@ -1,4 +1,5 @@
-//! libtorch's GPUs: host memory that the device reads and writes by itself.
+//! libtorch's GPUs, where streams beside the kernels' cannot be used: pinned memory, and copies in line with the
+//! kernels.
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
@@ -11,8 +12,8 @@ use crate::{BackendError, NdTensor};
 /// Elements of a piece. ATen takes pinned memory in powers of two: whole tensors would take up to twice their size.
 const PIECE: i64 = 1 << 23;
 
-/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with the
-/// kernels, and the host waits for neither; libtorch gives the memory to others only when they are done.
+/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with
+/// the kernels, and the host waits for neither; libtorch gives the memory to others only when they are done.
 pub(super) struct Pinned {
     pieces: Vec<Tensor>,
     shape: Vec<usize>,
@@ -54,7 +55,7 @@ fn copy(values: &Tensor, to: Device) -> Result<Tensor> {
     Ok(values.f_to_device_(to, values.kind(), do_not_wait, always).map_err(failed)?)
 }
 
-fn failed(e: TchError) -> BackendError {
+pub(super) fn failed(e: TchError) -> BackendError {
     BackendError::Offload { reason: e.to_string() }
 }
 

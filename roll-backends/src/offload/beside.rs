@@ -1,0 +1,118 @@
+//! libtorch's GPUs: copies on streams beside that of the kernels ([`crate::side_copies`]).
+
+use burn::backend::LibTorch;
+use burn::backend::libtorch::TchTensor;
+use burn::tensor::Tensor as Burn;
+use roll_core::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::aten::failed;
+use crate::NdTensor;
+use crate::side_copies::{Cuda, Leaving, Returning, give_up, lines};
+
+/// A tensor in page-locked memory, or on its way there.
+pub(super) struct Beside {
+    copy: Leaving<Cuda, NdTensor>,
+    shape: Vec<usize>,
+    kind: Kind,
+    device: Device,
+}
+
+/// A tensor on its way back.
+pub(super) struct OnItsWay(Returning<Cuda, NdTensor>);
+
+impl Beside {
+    /// Sends a tensor to the host; `None` unless it lies on a GPU of libtorch's that has such streams.
+    pub(super) fn new(tensor: &NdTensor) -> Option<Self> {
+        let TchTensor { tensor: values, .. } = tensor.flat().clone().try_into_primitive::<LibTorch>().ok()?;
+        let (device, kind) = (values.device(), values.kind());
+        let Device::Cuda(number) = device else { return None };
+        let lines = lines(number)?;
+        let source = match values.is_contiguous() {
+            true => tensor.clone(),
+            false => given(values.f_contiguous().ok()?, tensor.shape()),
+        };
+        let values = source.flat().clone().try_into_primitive::<LibTorch>().ok()?.tensor;
+        let bytes = values.numel() * kind.elt_size_in_bytes();
+        // SAFETY: `source` is a handle of Burn's on contiguous memory of that size, and while there are two, no
+        // operation writes it.
+        match unsafe { lines.leave(source, values.data_ptr().expose_provenance(), bytes) } {
+            Ok(copy) => Some(Self { copy, shape: tensor.shape().to_vec(), kind, device }),
+            Err(reason) => {
+                give_up(number, &reason);
+                None
+            }
+        }
+    }
+
+    /// Kernels that come now wait for the copy, which has long been made if they took longer; this thread does not.
+    pub(super) fn release(&mut self) -> Result<()> {
+        Ok(self.copy.release()?)
+    }
+
+    /// Sends it back.
+    pub(super) fn back(&mut self) -> Result<OnItsWay> {
+        let count: usize = self.shape.iter().product();
+        let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(failed)?;
+        let at = values.data_ptr().expose_provenance();
+        // SAFETY: the memory is new, of that many elements, and nobody else has it before it arrives.
+        Ok(OnItsWay(unsafe { self.copy.back(given(values, &self.shape), at)? }))
+    }
+}
+
+impl OnItsWay {
+    /// It, for kernels that come now; this thread does not wait.
+    pub(super) fn take(self) -> Result<NdTensor> {
+        Ok(self.0.take()?)
+    }
+}
+
+fn given(values: Tensor, shape: &[usize]) -> NdTensor {
+    let count: usize = shape.iter().product();
+    let flat = values.reshape([count as i64]);
+    NdTensor::from_flat(Burn::from_primitive::<LibTorch>(TchTensor::new(flat)), shape)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use burn::tensor::{DType, TensorData};
+
+    use super::*;
+    use crate::host::to_host_nd;
+
+    /// On machines with a GPU: tensors go and return while kernels use, free and reuse the memory they were in.
+    #[test]
+    fn on_a_gpu_what_returns_is_what_left_whatever_the_kernels_do_meanwhile() {
+        if !tch::Cuda::is_available() {
+            return;
+        }
+        let device = crate::device("libtorch-cuda").unwrap();
+        let (count, rounds) = (1 << 22, 24);
+        for dtype in [DType::F32, DType::BF16] {
+            let mut gone = Vec::new();
+            for round in 0..rounds {
+                let start: Vec<f32> = (0..count).map(|i| ((i + round) % 251) as f32).collect();
+                let start = Burn::<1>::from_data(TensorData::new(start, [count]), (&device, DType::F32));
+                // A product that takes longer than the copy of the result would, were it not waited for.
+                let square = start.clone().narrow(0, 0, 1 << 22).reshape([2048, 2048]);
+                let late = square.clone().matmul(square).mean().reshape([1]) * 0.0;
+                let tensor = NdTensor::from_flat((start + late).cast(dtype), [count]);
+                let mut leaving = Beside::new(&tensor).expect("the CUDA runtime of libtorch is found");
+                leaving.release().unwrap();
+                drop(tensor);
+                gone.push(leaving);
+                // Takes the memory that was given up just now.
+                drop(Burn::<1>::ones([count], (&device, dtype)) * -1.0);
+            }
+            for (round, mut leaving) in gone.into_iter().enumerate().rev() {
+                let used_before = Burn::<1>::ones([count], (&device, dtype)) * -2.0;
+                drop(used_before);
+                let returning = leaving.back().unwrap();
+                drop(leaving);
+                let found = to_host_nd(&returning.take().unwrap()).unwrap().to_f32_vec();
+                assert!(found.iter().enumerate().all(|(i, v)| *v == ((i + round) % 251) as f32), "{round}");
+            }
+        }
+    }
+}

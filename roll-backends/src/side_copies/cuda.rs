@@ -1,0 +1,313 @@
+//! The CUDA runtime that libtorch has loaded.
+//!
+//! Declared from CUDA's `cuda_runtime_api.h`, whose functions here are the same in the majors 11 to 13. It is looked up
+//! in this process and never loaded anew: libtorch's CUDA library needs it, and two of them would be one too many.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use libloading::Library;
+
+use super::{Failed, Lines, Runtime, Stream};
+
+/// `cudaStream_t` and `cudaEvent_t`.
+type Handle = *mut c_void;
+
+/// `cudaMemcpyHostToDevice`, `cudaMemcpyDeviceToHost`.
+const TO_DEVICE: c_int = 1;
+const TO_HOST: c_int = 2;
+/// `cudaStreamNonBlocking`: does not wait for the legacy default stream, nor that for it.
+const NON_BLOCKING: c_uint = 1;
+/// `cudaEventDisableTiming`.
+const WITHOUT_TIMING: c_uint = 2;
+/// `cudaHostAllocDefault`.
+const DEFAULT: c_uint = 0;
+
+macro_rules! functions {
+    ($($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
+        struct Functions {
+            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Result<Self, String> {
+                $(
+                    // SAFETY: the signature is that of the header.
+                    let found = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol) };
+                    let $field = *found.map_err(|e| e.to_string())?;
+                )*
+                Ok(Self { $($field,)* })
+            }
+        }
+    };
+}
+
+functions! {
+    get_device: b"cudaGetDevice\0" (*mut c_int) -> c_int,
+    set_device: b"cudaSetDevice\0" (c_int) -> c_int,
+    stream_create: b"cudaStreamCreateWithFlags\0" (*mut Handle, c_uint) -> c_int,
+    stream_wait_event: b"cudaStreamWaitEvent\0" (Handle, Handle, c_uint) -> c_int,
+    stream_synchronize: b"cudaStreamSynchronize\0" (Handle) -> c_int,
+    event_create: b"cudaEventCreateWithFlags\0" (*mut Handle, c_uint) -> c_int,
+    event_record: b"cudaEventRecord\0" (Handle, Handle) -> c_int,
+    event_synchronize: b"cudaEventSynchronize\0" (Handle) -> c_int,
+    event_destroy: b"cudaEventDestroy\0" (Handle) -> c_int,
+    memcpy_async: b"cudaMemcpyAsync\0" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
+    host_alloc: b"cudaHostAlloc\0" (*mut *mut c_void, usize, c_uint) -> c_int,
+    free_host: b"cudaFreeHost\0" (*mut c_void) -> c_int,
+    get_last_error: b"cudaGetLastError\0" () -> c_int,
+    get_error_string: b"cudaGetErrorString\0" (c_int) -> *const c_char,
+}
+
+/// The runtime, for one GPU. Its streams live as long as the process.
+pub(crate) struct Cuda {
+    functions: &'static Functions,
+    device: c_int,
+    to_host: usize,
+    to_device: usize,
+}
+
+/// `cudaEvent_t`.
+pub(crate) struct Event {
+    functions: &'static Functions,
+    handle: usize,
+}
+
+impl Functions {
+    /// Those of this process, looked up once.
+    fn of_process() -> Result<&'static Self, String> {
+        static FOUND: OnceLock<Result<Functions, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            let library = loaded().ok_or("libtorch has loaded no libcudart")?;
+            let functions = Self::find(&library);
+            // Never unloaded: the functions are used as long as the process lives.
+            std::mem::forget(library);
+            functions
+        });
+        found.as_ref().map_err(String::clone)
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), Failed> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the first forgets the error, which libtorch would take for its own; the other gives a constant
+        // string.
+        let text = unsafe {
+            (self.get_last_error)();
+            let text = (self.get_error_string)(code);
+            if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        };
+        Err(Failed { call, reason: format!("{text} (error {code})") })
+    }
+}
+
+/// The runtime in this process, by its name or where it is mapped: libtorch's archives rename it.
+#[cfg(target_os = "linux")]
+fn loaded() -> Option<Library> {
+    use libloading::os::unix::{Library as Unix, RTLD_NOW};
+    /// Of `dlfcn.h`: fails where it is not loaded.
+    const RTLD_NOLOAD: c_int = 4;
+    const NAMES: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
+    // SAFETY: nothing is loaded, so nothing is run.
+    let open = |name: &str| unsafe { Unix::open(Some(name), RTLD_NOW | RTLD_NOLOAD) }.ok();
+    let maps = || std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let library = NAMES.into_iter().find_map(open).or_else(|| mapped(&maps()).into_iter().find_map(open));
+    library.map(Library::from)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn loaded() -> Option<Library> {
+    None
+}
+
+/// Paths of CUDA runtimes in what Linux says of a process's memory: `address permissions offset device inode path`.
+#[cfg(target_os = "linux")]
+fn mapped(maps: &str) -> Vec<&str> {
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let is_runtime = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        name.starts_with("libcudart") && name.contains(".so")
+    };
+    let mut paths: Vec<_> = paths.filter(is_runtime).collect();
+    paths.dedup();
+    paths
+}
+
+impl Cuda {
+    fn new(device: usize) -> Result<Self, Failed> {
+        let unusable = |reason| Failed { call: "looking for the CUDA runtime", reason };
+        let functions = Functions::of_process().map_err(unusable)?;
+        let device = c_int::try_from(device).map_err(|e| unusable(e.to_string()))?;
+        let mut cuda = Self { functions, device, to_host: 0, to_device: 0 };
+        [cuda.to_host, cuda.to_device] = cuda.on_device(|| {
+            let mut streams: [Handle; 2] = [std::ptr::null_mut(); 2];
+            for stream in &mut streams {
+                // SAFETY: writes a handle.
+                let code = unsafe { (functions.stream_create)(stream, NON_BLOCKING) };
+                functions.check("cudaStreamCreateWithFlags", code)?;
+            }
+            Ok(streams.map(|stream| stream.expose_provenance()))
+        })?;
+        Ok(cuda)
+    }
+
+    /// Does `call` with this GPU as the current one of this thread, and makes the other current again.
+    fn on_device<T>(&self, call: impl FnOnce() -> Result<T, Failed>) -> Result<T, Failed> {
+        let mut before = self.device;
+        // SAFETY: writes a number.
+        self.functions.check("cudaGetDevice", unsafe { (self.functions.get_device)(&mut before) })?;
+        if before == self.device {
+            return call();
+        }
+        self.set_device(self.device)?;
+        let result = call();
+        self.set_device(before)?;
+        result
+    }
+
+    fn set_device(&self, device: c_int) -> Result<(), Failed> {
+        // SAFETY: takes any number.
+        self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
+    }
+
+    fn handle(&self, stream: Stream) -> Handle {
+        match stream {
+            // The legacy default stream.
+            Stream::Compute => std::ptr::null_mut(),
+            Stream::ToHost => std::ptr::with_exposed_provenance_mut(self.to_host),
+            Stream::ToDevice => std::ptr::with_exposed_provenance_mut(self.to_device),
+        }
+    }
+}
+
+impl Event {
+    fn handle(&self) -> Handle {
+        std::ptr::with_exposed_provenance_mut(self.handle)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the handle. An event that is not reached yet is freed when it is.
+        let code = unsafe { (self.functions.event_destroy)(self.handle()) };
+        let _ = self.functions.check("cudaEventDestroy", code);
+    }
+}
+
+impl Runtime for Cuda {
+    type Event = Event;
+
+    fn record(&self, stream: Stream) -> Result<Event, Failed> {
+        self.on_device(|| {
+            let mut handle: Handle = std::ptr::null_mut();
+            // SAFETY: writes a handle.
+            let code = unsafe { (self.functions.event_create)(&mut handle, WITHOUT_TIMING) };
+            self.functions.check("cudaEventCreateWithFlags", code)?;
+            let event = Event { functions: self.functions, handle: handle.expose_provenance() };
+            // SAFETY: both handles are alive.
+            let code = unsafe { (self.functions.event_record)(handle, self.handle(stream)) };
+            self.functions.check("cudaEventRecord", code)?;
+            Ok(event)
+        })
+    }
+
+    fn wait(&self, stream: Stream, event: &Event) -> Result<(), Failed> {
+        self.on_device(|| {
+            // SAFETY: both handles are alive; the stream remembers the event's state, not the handle.
+            let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), 0) };
+            self.functions.check("cudaStreamWaitEvent", code)
+        })
+    }
+
+    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), Failed> {
+        let kind = if stream == Stream::ToHost { TO_HOST } else { TO_DEVICE };
+        self.on_device(|| {
+            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from));
+            // SAFETY: as the caller promises.
+            let code = unsafe { (self.functions.memcpy_async)(to, from, bytes, kind, self.handle(stream)) };
+            self.functions.check("cudaMemcpyAsync", code)
+        })
+    }
+
+    fn reach(&self, event: &Event) -> Result<(), Failed> {
+        // SAFETY: the handle is alive.
+        let code = unsafe { (self.functions.event_synchronize)(event.handle()) };
+        self.functions.check("cudaEventSynchronize", code)
+    }
+
+    fn drain(&self, stream: Stream) -> Result<(), Failed> {
+        self.on_device(|| {
+            // SAFETY: the handle is alive.
+            let code = unsafe { (self.functions.stream_synchronize)(self.handle(stream)) };
+            self.functions.check("cudaStreamSynchronize", code)
+        })
+    }
+
+    fn pin(&self, bytes: usize) -> Result<usize, Failed> {
+        self.on_device(|| {
+            let mut at: *mut c_void = std::ptr::null_mut();
+            // SAFETY: writes an address.
+            let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, DEFAULT) };
+            self.functions.check("cudaHostAlloc", code)?;
+            Ok(at.expose_provenance())
+        })
+    }
+
+    unsafe fn unpin(&self, at: usize, _: usize) {
+        // SAFETY: as the caller promises.
+        let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
+        if let Err(failed) = self.functions.check("cudaFreeHost", code) {
+            tracing::warn!("page-locked memory could not be given back: {failed}");
+        }
+    }
+}
+
+/// Room for the pieces in which parameters are copied, beside the inputs of blocks.
+const SPARE: usize = 1 << 29;
+
+/// What is known of each GPU that was asked for: its lines, or that it has none.
+static KNOWN: Mutex<Vec<(usize, Option<Arc<Lines<Cuda>>>)>> = Mutex::new(Vec::new());
+
+/// Those of a GPU, by libtorch's number. `None` where copies must go another way, which was said.
+pub(crate) fn lines(device: usize) -> Option<Arc<Lines<Cuda>>> {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, lines)) = known.iter().find(|(number, _)| *number == device) {
+        return lines.clone();
+    }
+    let lines = Cuda::new(device).map(|cuda| Lines::new(cuda, SPARE)).map_err(|failed| say(&failed)).ok();
+    known.push((device, lines.clone()));
+    lines
+}
+
+/// Copies of this GPU go another way from now on.
+pub(crate) fn give_up(device: usize, failed: &Failed) {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, lines)) = known.iter_mut().find(|(number, _)| *number == device)
+        && lines.take().is_some()
+    {
+        say(failed);
+    }
+}
+
+fn say(failed: &Failed) {
+    tracing::warn!(
+        "copies between GPU and host go through libtorch's own stream, and kernels wait for them: a stream beside it \
+         cannot be used ({failed})"
+    );
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_found_where_it_is_mapped_under_whatever_name() {
+        let maps = "7f00-7f01 r--p 00000000 fe:00 12   /opt/torch/lib/libcudart-d0da41ae.so.11.0\n\
+                    7f01-7f02 r-xp 00001000 fe:00 12   /opt/torch/lib/libcudart-d0da41ae.so.11.0\n\
+                    7f02-7f03 r--p 00000000 fe:00 13   /opt/torch lib/libcudart.so.13\n\
+                    7f03-7f04 r--p 00000000 fe:00 14   /opt/libcudart/libc10.so\n\
+                    7ffc-7ffd rw-p 00000000 00:00 0    [stack]\n";
+        assert_eq!(mapped(maps), ["/opt/torch/lib/libcudart-d0da41ae.so.11.0", "/opt/torch lib/libcudart.so.13"]);
+    }
+}

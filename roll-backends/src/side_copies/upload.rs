@@ -1,0 +1,69 @@
+//! Values of the host, to a GPU of libtorch's, through a few pieces of page-locked memory.
+//!
+//! libtorch copies pageable memory on one thread of the driver, at a few GB/s; here all threads copy it to page-locked
+//! memory, from which the GPU fetches it.
+
+use bytemuck::Pod;
+use rayon::prelude::*;
+use tch::{Device, Kind, Tensor};
+
+use super::{give_up, lines};
+
+/// Bytes of a piece.
+const PIECE: usize = 1 << 26;
+/// Bytes below which the driver's way is as good.
+const SMALL: usize = 1 << 20;
+/// Pieces that are filled or copied at once.
+const BUFFERS: usize = 3;
+/// Bytes that one thread copies at a time.
+const CHUNK: usize = 1 << 18;
+
+/// A tensor with these values on the GPU `number`, complete for kernels that come now. `None` where it is to be made
+/// another way.
+pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
+    debug_assert_eq!(size_of::<E>(), kind.elt_size_in_bytes());
+    let bytes = bytemuck::cast_slice::<E, u8>(values);
+    if bytes.len() < SMALL {
+        return None;
+    }
+    let lines = lines(number)?;
+    let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
+    let mut at = tensor.data_ptr().expose_provenance();
+    if bytes.len() > PIECE
+        && let Err(failed) = lines.reserve(PIECE, BUFFERS)
+    {
+        give_up(number, &failed);
+        return None;
+    }
+    for piece in bytes.chunks(PIECE) {
+        let fill = |to: &mut [u8]| {
+            to.par_chunks_mut(CHUNK).zip(piece.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
+        };
+        // SAFETY: the memory is new, of that size, and nobody else has it before all pieces have arrived.
+        let brought = unsafe { lines.bring(piece.len(), fill, tensor.shallow_clone(), at) };
+        if let Err(failed) = brought.and_then(|returning| returning.take()) {
+            give_up(number, &failed);
+            return None;
+        }
+        at += piece.len();
+    }
+    Some(tensor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On machines with a GPU.
+    #[test]
+    fn on_a_gpu_values_of_several_pieces_arrive_as_they_are() {
+        if !tch::Cuda::is_available() {
+            return;
+        }
+        for count in [SMALL / 4, PIECE / 4, 3 * PIECE / 4 + 7] {
+            let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
+            let tensor = upload(&values, Kind::Float, 0).expect("the CUDA runtime of libtorch is found");
+            assert_eq!(Vec::<f32>::try_from(&tensor).ok(), Some(values));
+        }
+    }
+}
