@@ -11,6 +11,7 @@ mod gate;
 mod linear;
 mod norm;
 mod product;
+mod reduction;
 mod rope;
 
 use burn::backend::ops::FloatTensorOps;
@@ -69,6 +70,12 @@ fn test_device() -> Option<CubeDevice> {
 fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&beside.client, count);
     (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
+}
+
+/// One cube of `units` units for each of `rows` rows.
+fn cube_a_row(beside: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(units);
+    (calculate_cube_count_elemwise(&beside.client, rows * units as usize, dim), dim)
 }
 
 #[cfg(all(test, feature = "wgpu"))]
