@@ -7,6 +7,7 @@
 mod activation;
 mod attention;
 mod channel_norm;
+mod conv;
 mod gate;
 mod linear;
 mod norm;
@@ -22,12 +23,11 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, ScaledKernel};
+use super::{BlockKernel, DecodeKernel, ScaledKernel};
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
 impl BlockKernel for Cube {}
-impl ConvKernel for Cube {}
 impl DecodeKernel for Cube {}
 impl ScaledKernel for Cube {}
 

@@ -268,7 +268,8 @@ mod tests {
                 let what = format!("{call:?}, {queries} queries, {keys} keys, {scores} scores");
                 let qkv = [q.clone(), k.clone(), v.clone()];
                 let (expected, softmax) = tiled::forward::<Cube>(qkv.clone(), call);
-                let pulled = tiled::backward::<Cube>(qkv.clone(), expected.clone(), softmax, d_out.clone(), call, [true; 3]);
+                let pulled =
+                    tiled::backward::<Cube>(qkv.clone(), expected.clone(), softmax, d_out.clone(), call, [true; 3]);
                 let blocks = Blocks::of_scores(scores, [&q, &k], call);
                 let (out, softmax) = run(&blocks, qkv.clone());
                 near(&what, out.clone(), expected);

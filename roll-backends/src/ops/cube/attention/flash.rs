@@ -54,7 +54,10 @@ impl Routine for TensorCores {
         let dims = &problem.dims;
         let whole = |size: usize| size as u32 / TILE;
         if !dims.head_dim.is_multiple_of(TILE as usize) || !dims.val_dim.is_multiple_of(TILE as usize) {
-            return refused(format!("heads of {} and {} channels are no multiples of {TILE}", dims.head_dim, dims.val_dim));
+            return refused(format!(
+                "heads of {} and {} channels are no multiples of {TILE}",
+                dims.head_dim, dims.val_dim
+            ));
         }
         if !dims.seq_q.is_multiple_of(STAGE) {
             return refused(format!("{} queries are no multiple of {STAGE}", dims.seq_q));
