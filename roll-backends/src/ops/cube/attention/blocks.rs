@@ -104,8 +104,13 @@ fn whole(length: usize) -> usize {
     length.next_multiple_of(if length > STAGE / 2 { STAGE } else { TILE })
 }
 
+/// Products as the kernels between them read them: one row after the other.
 fn product(a: Heads, b: Heads) -> CubeTensor {
     product_of_rows(a.0, b.0)
+}
+
+fn heads(x: CubeTensor) -> Heads {
+    Expression(x)
 }
 
 /// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, rows, 2]`.
@@ -119,17 +124,17 @@ fn run(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) 
     let (q, k, v) =
         (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
     let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
-    for heads in blocks.head_groups() {
-        let of = |x: &Heads| x.clone().narrow(0, heads.clone());
+    for group in blocks.head_groups() {
+        let of = |x: &Heads| x.clone().narrow(0, group.clone());
         let (q, k, v) = (of(&q), of(&k), of(&v));
         let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
         for rows in blocks.row_blocks() {
             let scores = product(q.clone().narrow(1, rows.clone()), k.clone().t());
-            let Softmax { exponentials, max, inverse } = softmax(&scores, blocks.block(&heads, &rows), Some(dtype));
+            let Softmax { exponentials, max, inverse } = softmax(&scores, blocks.block(&group, &rows), Some(dtype));
             drop(scores);
-            let inverse = Expression(inverse);
-            out_rows.push(Expression(product(Expression(exponentials), v.clone())) * inverse.clone());
-            softmax_rows.push(Expression::cat(vec![Expression(max), inverse], 2));
+            let inverse = heads(inverse);
+            out_rows.push(heads(product(heads(exponentials), v.clone())) * inverse.clone());
+            softmax_rows.push(Expression::cat(vec![heads(max), inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
         softmaxes.push(Expression::cat(softmax_rows, 1));
@@ -163,7 +168,7 @@ fn pull_back(
     wanted: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let dtype = q.dtype;
-    let kept = Some(Expression::<Cube>(kept)).filter(|kept| !kept.is_empty());
+    let kept = Some(heads(kept)).filter(|kept| !kept.is_empty());
     let (q, k, v) =
         (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
     let of_queries = |x: CubeTensor| blocks.by_head(x, blocks.rows);
@@ -171,14 +176,14 @@ fn pull_back(
     let mean = (of_queries(out).cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
-    for heads in blocks.head_groups() {
-        let of = |x: &Heads| x.clone().narrow(0, heads.clone());
+    for group in blocks.head_groups() {
+        let of = |x: &Heads| x.clone().narrow(0, group.clone());
         let (k, v) = (of(&k), of(&v));
         let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
         for rows in blocks.row_blocks() {
             let of = |x: &Heads| of(x).narrow(1, rows.clone());
             let (q, d_out) = (of(&q), of(&d_out));
-            let block = blocks.block(&heads, &rows);
+            let block = blocks.block(&group, &rows);
             let scores = product(q.clone(), k.clone().t());
             let [max, inverse] = match &kept {
                 Some(kept) => {
@@ -192,7 +197,7 @@ fn pull_back(
             };
             let d_weights = product(d_out.clone(), v.clone().t());
             let [weights, d_scores] =
-                pull(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(Expression::<Cube>);
+                pull(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(heads);
             drop((scores, d_weights));
             if wanted[2] {
                 accumulate(&mut dv_sum, product(weights.t(), d_out));
@@ -201,7 +206,7 @@ fn pull_back(
                 accumulate(&mut dk_sum, product(d_scores.clone().t(), q));
             }
             if wanted[0] {
-                dq_rows.push(Expression(product(d_scores, k.clone())));
+                dq_rows.push(heads(product(d_scores, k.clone())));
             }
         }
         if wanted[0] {
@@ -210,17 +215,13 @@ fn pull_back(
         dk.extend(dk_sum);
         dv.extend(dv_sum);
     }
-    let lengths = [blocks.queries, blocks.keys, blocks.keys];
-    let mut lengths = lengths.into_iter();
-    [dq, dk, dv].map(|heads| {
-        let n = lengths.next().unwrap_or(0);
-        (!heads.is_empty()).then(|| blocks.together(Expression::cat(heads, 0), n, dtype))
-    })
+    [(dq, blocks.queries), (dk, blocks.keys), (dv, blocks.keys)]
+        .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.together(Expression::cat(parts, 0), n, dtype)))
 }
 
 /// Adds to the one element of `sum`, or makes it.
 fn accumulate(sum: &mut Vec<Heads>, part: CubeTensor) {
-    let part = Expression(part);
+    let part = heads(part);
     match sum.pop() {
         Some(before) => sum.push(before + part),
         None => sum.push(part),
@@ -256,8 +257,10 @@ mod tests {
     fn near(what: &str, found: CubeTensor, expected: CubeTensor) {
         let (found, expected) = (host(found).unwrap(), host(expected).unwrap());
         assert_eq!(found.len(), expected.len(), "{what}");
+        let largest = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 2e-5 && found.iter().all(|x| x.is_finite()), "{what}: off by {worst}");
+        let finite = found.iter().all(|x| x.is_finite());
+        assert!(finite && worst < 2e-5 * largest, "{what}: off by {worst} of {largest}");
     }
 
     #[test]

@@ -53,6 +53,7 @@ impl Routine for TensorCores {
     ) -> Result<LaunchInfo<AttentionBlueprint>, AttentionSetupError> {
         let dims = &problem.dims;
         let whole = |size: usize| size as u32 / TILE;
+        let refused = |why: String| Err(AttentionSetupError::InvalidConfig(Box::new(why)));
         if !dims.head_dim.is_multiple_of(TILE as usize) || !dims.val_dim.is_multiple_of(TILE as usize) {
             return refused(format!(
                 "heads of {} and {} channels are no multiples of {TILE}",
@@ -97,10 +98,6 @@ impl Routine for TensorCores {
     }
 }
 
-fn refused<T>(why: String) -> Result<T, AttentionSetupError> {
-    Err(AttentionSetupError::InvalidConfig(Box::new(why)))
-}
-
 /// Whether cubek's kernels mean the same: they scale by `1 / sqrt(d)`, and of unequal lengths their causal mask is another.
 pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
@@ -114,7 +111,7 @@ pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
 pub fn forward<R: Routine<Strategy = ()>>(
     [q, k, v]: [CubeTensor; 3],
     call: AttentionCall,
-) -> Result<CubeTensor, AttentionSetupError> {
+) -> Result<CubeTensor, String> {
     let ([queries, channels], dtype) = (q.shape().dims::<2>(), q.dtype);
     let rows = queries.next_multiple_of(STAGE);
     // A causal mask counts from the last query and key, so both move together; no query that counts sees an added key.
@@ -149,7 +146,8 @@ pub fn forward<R: Routine<Strategy = ()>>(
             causal: call.causal,
             accumulator_precision: AccumulatorPrecision::Strict(f32::elem_type_native()),
         },
-    )?;
+    )
+    .map_err(|error| format!("{error:?}").trim().to_string())?;
     Ok(Expression::<Cube>(out).narrow(0, 0..queries).cast(dtype).0)
 }
 

@@ -112,7 +112,7 @@ fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, caus
         let expected = host(blocks::forward(qkv.clone(), call).0);
         let found = match flash::forward::<R>(qkv, call) {
             Ok(found) => host(found),
-            Err(error) => return Some(format!("{error:?}").trim().into()),
+            Err(reason) => return Some(reason),
         };
         let (Some(found), Some(expected)) = (found, expected) else {
             return Some("a kernel failed".into());

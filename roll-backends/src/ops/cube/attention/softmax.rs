@@ -42,10 +42,11 @@ impl Block {
     fn window(&self) -> usize {
         self.call.window.unwrap_or(self.keys).min(self.keys)
     }
+}
 
-    fn new<const D: usize>(beside: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
-        empty_device_contiguous_dtype(beside.client.clone(), beside.device.clone(), shape.into(), dtype)
-    }
+/// Of the shape of the scores, not yet written.
+fn like_scores(scores: &CubeTensor, block: Block, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(scores.client.clone(), scores.device.clone(), block.shape.into(), dtype)
 }
 
 /// The softmax of a block before it is divided.
@@ -70,7 +71,7 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
     let [heads, rows, _] = block.shape;
     let found = Softmax {
         // A kernel has all its operands; it does not write this one.
-        exponentials: dtype.map_or_else(|| unwritten(scores, [1]), |dtype| Block::new(scores, block.shape, dtype)),
+        exponentials: dtype.map_or_else(|| unwritten(scores, [1]), |dtype| like_scores(scores, block, dtype)),
         max: unwritten(scores, [heads, rows, 1]),
         inverse: unwritten(scores, [heads, rows, 1]),
     };
@@ -125,7 +126,7 @@ fn pull_in<E: Float>(
     block: Block,
     dtype: DType,
 ) -> [CubeTensor; 2] {
-    let [weights, d_scores] = [(); 2].map(|()| Block::new(scores, block.shape, dtype));
+    let [weights, d_scores] = [(); 2].map(|()| like_scores(scores, block, dtype));
     let (cubes, dim) = cube_a_row(scores, block.rows(), UNITS);
     let AttentionCall { scale, causal, softcap, .. } = block.call;
     cotangents::launch::<E>(
@@ -163,7 +164,7 @@ fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -
     if comptime!(causal) {
         // One key more than `query + keys - queries`, which may be below 0.
         let reach = query + 1 + keys;
-        end = 0;
+        end = 0usize;
         if reach > queries {
             end = reach - queries;
         }
@@ -174,14 +175,12 @@ fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -
     end
 }
 
-/// The first key that a query sees.
+/// The first key that a query sees, which sees `window` at most.
 #[cube]
-fn begin_of(end: usize, window: usize, #[comptime] causal: bool) -> usize {
-    let mut begin = 0;
-    if comptime!(causal) {
-        if end > window {
-            begin = end - window;
-        }
+fn begin_of(end: usize, window: usize) -> usize {
+    let mut begin = 0usize;
+    if end > window {
+        begin = end - window;
     }
     begin
 }
@@ -222,7 +221,7 @@ fn exponentials<E: Float>(
     let step = units as usize;
     let query = first + CUBE_POS % rows_of_a_head;
     let end = end_of(query, queries, keys, causal);
-    let begin = begin_of(end, window, causal);
+    let begin = begin_of(end, window);
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
 
     let mut own = LEAST;
@@ -282,7 +281,7 @@ fn cotangents<E: Float>(
     let step = units as usize;
     let query = first + CUBE_POS % rows_of_a_head;
     let end = end_of(query, queries, keys, causal);
-    let begin = begin_of(end, window, causal);
+    let begin = begin_of(end, window);
     let top = maxima[CUBE_POS];
     let inverse = inverses[CUBE_POS];
     let mean = means[CUBE_POS];
