@@ -39,6 +39,15 @@ pub enum BackendError {
         /// The message of libtorch or CUDA.
         reason: String,
     },
+    /// A kernel or an allocation on the device failed; it is told when a result is read.
+    #[error(
+        "computing on the device failed ({reason}): if its memory is full, `roll plan` says what a run needs and `nvidia-smi` \
+         who has it"
+    )]
+    Device {
+        /// What the device's library says.
+        reason: String,
+    },
 
     // Ranks
     /// The ranks have different models.
@@ -90,9 +99,10 @@ impl From<BackendError> for Error {
             | BackendError::MissingWeight { .. }
             | BackendError::Rank { .. }
             | BackendError::OtherParameters { .. } => Fault::User,
-            BackendError::Offload { .. } | BackendError::OldParameters { .. } | BackendError::Drift { .. } => {
-                Fault::Failure
-            }
+            BackendError::Offload { .. }
+            | BackendError::Device { .. }
+            | BackendError::OldParameters { .. }
+            | BackendError::Drift { .. } => Fault::Failure,
         };
         Error::component(fault, e)
     }

@@ -66,10 +66,18 @@ pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
     let shape = tensor.dims().to_vec();
     let values = tensor
         .cast(DType::F32)
-        .into_data()
+        .try_into_data()
+        .map_err(|error| BackendError::Device { reason: first_lines(&error.to_string()) })?
         .try_into_vec::<f32>()
         .map_err(|e| Error::Misuse(format!("reading a tensor back from its device: {e:?}")))?;
     Tensor::new(values, shape)
+}
+
+/// What an error of a device's library begins with; the rest is the source of a kernel, or where it happened.
+fn first_lines(error: &str) -> String {
+    const MOST: usize = 400;
+    let lines: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
+    lines.join(" ").chars().take(MOST).collect()
 }
 
 /// As [`to_host`], of any rank.

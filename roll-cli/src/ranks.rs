@@ -60,18 +60,17 @@ impl Job {
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
-    /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error where there are others: a
-    /// process that unwound out of MPI would leave them waiting. An interrupt is no failure: all ranks agreed on it.
+    /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error: a process that unwound out of
+    /// MPI would leave the others waiting, and some libraries of GPUs panic where memory ends. An interrupt is no failure:
+    /// all ranks agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        if self.rank().is_none() {
-            return f();
-        }
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
             Err(Error::failed("panicked")(said.unwrap_or_else(|| "no message".into())))
         });
         if let Err(error) = &result
+            && self.rank().is_some()
             && error.fault() != Fault::Interrupt
         {
             communicator::current().fail(&error.chain());

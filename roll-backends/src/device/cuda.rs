@@ -1,14 +1,14 @@
-//! Whether CubeCL can run on a GPU here.
+//! Whether CubeCL can run on a GPU here, and how it is set up.
+
+mod compiler;
 
 use std::ffi::c_int;
 
+use cubecl::config::memory::CudaAllocator;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
-const NVRTC: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
-/// The headers that the kernels include. The second, for tensor cores, comes with another part of the toolkit.
-const HEADERS: [&str; 2] = ["cuda_fp16.h", "crt/mma.h"];
 
 /// Fails with what is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
 pub fn usable(number: usize) -> Result<(), String> {
@@ -20,20 +20,31 @@ pub fn usable(number: usize) -> Result<(), String> {
         count if number < count => {}
         count => return Err(super::too_few(number, count)),
     }
-    if find(&NVRTC).is_none() {
-        return Err("CUDA's run-time compiler is not found (libnvrtc.so or libnvrtc.so.12): `scripts/setup-cuda` fetches it, or \
-                    install the CUDA toolkit, with its libraries in LD_LIBRARY_PATH"
-            .into());
+    compiler::usable()
+}
+
+/// What this project wants otherwise than CubeCL has it, unless a `cubecl.toml` or `burn.toml` in the working directory or
+/// above says what is wanted. Before the first device: later it has no effect.
+pub fn set_up() {
+    if has_own_settings() {
+        return;
     }
-    let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
-    match HEADERS.into_iter().find(|header| !path.join(header).exists()) {
-        None => Ok(()),
-        Some(header) => Err(format!(
-            "CUDA's headers are not found ({header} in {}): `scripts/setup-cuda` fetches them, or install the CUDA toolkit \
-             and set CUDA_PATH to the directory that holds `include`",
-            path.display()
-        )),
-    }
+    let mut config = CubeClRuntimeConfig::default().override_from_env();
+    // Memory is taken and given back in the order of the work, without waiting for the GPU.
+    config.memory.cuda.allocator = CudaAllocator::Async;
+    // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would keep
+    // many times what they copy.
+    config.streaming.max_streams = STREAMS;
+    CubeClRuntimeConfig::try_set(config);
+}
+
+/// One that computes and some that copy.
+const STREAMS: u8 = 4;
+
+fn has_own_settings() -> bool {
+    const FILES: [&str; 4] = ["cubecl.toml", "CubeCL.toml", "burn.toml", "Burn.toml"];
+    std::env::current_dir()
+        .is_ok_and(|here| here.ancestors().any(|dir| FILES.iter().any(|file| dir.join(file).exists())))
 }
 
 fn find(names: &[&str]) -> Option<Library> {

@@ -160,7 +160,10 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
         #[cfg(feature = "libtorch")]
         Backend::LibTorchCuda => Some(Device::libtorch_cuda(number)),
         #[cfg(feature = "cuda")]
-        Backend::Cuda => Some(Device::cuda(number)),
+        Backend::Cuda => {
+            cuda::set_up();
+            Some(Device::cuda(number))
+        }
         #[cfg(feature = "wgpu")]
         Backend::Wgpu => wgpu::open(number).ok(),
         #[allow(unreachable_patterns, reason = "unreachable when all are compiled in")]

@@ -96,17 +96,17 @@ pub trait ConvKernel: Backend {
     }
 }
 
-fn options(padding: [usize; 3]) -> ConvOptions<3> {
+pub(super) fn options(padding: [usize; 3]) -> ConvOptions<3> {
     ConvOptions::new([1; 3], padding, [1; 3], 1)
 }
 
-fn with_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn with_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let x = Expression::<B>(x);
     let [c, t, h, w] = x.dims();
     x.reshape([1, c, t, h, w]).0
 }
 
-fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let x = Expression::<B>(x);
     let [_, c, t, h, w] = x.dims();
     x.reshape([c, t, h, w]).0

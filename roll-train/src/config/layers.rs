@@ -17,7 +17,7 @@ use crate::on_finish;
 use roll_core::{Error, Registry, Result, communicator};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 14] = [
+pub const RESERVED_VARIABLES: [&str; 16] = [
     crate::cache::VARIABLE,
     "ROLL_FIXTURES",
     "ROLL_REFERENCE",
@@ -27,6 +27,8 @@ pub const RESERVED_VARIABLES: [&str; 14] = [
     "ROLL_LOG",
     "ROLL_TARGET_DIR",
     "ROLL_DEMO",
+    "ROLL_CUDA_ATTENTION",
+    "ROLL_CUDA_PRODUCTS",
     roll_core::plugin::PATH_VARIABLE,
     on_finish::VARIABLES[0],
     on_finish::VARIABLES[1],

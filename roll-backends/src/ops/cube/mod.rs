@@ -7,10 +7,12 @@
 mod activation;
 mod attention;
 mod channel_norm;
+mod conv;
 mod gate;
 mod linear;
 mod norm;
 mod product;
+mod reduction;
 mod rope;
 
 use burn::backend::ops::FloatTensorOps;
@@ -21,12 +23,11 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
-use super::{BlockKernel, ConvKernel, DecodeKernel, RmsRopeKernel, ScaledKernel};
+use super::{BlockKernel, DecodeKernel, RmsRopeKernel, ScaledKernel};
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
 impl BlockKernel for Cube {}
-impl ConvKernel for Cube {}
 impl DecodeKernel for Cube {}
 impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}
@@ -70,6 +71,12 @@ fn test_device() -> Option<CubeDevice> {
 fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&beside.client, count);
     (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
+}
+
+/// One cube of `units` units for each of `rows` rows.
+fn cube_a_row(beside: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(units);
+    (calculate_cube_count_elemwise(&beside.client, rows * units as usize, dim), dim)
 }
 
 #[cfg(all(test, feature = "wgpu"))]

@@ -4,9 +4,9 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use cubecl::{CubeCount, calculate_cube_count_elemwise};
 
-use super::{unwritten, unwritten_like, values};
+use super::reduction::total;
+use super::{cube_a_row, unwritten, unwritten_like, values};
 use crate::ops::norm::composed_backward;
 use crate::ops::{Cotangents, NormKernel, SavedNorm};
 
@@ -27,7 +27,7 @@ impl NormKernel for Cube {
         let [rows, width] = x.shape().dims::<2>();
         let (y, moments) = (unwritten_like(&x), unwritten(&x, [rows, if layer { 2 } else { 1 }]));
         if rows * width > 0 {
-            let (cubes, dim) = cube_a_row(&x, rows);
+            let (cubes, dim) = cube_a_row(&x, rows, UNITS);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (gains, shifts) = (gain.shape().num_elements(), shift.shape().num_elements());
             forward::launch(
@@ -70,7 +70,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let d_x = unwritten_like(&x);
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
-        let (cubes, dim) = cube_a_row(&x, rows);
+        let (cubes, dim) = cube_a_row(&x, rows, UNITS);
         let (client, address) = (x.client.clone(), x.required_address_type());
         let gains = gain.shape().num_elements();
         backward::launch(
@@ -91,30 +91,6 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
         );
     }
     d_x
-}
-
-fn cube_a_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new_1d(UNITS);
-    (calculate_cube_count_elemwise(&x.client, rows * UNITS as usize, dim), dim)
-}
-
-/// The sum over the units of a cube, which every unit gets.
-#[cube]
-fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
-    // No unit may still read the previous values.
-    sync_cube();
-    partial[UNIT_POS as usize] = own;
-    sync_cube();
-    let mut active = CUBE_DIM / 2;
-    while active > 0 {
-        if UNIT_POS < active {
-            let other = partial[(UNIT_POS + active) as usize];
-            partial[UNIT_POS as usize] += other;
-        }
-        sync_cube();
-        active /= 2;
-    }
-    partial[0]
 }
 
 /// Gain and shift have one row, or as many as x: `gains` and `shifts`, their sizes, say which.

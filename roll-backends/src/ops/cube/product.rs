@@ -1,10 +1,16 @@
-//! Products of matrices: cubek's. With the feature `cuda` the kernel for a shape is found by trial at its first use. Of f32
-//! they are f32, which cubek itself would take in TF32 where a GPU has it: eleven bits of each operand.
+//! Products of matrices: cubek's kernels, chosen by rule and not by trial. Trying them all takes minutes of compiling before
+//! the first step, and what wins by a hair on one run and loses on the next has other bits.
+//!
+//! Of f32 they are f32, which cubek itself would take in TF32 where a GPU has it: eleven bits of each operand.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::kernel::matmul::{MatmulStrategy, init_matmul_output, matmul};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::{Scalar, TensorBinding};
@@ -12,76 +18,246 @@ use cubecl::tf32;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
 use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level::Strategy;
+use cubek::matmul::multi_level::components::tile::TileMatmulKind::Mma;
+use cubek::matmul::multi_level::routines::batch::double_buffering::DoubleBufferingArgs;
+use cubek::matmul::multi_level::routines::batch::ordered_double_buffering::OrderedSelectionArgs;
+use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
+use cubek::matmul::multi_level::routines::batch::specialized::SpecializedStrategy;
+use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::std::InputBinding;
+use half::bf16;
 
+use super::host;
 use crate::ops::ProductKernel;
+use crate::ops::expression::Expression;
 
 impl ProductKernel for Cube {
     fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let out = init_matmul_output(&a, &b, DType::F32);
         if a.meta.num_elements() == 0 || b.meta.num_elements() == 0 {
             // A sum of nothing, which the kernels do not write.
-            let out = init_matmul_output(&a, &b, DType::F32);
             return Cube::float_zeros(out.shape(), &out.device, FloatDType::F32);
         }
-        let has_tf32 = a.client.properties().supports_type(tf32::elem_type_native());
-        if a.dtype == DType::F32 && has_tf32 {
-            return exact(a, b);
+        into(a, b, out)
+    }
+}
+
+/// The product of `[batch, m, k]` and `[batch, k, n]`, not empty, as f32 with its rows one after the other in memory.
+/// Elsewhere a device may leave room between them.
+pub fn product_of_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+    let ([batch, m, _], [.., n]) = (a.shape().dims::<3>(), b.shape().dims::<3>());
+    let out = empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), [batch, m, n].into(), DType::F32);
+    into(a, b, out)
+}
+
+fn into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
+    let has_tf32 = a.client.properties().supports_type(tf32::elem_type_native());
+    match a.dtype {
+        DType::F32 if has_tf32 => first_of(&EXACT, a, b, out),
+        DType::BF16 => {
+            let routines = Routine::for_bf16(&a);
+            first_of(&routines, a, b, out)
         }
-        chosen(a, b)
+        _ => match matmul(a, b, Some(out), MatmulStrategy::Cube, DType::F32) {
+            Ok(product) => product,
+            Err(error) => panic!("no kernel for a product of matrices: {error:?}"),
+        },
     }
 }
 
-fn chosen(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    match matmul(a, b, None, MatmulStrategy::default(), DType::F32) {
-        Ok(product) => product,
-        Err(error) => panic!("no kernel for a product of matrices: {error:?}"),
+/// A way of cubek's to take products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Routine {
+    /// On tensor cores, two stages of the inner axis in flight, the left matrix read in the order of its rows.
+    Ordered,
+    /// As before, both matrices read by all units.
+    Double,
+    /// As before, with planes that read and planes that compute.
+    Specialized,
+    /// One stage, several rows of tiles for each plane.
+    Simple,
+    /// One stage, through the portable interface of tensor cores.
+    Portable,
+    /// One stage, read by Hopper's copy engine.
+    Tma,
+    /// Without tensor cores, two stages.
+    DoubleUnit,
+    /// Without tensor cores, one stage.
+    Unit,
+    /// One unit an element. It takes every shape.
+    Naive,
+}
+
+use Routine::{Double, DoubleUnit, Naive, Ordered, Portable, Simple, Specialized, Tma, Unit};
+
+/// For f32: the first that takes the shapes.
+const EXACT: [Routine; 3] = [DoubleUnit, Unit, Naive];
+/// For bf16: likewise, of those that were found to work.
+const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
+/// Names the routine of bf16 that is tried first, one of [`NAMES`]. To compare them.
+const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
+const NAMES: [(&str, Routine); 7] = [
+    ("ordered", Ordered),
+    ("double", Double),
+    ("specialized", Specialized),
+    ("simple", Simple),
+    ("portable", Portable),
+    ("tma", Tma),
+    ("unit", Unit),
+];
+
+impl Routine {
+    fn strategy(self) -> Strategy {
+        match self {
+            Self::Ordered => Strategy::OrderedDoubleMma(Inferred(OrderedSelectionArgs {
+                tile_matmul: Mma,
+                partition_k: Some(2),
+                row_count: Some(8),
+                rows_per_plane: Some(2),
+            })),
+            Self::Double => {
+                Strategy::DoubleCyclicMma(Inferred(DoubleBufferingArgs { tile_matmul: Mma, specialized: false }))
+            }
+            Self::Specialized => Strategy::SpecializedCyclicMma(Inferred(SpecializedStrategy { tile_matmul: Mma })),
+            Self::Simple => Strategy::SimpleCyclicMma(Inferred(SimpleArgs { tile_matmul: Mma, multi_rows: true })),
+            Self::Portable => Strategy::SimpleCyclicCmma(Default::default()),
+            Self::Tma => Strategy::SimpleTmaMma(Inferred(SimpleArgs { tile_matmul: Mma, multi_rows: true })),
+            Self::DoubleUnit => Strategy::DoubleUnit(Default::default()),
+            Self::Unit => Strategy::SimpleUnit(Default::default()),
+            Self::Naive => Strategy::Naive,
+        }
+    }
+
+    /// The routines to try for bf16 on the device of `like`, which are compared once with sums on the host: a kernel that
+    /// does not compile or is wrong on this hardware is left out.
+    fn for_bf16(like: &CubeTensor) -> Vec<Self> {
+        static FOUND: Mutex<BTreeMap<String, Vec<Routine>>> = Mutex::new(BTreeMap::new());
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        found.entry(format!("{:?}", like.device)).or_insert_with(|| Self::that_work(like)).clone()
+    }
+
+    fn that_work(like: &CubeTensor) -> Vec<Self> {
+        let mut order = IN_BF16.to_vec();
+        if let Ok(name) = std::env::var(CHOICE) {
+            match NAMES.iter().find(|(known, _)| *known == name) {
+                Some((_, routine)) => order.insert(0, *routine),
+                None => tracing::warn!(
+                    "{CHOICE}={name} names no routine: expected one of {}",
+                    NAMES.map(|n| n.0).join(", ")
+                ),
+            }
+        }
+        // What comes after the first that works is for shapes that this does not take.
+        while let [first, _, ..] = order[..] {
+            match first.disagreement(like) {
+                None => {
+                    tracing::info!("products in bf16: cubek's {first:?} routine");
+                    break;
+                }
+                Some(reason) => {
+                    tracing::warn!(
+                        "cubek's {first:?} routine for products in bf16 does not work on this device: {reason}"
+                    );
+                    order.retain(|routine| *routine != first);
+                }
+            }
+        }
+        order
+    }
+
+    /// What is wrong with products in bf16 of matrices in each layout that linear layers and their gradients have, if
+    /// anything.
+    fn disagreement(self, like: &CubeTensor) -> Option<String> {
+        let [m, k, n] = PROBE;
+        let (a, b) = (small(m * k, 3), small(k * n, 11));
+        let mut expected = vec![0.0f32; m * n];
+        for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
+            for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
+                out.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
+            }
+        }
+        for (a_turned, b_turned) in [(false, true), (false, false), (true, false)] {
+            let (a, b) = (matrix(&a, [m, k], a_turned, like), matrix(&b, [k, n], b_turned, like));
+            let out = empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), [1, m, n].into(), DType::F32);
+            if let Err(error) = launch(self, &a, &b, &out) {
+                return Some(format!("{error:?}").trim().into());
+            }
+            let Some(found) = host(out) else { return Some("its kernel failed".into()) };
+            let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
+            if !found.iter().zip(&expected).all(near) {
+                return Some(format!("it is wrong (left matrix turned: {a_turned}, right one: {b_turned})"));
+            }
+        }
+        None
     }
 }
 
-/// Without tensor cores. The first routine that takes the shapes: with two buffers, with one, one unit an element.
-fn exact(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    let out = init_matmul_output(&a, &b, DType::F32);
-    let routines =
-        [Strategy::DoubleUnit(Default::default()), Strategy::SimpleUnit(Default::default()), Strategy::Naive];
+/// Rows, inner axis and columns of the products that routines are compared by: no multiples of what a cube takes at once.
+const PROBE: [usize; 3] = [200, 136, 328];
+
+/// Multiples of 1/64 in [-1, 1), which bf16 has and whose sums f32 has.
+fn small(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i + seed) * 7919 % 127) as f32 / 64.0 - 1.0).collect()
+}
+
+/// A matrix in bf16 as `[1, rows, columns]`; `turned`, its columns lie one after the other in memory.
+fn matrix(values: &[f32], [rows, columns]: [usize; 2], turned: bool, like: &CubeTensor) -> CubeTensor {
+    let data = |values: Vec<f32>, shape: [usize; 3]| {
+        let x = Cube::float_from_data(TensorData::new(values, shape), &like.device);
+        Expression::<Cube>(x).cast(DType::BF16)
+    };
+    if !turned {
+        return data(values.to_vec(), [1, rows, columns]).0;
+    }
+    let by_column = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
+    data(by_column, [1, columns, rows]).t().0
+}
+
+/// With the first routine that takes the shapes.
+fn first_of(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     let mut refused = None;
     for routine in routines {
-        match launch(routine, &a, &b, &out) {
+        match launch(*routine, &a, &b, &out) {
             Ok(()) => return out,
             Err(error) => refused = Some(error),
         }
     }
-    panic!("no kernel for a product of f32 matrices: {refused:?}")
+    panic!("no kernel for a product of {:?} and {:?}: {refused:?}", a.shape(), b.shape())
 }
 
-fn launch(routine: Strategy, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) -> Result<(), MatmulSetupError> {
+fn launch(routine: Routine, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) -> Result<(), MatmulSetupError> {
+    let elem = |x: &CubeTensor| if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() };
     let f32: ElemType = f32::elem_type_native();
-    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: f32, rhs: f32, out: f32 });
-    let input = |x: &CubeTensor| InputBinding::new(x.clone().binding(), f32);
+    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem(a), rhs: elem(b), out: f32 });
+    let input = |x: &CubeTensor| InputBinding::new(x.clone().binding(), elem(x));
     let result: TensorBinding = out.clone().binding();
-    launch_ref(&routine.into(), &out.client, input(a), input(b), result, &mut dtypes)
+    launch_ref(&routine.strategy().into(), &out.client, input(a), input(b), result, &mut dtypes)
 }
 
 #[cfg(all(test, feature = "wgpu"))]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use burn::tensor::TensorData;
-
-    use super::super::{host, test_device};
+    use super::super::test_device;
     use super::*;
+
+    fn made(shape: [usize; 3], seed: usize) -> Option<CubeTensor> {
+        let device = test_device()?;
+        let wave = |i: usize| (((i + seed) * 37 % 101) as f32 / 50.0) - 1.0;
+        let values = (0..shape.iter().product()).map(wave).collect();
+        Some(Cube::float_from_data(TensorData::new::<f32, _>(values, shape), &device))
+    }
 
     #[test]
     fn products_without_tensor_cores_are_those_of_the_kernels_that_are_chosen() {
-        let Some(device) = test_device() else { return };
-        let made = |shape: [usize; 3], seed: usize| {
-            let wave = |i: usize| (((i + seed) * 37 % 101) as f32 / 50.0) - 1.0;
-            let values = (0..shape.iter().product()).map(wave).collect();
-            Cube::float_from_data(TensorData::new::<f32, _>(values, shape), &device)
-        };
         for [batch, m, k, n] in [[3, 64, 32, 48], [2, 33, 130, 17]] {
-            let (a, b) = (made([batch, m, k], 0), made([batch, k, n], 13));
-            let (found, expected) = (host(exact(a.clone(), b.clone())).unwrap(), host(chosen(a, b)).unwrap());
+            let (Some(a), Some(b)) = (made([batch, m, k], 0), made([batch, k, n], 13)) else { return };
+            let out = init_matmul_output(&a, &b, DType::F32);
+            let found = host(first_of(&EXACT, a.clone(), b.clone(), out)).unwrap();
+            let rows = host(product_of_rows(a.clone(), b.clone())).unwrap();
+            let expected = host(Cube::product(a, b)).unwrap();
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;
             assert!(found.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");
+            assert!(rows.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");
         }
     }
 }

@@ -1,0 +1,116 @@
+//! Whether CUDA's run-time compiler works here, as CubeCL will call it.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::find;
+
+/// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
+const KNOWN: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
+/// What it does not try, and would serve as well by one of those names.
+const OTHERS: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];
+/// The headers that the kernels include. The last, for tensor cores, comes with another part of the toolkit.
+const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "crt/mma.h"];
+/// A kernel that does nothing with what kernels include.
+const TRIAL: &CStr = c"#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <mma.h>
+extern \"C\" __global__ void trial(float* x) { x[0] = float(__nv_bfloat16(x[0])); }
+";
+/// The oldest GPUs with bf16: every version of the compiler that serves knows them.
+const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
+
+/// Fails with what is missing: the library, its headers, or what it says about a small kernel. Tried once.
+pub fn usable() -> Result<(), String> {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    FOUND.get_or_init(tried).clone()
+}
+
+fn tried() -> Result<(), String> {
+    let Some(library) = find(&KNOWN) else { return Err(missing()) };
+    let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
+    if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
+        return Err(format!(
+            "CUDA's headers are not found ({header} in {}): `scripts/setup-cuda` fetches them, or install the CUDA toolkit \
+             and set CUDA_PATH to the directory that holds `include`",
+            path.display()
+        ));
+    }
+    compiled(&library, &path).map_err(|said| {
+        format!(
+            "CUDA's run-time compiler does not work with the headers in {}: {} (its libraries, libnvrtc-builtins too, \
+             belong in LD_LIBRARY_PATH; `eval \"$(scripts/setup-cuda)\"` sets that up)",
+            path.display(),
+            said.split_whitespace().collect::<Vec<_>>().join(" ")
+        )
+    })
+}
+
+fn missing() -> String {
+    let names = KNOWN.join(" or ");
+    match OTHERS.into_iter().find(|name| find(&[name]).is_some()) {
+        Some(name) => format!(
+            "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
+             --installed)\"` gives it that name"
+        ),
+        None => format!(
+            "CUDA's run-time compiler is not found ({names}): `eval \"$(scripts/setup-cuda)\"` fetches it, with \
+             `--installed` takes that of an installed toolkit or PyTorch; or set LD_LIBRARY_PATH to the toolkit's libraries"
+        ),
+    }
+}
+
+type Create = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> c_int;
+type LogSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
+type Log = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+
+/// Compiles the trial; fails with the compiler's own words.
+fn compiled(library: &Library, headers: &Path) -> Result<(), String> {
+    let include = CString::new(format!("--include-path={}", headers.display()))
+        .map_err(|_| "its path has a zero byte".to_string())?;
+    let other = |e: libloading::Error| format!("it is another library: {e}");
+    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and the
+    // library stays open meanwhile.
+    unsafe {
+        let create = library.get::<Create>(b"nvrtcCreateProgram\0").map_err(other)?;
+        let compile = library.get::<Compile>(b"nvrtcCompileProgram\0").map_err(other)?;
+        let log_size = library.get::<LogSize>(b"nvrtcGetProgramLogSize\0").map_err(other)?;
+        let log = library.get::<Log>(b"nvrtcGetProgramLog\0").map_err(other)?;
+        let destroy = library.get::<Destroy>(b"nvrtcDestroyProgram\0").map_err(other)?;
+        let mut program = null_mut();
+        match create(&mut program, TRIAL.as_ptr(), null(), 0, null(), null()) {
+            0 => {}
+            code => return Err(format!("it answers with error {code}")),
+        }
+        let options = [ARCHITECTURE.as_ptr(), include.as_ptr()];
+        let code = compile(program, options.len() as c_int, options.as_ptr());
+        let mut said = Vec::new();
+        let mut size = 0;
+        if code != 0 && log_size(program, &mut size) == 0 {
+            said = vec![0u8; size.max(1)];
+            log(program, said.as_mut_ptr().cast());
+        }
+        destroy(&mut program);
+        match code {
+            0 => Ok(()),
+            _ => {
+                let text =
+                    CStr::from_bytes_until_nul(&said).map_or_else(|_| String::new(), |s| s.to_string_lossy().into());
+                Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
+            }
+        }
+    }
+}

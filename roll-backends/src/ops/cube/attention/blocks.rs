@@ -1,0 +1,311 @@
+//! Attention in blocks of plain products, forward and backward: some heads and some query rows at a time, with one kernel
+//! for everything between two products. It has every mask and bound, f32 and bf16.
+//!
+//! Numbers are those of [`tiled`]: scores and sums are f32, and what enters a product has the dtype of the operands. Rows
+//! of queries and keys are padded to multiples of what tensor cores take at a time, so that products have no edges.
+
+use std::ops::Range;
+
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::super::product::product_of_rows;
+use super::super::values;
+use super::padded;
+use super::softmax::{Block, Softmax, pull, softmax};
+use crate::ops::expression::Expression;
+use crate::ops::{AttentionCall, Cotangents, tiled};
+
+/// A length that is longer becomes a multiple of it: what the cubes of a product have of rows and columns.
+const STAGE: usize = 128;
+/// A shorter one of this.
+const TILE: usize = 16;
+/// Bytes of a device's memory for a score of a block. The few temporaries of a block are then a fiftieth of the memory.
+const MEMORY_PER_SCORE: u64 = 512;
+/// Scores that a block has at least, 64 MiB, and at most: with them the products of 8 heads of 20,000 tokens fill a GPU.
+const SCORES: Range<u64> = 1 << 24..1 << 28;
+
+/// One operand or result of a call, head by head: `[heads, rows, width]`.
+type Heads = Expression<Cube>;
+
+/// Sizes of a call and how it is cut.
+struct Blocks {
+    call: AttentionCall,
+    width: usize,
+    queries: usize,
+    keys: usize,
+    /// With padding.
+    rows: usize,
+    columns: usize,
+    heads_at_once: usize,
+    rows_at_once: usize,
+}
+
+impl Blocks {
+    fn new([q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
+        let memory = q.client.properties().memory.max_memory().unwrap_or(0);
+        let scores = (memory / MEMORY_PER_SCORE).clamp(SCORES.start, SCORES.end);
+        Self::of_scores(scores as usize, [q, k], call)
+    }
+
+    fn of_scores(scores: usize, [q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
+        let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
+        let (rows, columns) = (whole(queries), whole(keys));
+        // As many heads as have a stage of rows each; then all the rows that there is room for.
+        let most = (scores / (rows.min(4 * STAGE) * columns)).clamp(1, call.heads);
+        // Groups of one size: those of another would have kernels of their own.
+        let heads_at_once = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
+        let rows_at_once = (scores / (heads_at_once * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));
+        Self { call, width: channels / call.heads, queries, keys, rows, columns, heads_at_once, rows_at_once }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queries * self.keys * self.width == 0
+    }
+
+    fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
+        pieces(self.call.heads, self.heads_at_once)
+    }
+
+    fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        pieces(self.rows, self.rows_at_once)
+    }
+
+    fn block(&self, heads: &Range<usize>, rows: &Range<usize>) -> Block {
+        Block {
+            call: self.call,
+            queries: self.queries,
+            keys: self.keys,
+            first: rows.start,
+            shape: [heads.len(), rows.len(), self.columns],
+        }
+    }
+
+    /// `[n, heads * width]` as `[heads, length, width]`, one row after the other, zeros at the end of each head.
+    fn by_head(&self, x: CubeTensor, length: usize) -> Heads {
+        let x = Expression::<Cube>(x);
+        let [n, _] = x.dims::<2>();
+        let x = x.reshape([n, self.call.heads, self.width]).swap(0, 1).0;
+        Expression(burn_cubecl::kernel::into_contiguous(padded(x, 1, length)))
+    }
+
+    /// The reverse, as `dtype`, without the padding.
+    fn together(&self, x: Heads, n: usize, dtype: DType) -> CubeTensor {
+        x.narrow(1, 0..n).swap(0, 1).reshape([n, self.call.heads * self.width]).cast(dtype).0
+    }
+}
+
+fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..total).step_by(size).map(move |start| start..(start + size).min(total))
+}
+
+fn whole(length: usize) -> usize {
+    length.next_multiple_of(if length > STAGE / 2 { STAGE } else { TILE })
+}
+
+/// Products as the kernels between them read them: one row after the other.
+fn product(a: Heads, b: Heads) -> CubeTensor {
+    product_of_rows(a.0, b.0)
+}
+
+fn heads(x: CubeTensor) -> Heads {
+    Expression(x)
+}
+
+/// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, rows, 2]`.
+pub fn forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
+    let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
+    if blocks.is_empty() { tiled::forward::<Cube>(qkv, call) } else { run(&blocks, qkv) }
+}
+
+fn run(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) {
+    let dtype = q.dtype;
+    let (q, k, v) =
+        (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
+    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
+    for group in blocks.head_groups() {
+        let of = |x: &Heads| x.clone().narrow(0, group.clone());
+        let (q, k, v) = (of(&q), of(&k), of(&v));
+        let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
+        for rows in blocks.row_blocks() {
+            let scores = product(q.clone().narrow(1, rows.clone()), k.clone().t());
+            let Softmax { exponentials, max, inverse } = softmax(&scores, blocks.block(&group, &rows), Some(dtype));
+            drop(scores);
+            let inverse = heads(inverse);
+            out_rows.push(heads(product(heads(exponentials), v.clone())) * inverse.clone());
+            softmax_rows.push(Expression::cat(vec![heads(max), inverse], 2));
+        }
+        outs.push(Expression::cat(out_rows, 1));
+        softmaxes.push(Expression::cat(softmax_rows, 1));
+    }
+    let out = blocks.together(Expression::cat(outs, 0), blocks.queries, dtype);
+    (out, Expression::cat(softmaxes, 0).0)
+}
+
+/// The wanted ones of the gradients of q, k and v. `softmax` as [`forward`] returns it, or empty: then it is found again
+/// from the scores, which are computed anyway.
+pub fn backward(
+    qkv: [CubeTensor; 3],
+    out: CubeTensor,
+    softmax: CubeTensor,
+    d_out: CubeTensor,
+    call: AttentionCall,
+    wanted: [bool; 3],
+) -> Cotangents<Cube, 3> {
+    let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
+    if blocks.is_empty() {
+        return tiled::backward::<Cube>(qkv, out, softmax, d_out, call, wanted);
+    }
+    pull_back(&blocks, qkv, [out, d_out], softmax, wanted)
+}
+
+fn pull_back(
+    blocks: &Blocks,
+    [q, k, v]: [CubeTensor; 3],
+    [out, d_out]: [CubeTensor; 2],
+    kept: CubeTensor,
+    wanted: [bool; 3],
+) -> Cotangents<Cube, 3> {
+    let dtype = q.dtype;
+    let kept = Some(heads(kept)).filter(|kept| !kept.is_empty());
+    let (q, k, v) =
+        (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
+    let of_queries = |x: CubeTensor| blocks.by_head(x, blocks.rows);
+    let d_out = of_queries(d_out);
+    let mean = (of_queries(out).cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
+    let d_out = d_out.cast(dtype);
+    let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
+    for group in blocks.head_groups() {
+        let of = |x: &Heads| x.clone().narrow(0, group.clone());
+        let (k, v) = (of(&k), of(&v));
+        let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
+        for rows in blocks.row_blocks() {
+            let of = |x: &Heads| of(x).narrow(1, rows.clone());
+            let (q, d_out) = (of(&q), of(&d_out));
+            let block = blocks.block(&group, &rows);
+            let scores = product(q.clone(), k.clone().t());
+            let [max, inverse] = match &kept {
+                Some(kept) => {
+                    let kept = of(kept);
+                    [0..1, 1..2].map(|which| values(kept.clone().narrow(2, which).0))
+                }
+                None => {
+                    let Softmax { max, inverse, .. } = softmax(&scores, block, None);
+                    [max, inverse]
+                }
+            };
+            let d_weights = product(d_out.clone(), v.clone().t());
+            let [weights, d_scores] =
+                pull(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(heads);
+            drop((scores, d_weights));
+            if wanted[2] {
+                accumulate(&mut dv_sum, product(weights.t(), d_out));
+            }
+            if wanted[1] {
+                accumulate(&mut dk_sum, product(d_scores.clone().t(), q));
+            }
+            if wanted[0] {
+                dq_rows.push(heads(product(d_scores, k.clone())));
+            }
+        }
+        if wanted[0] {
+            dq.push(Expression::cat(dq_rows, 1));
+        }
+        dk.extend(dk_sum);
+        dv.extend(dv_sum);
+    }
+    [(dq, blocks.queries), (dk, blocks.keys), (dv, blocks.keys)]
+        .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.together(Expression::cat(parts, 0), n, dtype)))
+}
+
+/// Adds to the one element of `sum`, or makes it.
+fn accumulate(sum: &mut Vec<Heads>, part: CubeTensor) {
+    let part = heads(part);
+    match sum.pop() {
+        Some(before) => sum.push(before + part),
+        None => sum.push(part),
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::TensorData;
+
+    use super::super::super::{host, test_device, unwritten};
+    use super::*;
+
+    const CALLS: [AttentionCall; 3] = [
+        AttentionCall { heads: 4, scale: 0.3, causal: false, window: None, softcap: None },
+        AttentionCall { heads: 4, scale: 0.2, causal: true, window: Some(70), softcap: None },
+        AttentionCall { heads: 4, scale: 0.5, causal: true, window: None, softcap: Some(2.0) },
+    ];
+
+    /// q, k, v and the cotangent of the result, for these numbers of queries and keys.
+    fn made(queries: usize, keys: usize) -> Option<[CubeTensor; 4]> {
+        let device = test_device()?;
+        let of = |rows: usize, seed: usize| {
+            let wave = |i: usize| ((i + seed) * 7919 % 1009) as f32 / 504.5 - 1.0;
+            let values: Vec<f32> = (0..rows * 32).map(wave).collect();
+            Cube::float_from_data(TensorData::new(values, [rows, 32]), &device)
+        };
+        Some([of(queries, 0), of(keys, 501), of(keys, 117), of(queries, 33)])
+    }
+
+    fn near(what: &str, found: CubeTensor, expected: CubeTensor) {
+        let (found, expected) = (host(found).unwrap(), host(expected).unwrap());
+        assert_eq!(found.len(), expected.len(), "{what}");
+        let largest = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let finite = found.iter().all(|x| x.is_finite());
+        assert!(finite && worst < 2e-5 * largest, "{what}: off by {worst} of {largest}");
+    }
+
+    #[test]
+    fn blocks_of_any_size_and_mask_agree_with_composed_operations_and_so_do_gradients() {
+        for (queries, keys) in [(150, 150), (5, 21), (130, 200)] {
+            let Some([q, k, v, d_out]) = made(queries, keys) else { return };
+            for (call, scores) in CALLS.into_iter().zip([1 << 24, 1 << 15, 1]) {
+                let what = format!("{call:?}, {queries} queries, {keys} keys, {scores} scores");
+                let qkv = [q.clone(), k.clone(), v.clone()];
+                let (expected, softmax) = tiled::forward::<Cube>(qkv.clone(), call);
+                let pulled =
+                    tiled::backward::<Cube>(qkv.clone(), expected.clone(), softmax, d_out.clone(), call, [true; 3]);
+                let blocks = Blocks::of_scores(scores, [&q, &k], call);
+                let (out, softmax) = run(&blocks, qkv.clone());
+                near(&what, out.clone(), expected);
+                for softmax in [softmax, unwritten(&out, [0])] {
+                    let found = pull_back(&blocks, qkv.clone(), [out.clone(), d_out.clone()], softmax, [true; 3]);
+                    for (found, expected) in found.into_iter().zip(pulled.clone()) {
+                        near(&what, found.unwrap(), expected.unwrap());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_wanted_gradients_are_found() {
+        let Some([q, k, v, d_out]) = made(5, 9) else { return };
+        let (out, softmax) = forward([q.clone(), k.clone(), v.clone()], CALLS[0]);
+        let found = backward([q, k, v], out, softmax, d_out, CALLS[0], [false, true, false]);
+        assert_eq!(found.map(|x| x.is_some()), [false, true, false]);
+    }
+
+    #[test]
+    fn large_calls_are_cut_into_whole_stages_and_equal_groups_of_heads() {
+        let Some([q, ..]) = made(1, 1) else { return };
+        // Only the shape is looked at.
+        let long = unwritten(&q, [18_900, 40]);
+        let call = AttentionCall { heads: 40, ..CALLS[0] };
+        for scores in [1 << 24, 1 << 26, 1 << 28] {
+            let blocks = Blocks::of_scores(scores, [&long, &long], call);
+            assert_eq!([blocks.rows, blocks.columns], [18_944; 2]);
+            assert_eq!(40 % blocks.heads_at_once, 0);
+            assert_eq!(blocks.rows_at_once % STAGE, 0);
+            assert!(blocks.heads_at_once * blocks.rows_at_once * blocks.columns <= scores);
+        }
+    }
+}

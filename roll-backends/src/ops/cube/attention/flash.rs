@@ -1,0 +1,156 @@
+//! cubek's flash attention on tensor cores, with bf16 tiles.
+//!
+//! cubek's own choice of tiles is f16 whatever the operands are, and it takes f16 operands alone. bf16 has the range of
+//! f32, so that neither a large key nor a large value overflows; products, softmax and sums are f32, and so is the result,
+//! since no fragment of an accumulator is bf16.
+
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::CubeDim;
+use cubecl::prelude::Scalar;
+use cubek::attention::components::tile::TileAttentionKind;
+use cubek::attention::forward::definition::{
+    AccumulatorPrecision, AttentionBlueprint, AttentionElems, AttentionGlobalTypes, AttentionOptions,
+    AttentionPartitionSize, AttentionProblem, AttentionSetupError, AttentionStageSize, AttentionTileSize,
+    AttentionTilingScheme, HypercubeBlueprint,
+};
+use cubek::attention::forward::launch::{BlueprintStrategy, launch_attention};
+use cubek::attention::forward::routines::blackbox_accelerated::BlackboxAcceleratedRoutine;
+use cubek::attention::forward::routines::{DeviceSettings, LaunchInfo, Routine};
+use cubek::std::cube_count::CubeCountStrategy;
+use half::bf16;
+
+use super::padded;
+use crate::ops::AttentionCall;
+use crate::ops::expression::Expression;
+
+/// Rows and columns of a tile, which tensor cores take for bf16.
+const TILE: u32 = 16;
+/// Planes of a cube: they share the keys of a stage, and each has a tile of queries.
+const PLANES: u32 = 8;
+/// Queries of a cube. Their number must be a multiple of it; keys may end anywhere.
+const STAGE: usize = (TILE * PLANES) as usize;
+
+/// cubek's kernel with bf16 tiles in place of f16.
+#[derive(Clone, Debug)]
+pub struct TensorCores;
+
+impl Routine for TensorCores {
+    const TILE_KIND: TileAttentionKind = TileAttentionKind::BlackboxAccelerated;
+
+    type StageAttention = <BlackboxAcceleratedRoutine as Routine>::StageAttention;
+    type GlobalAttention = <BlackboxAcceleratedRoutine as Routine>::GlobalAttention;
+    type BatchAttention = <BlackboxAcceleratedRoutine as Routine>::BatchAttention;
+    type Strategy = ();
+    type Blueprint = AttentionBlueprint;
+
+    fn prepare(
+        problem: &AttentionProblem,
+        device: &DeviceSettings,
+        _: BlueprintStrategy<Self>,
+    ) -> Result<LaunchInfo<AttentionBlueprint>, AttentionSetupError> {
+        let dims = &problem.dims;
+        let whole = |size: usize| size as u32 / TILE;
+        let refused = |why: String| Err(AttentionSetupError::InvalidConfig(Box::new(why)));
+        if !dims.head_dim.is_multiple_of(TILE as usize) || !dims.val_dim.is_multiple_of(TILE as usize) {
+            return refused(format!(
+                "heads of {} and {} channels are no multiples of {TILE}",
+                dims.head_dim, dims.val_dim
+            ));
+        }
+        if !dims.seq_q.is_multiple_of(STAGE) {
+            return refused(format!("{} queries are no multiple of {STAGE}", dims.seq_q));
+        }
+        let tiling_scheme = AttentionTilingScheme {
+            tile_size: AttentionTileSize { seq_q: TILE, head_dim: TILE, seq_kv: TILE, val_dim: TILE },
+            partition_size: AttentionPartitionSize {
+                seq_q: 1,
+                head_dim: whole(dims.head_dim),
+                seq_kv: 1,
+                val_dim: whole(dims.val_dim),
+            },
+            stage_size: AttentionStageSize { seq_q: PLANES },
+        };
+        let blueprint = AttentionBlueprint {
+            hypercube_blueprint: HypercubeBlueprint::builder().cube_count_strategy(CubeCountStrategy::Spread).build(),
+            tiling_scheme,
+            plane_dim: device.plane_dim,
+            two_rows_in_array_tile: false,
+            vector_sizes: device.vector_sizes.clone(),
+            masked: problem.masked,
+            causal: problem.options.causal,
+            check_bounds: tiling_scheme.check_bounds(dims),
+        };
+        let tile = bf16::elem_type_native();
+        Ok(LaunchInfo {
+            dtypes: AttentionElems::from_global_types(
+                &problem.global_dtypes,
+                tile,
+                &problem.options.accumulator_precision,
+            ),
+            cube_dim: CubeDim::new_2d(device.plane_dim, PLANES),
+            cube_count_plan: blueprint.cube_count_plan(dims, &device.max_cube_count),
+            address_type: problem.address_type,
+            blueprint,
+        })
+    }
+}
+
+/// Whether cubek's kernels mean the same: they scale by `1 / sqrt(d)`, and of unequal lengths their causal mask is another.
+pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
+    let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
+    let own = 1.0 / ((channels / call.heads) as f32).sqrt();
+    let plain = queries * keys * channels > 0 && call.is_plain();
+    plain && (call.scale - own).abs() <= 1e-6 * own && (!call.causal || queries == keys)
+}
+
+/// The attended values, `[rows, heads * d]` with the dtype of q, or why the kernel does not take these sizes or this device.
+/// Queries are padded with zeros, and the rows that they give are left out.
+pub fn forward<R: Routine<Strategy = ()>>(
+    [q, k, v]: [CubeTensor; 3],
+    call: AttentionCall,
+) -> Result<CubeTensor, String> {
+    let ([queries, channels], dtype) = (q.shape().dims::<2>(), q.dtype);
+    let rows = queries.next_multiple_of(STAGE);
+    // A causal mask counts from the last query and key, so both move together; no query that counts sees an added key.
+    let [k, v] = if call.causal { [k, v].map(|x| padded(x, 0, rows)) } else { [k, v] };
+    let q = padded(q, 0, rows);
+    let types = AttentionGlobalTypes {
+        query: elem(&q),
+        key: elem(&k),
+        value: elem(&v),
+        mask: u8::elem_type_native(),
+        out: f32::elem_type_native(),
+    };
+    let out = empty_device_contiguous_dtype(q.client.clone(), q.device.clone(), [rows, channels].into(), DType::F32);
+    let by_head = |x: CubeTensor| {
+        let x = Expression::<Cube>(x);
+        let [rows, _] = x.dims::<2>();
+        x.reshape([1, rows, call.heads, channels / call.heads]).swap(1, 2).0
+    };
+    let client = q.client.clone();
+    let [q, k, v] = [q, k, v].map(by_head);
+    launch_attention::<R>(
+        &client,
+        q.binding(),
+        k.binding(),
+        v.binding(),
+        None,
+        // The same memory in another order: the kernel writes rows of heads side by side.
+        by_head(out.clone()).binding(),
+        &types,
+        BlueprintStrategy::Inferred(()),
+        AttentionOptions {
+            causal: call.causal,
+            accumulator_precision: AccumulatorPrecision::Strict(f32::elem_type_native()),
+        },
+    )
+    .map_err(|error| format!("{error:?}").trim().to_string())?;
+    Ok(Expression::<Cube>(out).narrow(0, 0..queries).cast(dtype).0)
+}
+
+fn elem(x: &CubeTensor) -> cubecl::ir::ElemType {
+    if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() }
+}

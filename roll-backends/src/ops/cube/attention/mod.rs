@@ -1,0 +1,151 @@
+//! Attention: forward cubek's flash kernel on tensor cores, where the operands are bf16 and it is found to be right; else,
+//! and backward, [`blocks`] of plain products (cubek's own backward has one unit per row and f32 alone).
+
+mod blocks;
+mod flash;
+mod softmax;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, FloatDType, TensorData};
+use burn_cubecl::tensor::CubeTensor;
+use cubek::attention::forward::routines::Routine;
+
+use super::{host, unwritten};
+use crate::ops::expression::Expression;
+use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
+
+/// Names the kernel of bf16 attention: `flash`, unless it is found to be wrong, or `blocks`. To compare the two.
+const CHOICE: &str = "ROLL_CUDA_ATTENTION";
+
+impl AttentionKernel for Cube {
+    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if qkv[0].dtype == DType::BF16
+            && flash::suits(&qkv, call)
+            && is_right(&qkv[0], call)
+            && let Ok(out) = flash::forward::<flash::TensorCores>(qkv.clone(), call)
+        {
+            let none = unwritten(&out, [0]);
+            return (out, none);
+        }
+        blocks::forward(qkv, call)
+    }
+
+    fn attention_backward(
+        qkv: [FloatTensor<Self>; 3],
+        out: FloatTensor<Self>,
+        softmax: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        call: AttentionCall,
+        wanted: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        blocks::backward(qkv, out, softmax, d_out, call, wanted)
+    }
+}
+
+/// With zeros at the end of an axis, up to `length`; itself, where it is that long.
+fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
+    let mut missing = x.shape();
+    if missing[axis] >= length {
+        return x;
+    }
+    missing[axis] = length - missing[axis];
+    let zeros = Cube::float_zeros(missing, &x.device, FloatDType::from(x.dtype));
+    Cube::float_cat(vec![x, zeros], axis)
+}
+
+/// Whether the flash kernel agrees with plain products on the device of `like`, for heads of this width: compared once,
+/// on a few rows. What it computes depends on the device's matrix units, and a kernel that is wrong would be wrong
+/// silently.
+fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
+    static COMPARED: Mutex<BTreeMap<(String, usize, bool), bool>> = Mutex::new(BTreeMap::new());
+    let width = like.shape().dims::<2>()[1] / call.heads;
+    let key = (format!("{:?}", like.device), width, call.causal);
+    let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(right) = compared.get(&key) {
+        return *right;
+    }
+    let mask = if call.causal { ", causal" } else { "" };
+    let kind = format!("heads of {width} channels{mask}");
+    let right = match std::env::var(CHOICE).as_deref() {
+        Ok("blocks") => {
+            tracing::info!("attention in bf16, {kind}: blocks of products, as {CHOICE} says");
+            false
+        }
+        _ => match disagreement::<flash::TensorCores>(like, width, call.causal) {
+            None => {
+                tracing::info!("attention in bf16, {kind}: cubek's flash kernel on tensor cores");
+                true
+            }
+            Some(reason) => {
+                tracing::warn!(
+                    "cubek's flash attention does not work on this device for {kind} ({reason}): attention is computed \
+                     in blocks of plain products"
+                );
+                false
+            }
+        },
+    };
+    compared.insert(key, right);
+    right
+}
+
+/// Compares the flash kernel with [`blocks`], at lengths that are multiples of what a cube takes and at others, with
+/// values beyond the range of f16. What is wrong, if anything.
+fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, causal: bool) -> Option<String> {
+    const HEADS: usize = 2;
+    let scale = 1.0 / (width as f32).sqrt();
+    let call = AttentionCall { heads: HEADS, scale, causal, window: None, softcap: None };
+    let dtype = like.dtype;
+    let made = |rows: usize, seed: usize, size: f32| {
+        let wave = |i: usize| (((i + seed) * 7919 % 1009) as f32 / 504.5 - 1.0) * size;
+        let values: Vec<f32> = (0..rows * HEADS * width).map(wave).collect();
+        let x = Cube::float_from_data(TensorData::new(values, [rows, HEADS * width]), &like.device);
+        Cube::float_cast(x, FloatDType::from(dtype))
+    };
+    let lengths = if causal { [(128, 128), (150, 150)] } else { [(128, 256), (75, 150)] };
+    for (queries, keys) in lengths {
+        let qkv = [made(queries, 1, 2.0), made(keys, 400, 2.0), made(keys, 90, 2e5)];
+        let expected = host(blocks::forward(qkv.clone(), call).0);
+        let found = match flash::forward::<R>(qkv, call) {
+            Ok(found) => host(found),
+            Err(reason) => return Some(reason),
+        };
+        let (Some(found), Some(expected)) = (found, expected) else {
+            return Some("a kernel failed".into());
+        };
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let allowed = largest * if dtype == DType::BF16 { 3e-2 } else { 1e-5 };
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, nan_max);
+        if worst.is_nan() || worst > allowed {
+            return Some(format!("{queries} queries, {keys} keys: off by {worst:e} of {largest:e}"));
+        }
+    }
+    None
+}
+
+/// The larger; NaN, where one is.
+fn nan_max(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use cubek::attention::forward::routines::unit::UnitRoutine;
+
+    use super::*;
+
+    /// Of cubek's two flash kernels this is the one without tensor cores: the same layouts, scale, mask and padding.
+    #[test]
+    fn the_flash_kernel_is_called_as_it_should_be() {
+        let Some(device) = super::super::test_device() else { return };
+        let like = Cube::float_zeros([1, 1].into(), &device, FloatDType::F32);
+        for (width, causal) in [(64, true), (128, false)] {
+            let found = disagreement::<UnitRoutine>(&like, width, causal);
+            assert_eq!(found, None, "width {width}, causal {causal}");
+        }
+    }
+}

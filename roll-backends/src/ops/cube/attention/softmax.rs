@@ -1,0 +1,305 @@
+//! The passes over the scores of a block of attention: a cube of units for each row, and every score is read from memory
+//! once or twice, where composed operations would read and write it a dozen times.
+//!
+//! The scores of a block are `[heads, rows, columns]`, f32, row-major, the products of queries and keys before they are
+//! scaled. Columns from `keys` on are padding, and rows past the last query too. What is hidden gets the weight 0.
+
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use half::bf16;
+
+use super::super::reduction::{largest, total};
+use super::super::{cube_a_row, unwritten};
+use crate::ops::AttentionCall;
+
+/// Units of a row: a power of two, since sums are taken as a tree.
+const UNITS: u32 = 256;
+/// Below any score: the exponential of the distance to another is 0.
+const LEAST: f32 = -1e30;
+/// The sum of a row that sees no key.
+const NO_SUM: f32 = 1e-30;
+
+/// Which scores a block has, and what they become.
+#[derive(Clone, Copy)]
+pub struct Block {
+    pub call: AttentionCall,
+    /// Of the whole call, without padding.
+    pub queries: usize,
+    pub keys: usize,
+    /// The query of the first row.
+    pub first: usize,
+    /// Heads, rows and columns of the scores.
+    pub shape: [usize; 3],
+}
+
+impl Block {
+    fn rows(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    fn window(&self) -> usize {
+        self.call.window.unwrap_or(self.keys).min(self.keys)
+    }
+}
+
+/// Of the shape of the scores, not yet written.
+fn like_scores(scores: &CubeTensor, block: Block, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(scores.client.clone(), scores.device.clone(), block.shape.into(), dtype)
+}
+
+/// The softmax of a block before it is divided.
+pub struct Softmax {
+    /// The exponentials, of the shape of the scores and the dtype asked for; one element where none was.
+    pub exponentials: CubeTensor,
+    /// The largest score of each row, `[heads, rows, 1]`.
+    pub max: CubeTensor,
+    /// One over the sum of its exponentials, likewise.
+    pub inverse: CubeTensor,
+}
+
+/// The softmax of `scores`; its exponentials in `dtype`, if they are wanted.
+pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
+    match dtype {
+        Some(DType::BF16) => softmax_in::<bf16>(scores, block, Some(DType::BF16)),
+        dtype => softmax_in::<f32>(scores, block, dtype.map(|_| DType::F32)),
+    }
+}
+
+fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
+    let [heads, rows, _] = block.shape;
+    let found = Softmax {
+        // A kernel has all its operands; it does not write this one.
+        exponentials: dtype.map_or_else(|| unwritten(scores, [1]), |dtype| like_scores(scores, block, dtype)),
+        max: unwritten(scores, [heads, rows, 1]),
+        inverse: unwritten(scores, [heads, rows, 1]),
+    };
+    let (cubes, dim) = cube_a_row(scores, block.rows(), UNITS);
+    let AttentionCall { scale, causal, softcap, .. } = block.call;
+    exponentials::launch::<E>(
+        &scores.client,
+        cubes,
+        dim,
+        scores.required_address_type(),
+        scores.clone().into_buffer_arg(),
+        found.exponentials.clone().into_buffer_arg(),
+        found.max.clone().into_buffer_arg(),
+        found.inverse.clone().into_buffer_arg(),
+        block.rows(),
+        rows,
+        block.shape[2],
+        block.first,
+        block.queries,
+        block.keys,
+        block.window(),
+        scale,
+        softcap.unwrap_or(1.0),
+        causal,
+        softcap.is_some(),
+        dtype.is_some(),
+        UNITS,
+    );
+    found
+}
+
+/// Of a block of the backward: the weights `p`, and `p (d - mean) * scale`, the cotangents of the products of queries and
+/// keys, both in `dtype`. `d` are the cotangents of the weights, like the scores; `max`, `inverse` and `mean` (the sum of a
+/// row of weights times their cotangents) have a number for each row.
+pub fn pull(
+    scores: &CubeTensor,
+    d: &CubeTensor,
+    of_rows: [CubeTensor; 3],
+    block: Block,
+    dtype: DType,
+) -> [CubeTensor; 2] {
+    match dtype {
+        DType::BF16 => pull_in::<bf16>(scores, d, of_rows, block, DType::BF16),
+        _ => pull_in::<f32>(scores, d, of_rows, block, DType::F32),
+    }
+}
+
+fn pull_in<E: Float>(
+    scores: &CubeTensor,
+    d: &CubeTensor,
+    [max, inverse, mean]: [CubeTensor; 3],
+    block: Block,
+    dtype: DType,
+) -> [CubeTensor; 2] {
+    let [weights, d_scores] = [(); 2].map(|()| like_scores(scores, block, dtype));
+    let (cubes, dim) = cube_a_row(scores, block.rows(), UNITS);
+    let AttentionCall { scale, causal, softcap, .. } = block.call;
+    cotangents::launch::<E>(
+        &scores.client,
+        cubes,
+        dim,
+        scores.required_address_type(),
+        scores.clone().into_buffer_arg(),
+        d.clone().into_buffer_arg(),
+        max.into_buffer_arg(),
+        inverse.into_buffer_arg(),
+        mean.into_buffer_arg(),
+        weights.clone().into_buffer_arg(),
+        d_scores.clone().into_buffer_arg(),
+        block.rows(),
+        block.shape[1],
+        block.shape[2],
+        block.first,
+        block.queries,
+        block.keys,
+        block.window(),
+        scale,
+        softcap.unwrap_or(1.0),
+        causal,
+        softcap.is_some(),
+        UNITS,
+    );
+    [weights, d_scores]
+}
+
+/// The first key that a query does not see any more.
+#[cube]
+fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
+    let mut end = keys;
+    if comptime!(causal) {
+        // One key more than `query + keys - queries`, which may be below 0.
+        let reach = query + 1 + keys;
+        end = 0usize;
+        if reach > queries {
+            end = reach - queries;
+        }
+        if end > keys {
+            end = keys;
+        }
+    }
+    end
+}
+
+/// The first key that a query sees, which sees `window` at most.
+#[cube]
+fn begin_of(end: usize, window: usize) -> usize {
+    let mut begin = 0usize;
+    if end > window {
+        begin = end - window;
+    }
+    begin
+}
+
+#[cube]
+fn score(product: f32, scale: f32, cap: f32, #[comptime] capped: bool) -> f32 {
+    let mut s = product * scale;
+    if comptime!(capped) {
+        s = (s / cap).tanh() * cap;
+    }
+    s
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn exponentials<E: Float>(
+    scores: &[f32],
+    out: &mut [E],
+    maxima: &mut [f32],
+    inverses: &mut [f32],
+    rows: usize,
+    rows_of_a_head: usize,
+    columns: usize,
+    first: usize,
+    queries: usize,
+    keys: usize,
+    window: usize,
+    scale: f32,
+    cap: f32,
+    #[comptime] causal: bool,
+    #[comptime] capped: bool,
+    #[comptime] kept: bool,
+    #[comptime] units: u32,
+) {
+    if CUBE_POS >= rows {
+        terminate!();
+    }
+    let start = CUBE_POS * columns;
+    let step = units as usize;
+    let query = first + CUBE_POS % rows_of_a_head;
+    let end = end_of(query, queries, keys, causal);
+    let begin = begin_of(end, window);
+    let mut partial = Shared::<[f32]>::new_slice(units as usize);
+
+    let mut own = LEAST;
+    let mut i = begin + UNIT_POS as usize;
+    while i < end {
+        own = max(own, score(scores[start + i], scale, cap, capped));
+        i += step;
+    }
+    let top = largest(&mut partial, own);
+
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < columns {
+        let mut weight = 0.0f32;
+        if i >= begin && i < end {
+            weight = (score(scores[start + i], scale, cap, capped) - top).exp();
+        }
+        sum += weight;
+        if comptime!(kept) {
+            out[start + i] = E::cast_from(weight);
+        }
+        i += step;
+    }
+    let sum = total(&mut partial, sum);
+    if UNIT_POS == 0 {
+        maxima[CUBE_POS] = top;
+        inverses[CUBE_POS] = 1.0 / max(sum, NO_SUM);
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn cotangents<E: Float>(
+    scores: &[f32],
+    d: &[f32],
+    maxima: &[f32],
+    inverses: &[f32],
+    means: &[f32],
+    weights: &mut [E],
+    d_scores: &mut [E],
+    rows: usize,
+    rows_of_a_head: usize,
+    columns: usize,
+    first: usize,
+    queries: usize,
+    keys: usize,
+    window: usize,
+    scale: f32,
+    cap: f32,
+    #[comptime] causal: bool,
+    #[comptime] capped: bool,
+    #[comptime] units: u32,
+) {
+    if CUBE_POS >= rows {
+        terminate!();
+    }
+    let start = CUBE_POS * columns;
+    let step = units as usize;
+    let query = first + CUBE_POS % rows_of_a_head;
+    let end = end_of(query, queries, keys, causal);
+    let begin = begin_of(end, window);
+    let top = maxima[CUBE_POS];
+    let inverse = inverses[CUBE_POS];
+    let mean = means[CUBE_POS];
+    let mut i = UNIT_POS as usize;
+    while i < columns {
+        let mut weight = 0.0f32;
+        let mut d_score = 0.0f32;
+        if i >= begin && i < end {
+            let s = score(scores[start + i], scale, cap, capped);
+            weight = (s - top).exp() * inverse;
+            d_score = weight * (d[start + i] - mean) * scale;
+            if comptime!(capped) {
+                // The slope of what bounds the scores.
+                d_score *= 1.0 - s / cap * (s / cap);
+            }
+        }
+        weights[start + i] = E::cast_from(weight);
+        d_scores[start + i] = E::cast_from(d_score);
+        i += step;
+    }
+}

@@ -1,0 +1,145 @@
+//! Convolutions of volumes: cubek's, chosen by rule. On tensor cores in TF32 (eleven bits of each operand), as PyTorch does,
+//! where a GPU has it; in f32 where `NVIDIA_TF32_OVERRIDE=0` asks for that, which NVIDIA's own libraries read too.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, TensorData};
+use burn_cubecl::kernel::conv::{ConvStrategy, conv_data_backward, conv_forward, conv_weight_backward};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::Scalar;
+use cubecl::tf32;
+
+use super::host;
+use crate::ops::conv::{options, with_batch, without_batch};
+use crate::ops::expression::Expression;
+use crate::ops::{ConvKernel, Cotangents};
+
+const OVERRIDE: &str = "NVIDIA_TF32_OVERRIDE";
+
+impl ConvKernel for Cube {
+    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+        let on_tensor_cores = on_tensor_cores(&x);
+        let x = with_batch::<Self>(x);
+        without_batch::<Self>(computed(on_tensor_cores, |strategy| {
+            conv_forward::<3>(x.clone(), weight.clone(), Some(bias.clone()), options(padding), strategy)
+        }))
+    }
+
+    fn conv_backward(
+        [x, weight]: [FloatTensor<Self>; 2],
+        padding: [usize; 3],
+        d_y: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        let on_tensor_cores = on_tensor_cores(&x);
+        pulled([x, weight], padding, d_y, wanted, on_tensor_cores)
+    }
+}
+
+fn pulled(
+    [x, weight]: [CubeTensor; 2],
+    padding: [usize; 3],
+    d_y: CubeTensor,
+    wanted: [bool; 3],
+    on_tensor_cores: bool,
+) -> Cotangents<Cube, 3> {
+    let (x, d_y) = (with_batch::<Cube>(x), with_batch::<Cube>(d_y));
+    let d_x = wanted[0].then(|| {
+        without_batch::<Cube>(computed(on_tensor_cores, |strategy| {
+            conv_data_backward::<3>(d_y.clone(), weight.clone(), x.shape(), options(padding), strategy)
+        }))
+    });
+    let d_weight = wanted[1].then(|| {
+        computed(on_tensor_cores, |strategy| {
+            conv_weight_backward::<3>(x.clone(), d_y.clone(), weight.shape(), options(padding), strategy)
+        })
+    });
+    let d_bias = wanted[2].then(|| {
+        let d_y = Expression::<Cube>(d_y);
+        let [_, outputs, t, h, w] = d_y.dims();
+        d_y.reshape([outputs, t * h * w]).sum(1).reshape([outputs]).0
+    });
+    [d_x, d_weight, d_bias]
+}
+
+/// On tensor cores, if they are to be used and take the shapes; else directly.
+fn computed<E: std::fmt::Debug>(
+    on_tensor_cores: bool,
+    kernel: impl Fn(ConvStrategy) -> Result<CubeTensor, E>,
+) -> CubeTensor {
+    if on_tensor_cores && let Ok(y) = kernel(ConvStrategy::ImplicitGemm) {
+        return y;
+    }
+    match kernel(ConvStrategy::Direct) {
+        Ok(y) => y,
+        Err(error) => panic!("no kernel for a convolution: {error:?}"),
+    }
+}
+
+/// Whether convolutions on the device of `like` are taken in TF32: decided once for each device, where they agree with
+/// those in f32.
+fn on_tensor_cores(like: &CubeTensor) -> bool {
+    static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
+    let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
+    if like.dtype != DType::F32 || !has_tf32 {
+        return false;
+    }
+    let mut decided = DECIDED.lock().unwrap_or_else(PoisonError::into_inner);
+    *decided.entry(format!("{:?}", like.device)).or_insert_with(|| {
+        if std::env::var(OVERRIDE).as_deref() == Ok("0") {
+            tracing::info!("convolutions in f32, as {OVERRIDE}=0 says");
+            return false;
+        }
+        match disagreement(like) {
+            None => {
+                tracing::info!("convolutions in TF32 ({OVERRIDE}=0 for f32)");
+                true
+            }
+            Some(reason) => {
+                tracing::warn!(
+                    "cubek's convolutions on tensor cores do not work on this device ({reason}): they are in f32"
+                );
+                false
+            }
+        }
+    })
+}
+
+/// What differs between convolutions on tensor cores and direct ones, if anything: a causal one of 3 taps.
+fn disagreement(like: &CubeTensor) -> Option<String> {
+    const PADDING: [usize; 3] = [0, 1, 1];
+    let made = |shape: &[usize], seed: usize| {
+        let values: Vec<f32> =
+            (0..shape.iter().product()).map(|i: usize| ((i + seed) * 7919 % 1009) as f32 / 504.5 - 1.0).collect();
+        Cube::float_from_data(TensorData::new(values, shape.to_vec()), &like.device)
+    };
+    let [x, weight, bias] = [made(&[32, 4, 9, 11], 1), made(&[48, 32, 3, 3, 3], 7), made(&[48], 5)];
+    let d_y = made(&[48, 2, 9, 11], 3);
+    let input = with_batch::<Cube>(x.clone());
+    let results = |on_tensor_cores: bool| {
+        let y = computed(on_tensor_cores, |strategy| {
+            conv_forward::<3>(input.clone(), weight.clone(), Some(bias.clone()), options(PADDING), strategy)
+        });
+        let [d_x, d_weight, _] =
+            pulled([x.clone(), weight.clone()], PADDING, d_y.clone(), [true, true, false], on_tensor_cores);
+        [Some(y), d_x, d_weight]
+    };
+    for (what, found, expected) in ["the result", "the gradient of x", "the gradient of the weight"]
+        .into_iter()
+        .zip(results(true))
+        .zip(results(false))
+        .map(|((what, found), expected)| (what, found, expected))
+    {
+        let (Some(found), Some(expected)) = (found.and_then(host), expected.and_then(host)) else {
+            return Some(format!("{what}: a kernel failed"));
+        };
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        if !found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-2 * largest) {
+            return Some(format!("{what} is wrong"));
+        }
+    }
+    None
+}
