@@ -5,6 +5,8 @@
 
 mod attention;
 mod elementwise;
+#[cfg_attr(not(test), expect(dead_code, reason = "the operators do not call them yet"))]
+mod fused;
 mod linear;
 mod norm;
 

@@ -1,0 +1,138 @@
+// Runs kernels.cu on the CPU, for tests: every thread of a block is a fibre, and the fibres take turns from one barrier (or
+// shuffle) to the next. Blocks run one after the other.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define EMULATED
+#define LOCAL static _Thread_local
+typedef unsigned short bf16;
+typedef struct { unsigned x, y; } uint2;
+typedef struct { unsigned x, y, z, w; } uint4;
+typedef struct { float x, y, z, w; } float4;
+
+// Of the fibre that runs.
+LOCAL struct { int x, y, z; } threadIdx, blockIdx, blockDim;
+
+enum { MOST = 1024, STACK = 32768 };
+LOCAL ucontext_t scheduler, fibres[MOST];
+LOCAL unsigned steps[MOST];   // waits of each fibre so far
+LOCAL int waits_at[MOST];     // the line of kernels.cu where it waits; 0: it has ended
+LOCAL float shown[2][MOST];   // what each fibre shows to others, in turns: the slower ones still read the last
+LOCAL int running;
+LOCAL void (*body)(void **);
+LOCAL void **arguments;
+
+static void wait_for_all(int line)
+{
+    waits_at[running] = line;
+    steps[running]++;
+    swapcontext(&fibres[running], &scheduler);
+}
+
+static float shuffled(float value, int mask, int line)
+{
+    const int me = running, turn = steps[me] & 1;
+    shown[turn][me] = value;
+    wait_for_all(line);
+    return shown[turn][me ^ mask];
+}
+
+static float as_float(unsigned bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static unsigned as_bits(float value)
+{
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+#define DEVICE static inline
+#define KERNEL(threads) static void
+#define SHARED LOCAL
+#define UNROLL
+#define SYNC() wait_for_all(__LINE__)
+#define SHUFFLE_XOR(value, mask) shuffled(value, mask, __LINE__)
+#define AS_FLOAT(bits) as_float(bits)
+#define AS_BITS(value) as_bits(value)
+#define READ_ONCE(type, from) (*(const type *)(from))
+#define READ_OFTEN(type, from) (*(const type *)(from))
+#include "kernels.cu"
+
+#define P(i) *(void **)p[i]
+#define I(i) *(int *)p[i]
+#define F(i) *(float *)p[i]
+static void run_layer_norm(void **p) { layer_norm(P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8), F(9)); }
+static void run_layer_norm_pull(void **p) { layer_norm_pull(P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7)); }
+static void run_rms_rope(void **p) { rms_rope(P(0), P(1), P(2), P(3), P(4), P(5), I(6), I(7), I(8), F(9)); }
+static void run_rms_rope_pull(void **p) { rms_rope_pull(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8), I(9)); }
+static void run_gated_add(void **p) { gated_add(P(0), P(1), P(2), P(3), I(4), I(5), I(6)); }
+static void run_gate_pull(void **p) { gate_pull(P(0), P(1), P(2), I(3), I(4), I(5)); }
+
+static const struct { const char *name; void (*run)(void **); } KERNELS[] = {
+    {"layer_norm", run_layer_norm},       {"layer_norm_pull", run_layer_norm_pull}, {"rms_rope", run_rms_rope},
+    {"rms_rope_pull", run_rms_rope_pull}, {"gated_add", run_gated_add},             {"gate_pull", run_gate_pull},
+};
+
+static void fibre(void)
+{
+    body(arguments);
+    waits_at[running] = 0;
+}
+
+// Runs a block whose threads take turns upwards or downwards. 0, or the line of a barrier that not all have come to.
+static int run_block(int threads, char *stacks, int down)
+{
+    for (int i = 0; i < threads; i++) {
+        getcontext(&fibres[i]);
+        fibres[i].uc_stack.ss_sp = stacks + (size_t)i * STACK;
+        fibres[i].uc_stack.ss_size = STACK;
+        fibres[i].uc_link = &scheduler;
+        makecontext(&fibres[i], fibre, 0);
+        steps[i] = 0;
+    }
+    for (;;) {
+        for (int turn = 0; turn < threads; turn++) {
+            const int i = down ? threads - 1 - turn : turn;
+            running = i;
+            threadIdx.x = i % blockDim.x;
+            threadIdx.y = i / blockDim.x;
+            swapcontext(&scheduler, &fibres[i]);
+        }
+        for (int i = 1; i < threads; i++)
+            if (waits_at[i] != waits_at[0]) return waits_at[i] > waits_at[0] ? waits_at[i] : waits_at[0];
+        if (!waits_at[0]) return 0;
+    }
+}
+
+// 0; -1 without such a kernel or memory; else the line of a barrier that some threads of a block passed by.
+int emulate(const char *name, void **p, const unsigned *grid, const unsigned *block, int down)
+{
+    const int threads = (int)(block[0] * block[1]);
+    char *stacks = threads > 0 && threads <= MOST ? malloc((size_t)threads * STACK) : 0;
+    int result = -1;
+    for (size_t k = 0; stacks && k < sizeof KERNELS / sizeof *KERNELS; k++) {
+        if (strcmp(KERNELS[k].name, name)) continue;
+        body = KERNELS[k].run;
+        arguments = p;
+        blockDim.x = (int)block[0];
+        blockDim.y = (int)block[1];
+        result = 0;
+        for (unsigned y = 0; !result && y < grid[1]; y++)
+            for (unsigned x = 0; !result && x < grid[0]; x++) {
+                blockIdx.x = (int)x;
+                blockIdx.y = (int)y;
+                result = run_block(threads, stacks, down);
+            }
+    }
+    free(stacks);
+    return result;
+}
