@@ -178,7 +178,9 @@ impl Gpu {
         let gpu = Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) };
         for kernel in Kernel::ALL {
             let [spilled, registers] = driver.within(context, || gpu.footprint(kernel))?;
-            tracing::debug!("GPU {number}, {architecture}: {kernel:?} has {registers} registers and spills {spilled} bytes");
+            tracing::debug!(
+                "GPU {number}, {architecture}: {kernel:?} has {registers} registers and spills {spilled} bytes"
+            );
         }
         Ok(gpu)
     }
@@ -202,7 +204,7 @@ impl Gpu {
 
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
         let function = self.function(launch.kernel)?;
-        let ([grid_x, grid_y], [block_x, block_y]) = (launch.grid, launch.block);
+        let (grid, [block_x, block_y]) = (launch.grid, launch.block);
         let mut parameters = launch.parameters();
         self.driver.within(self.context, || {
             // SAFETY: as many parameters as the kernel has, of its types; they are copied before the call returns. The
@@ -210,8 +212,8 @@ impl Gpu {
             let code = unsafe {
                 (self.driver.launch)(
                     function,
-                    grid_x,
-                    grid_y,
+                    grid,
+                    1,
                     1,
                     block_x,
                     block_y,

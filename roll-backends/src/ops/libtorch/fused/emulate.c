@@ -2,7 +2,6 @@
 // shuffle) to the next. Blocks run one after the other.
 
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -114,7 +113,7 @@ static int run_block(int threads, char *stacks, int down)
 }
 
 // 0; -1 without such a kernel or memory; else the line of a barrier that some threads of a block passed by.
-int emulate(const char *name, void **p, const unsigned *grid, const unsigned *block, int down)
+int emulate(const char *name, void **p, unsigned grid, const unsigned *block, int down)
 {
     const int threads = (int)(block[0] * block[1]);
     char *stacks = threads > 0 && threads <= MOST ? malloc((size_t)threads * STACK) : 0;
@@ -126,12 +125,10 @@ int emulate(const char *name, void **p, const unsigned *grid, const unsigned *bl
         blockDim.x = (int)block[0];
         blockDim.y = (int)block[1];
         result = 0;
-        for (unsigned y = 0; !result && y < grid[1]; y++)
-            for (unsigned x = 0; !result && x < grid[0]; x++) {
-                blockIdx.x = (int)x;
-                blockIdx.y = (int)y;
-                result = run_block(threads, stacks, down);
-            }
+        for (unsigned block_of_grid = 0; !result && block_of_grid < grid; block_of_grid++) {
+            blockIdx.x = (int)block_of_grid;
+            result = run_block(threads, stacks, down);
+        }
     }
     free(stacks);
     return result;

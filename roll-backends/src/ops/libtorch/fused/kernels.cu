@@ -332,6 +332,12 @@ KERNEL(1024) rms_rope_pull(
     }
 }
 
+// Blocks beside each other in an element-wise kernel: memory is gone through in order.
+DEVICE int parts_of_a_row(int width)
+{
+    return (width / 4 + blockDim.x - 1) / blockDim.x;
+}
+
 // The gate of one access: `shared` if one row serves all, ones if there is none.
 DEVICE void gate_of(const float *gate, size_t row, int gate_stride, int column, const float *shared, float *to)
 {
@@ -351,8 +357,9 @@ KERNEL(256) gated_add(
     const float *__restrict__ x, const bf16 *__restrict__ y, const float *__restrict__ gate, float *__restrict__ z,
     int rows, int width, int gate_stride)
 {
-    const int column = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
-    const int first = blockIdx.x * (blockDim.y * ROWS) + threadIdx.y;
+    const int parts = parts_of_a_row(width);
+    const int column = 4 * (blockIdx.x % parts * blockDim.x + threadIdx.x);
+    const int first = blockIdx.x / parts * (blockDim.y * ROWS) + threadIdx.y;
     if (column >= width) return;
     float value[ROWS][4], scale[ROWS][4], shared[4];
     uint2 read[ROWS];
@@ -382,8 +389,9 @@ KERNEL(256) gate_pull(
     const float *__restrict__ d_z, const float *__restrict__ gate, bf16 *__restrict__ d_y, int rows, int width,
     int gate_stride)
 {
-    const int column = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
-    const int first = blockIdx.x * (blockDim.y * ROWS) + threadIdx.y;
+    const int parts = parts_of_a_row(width);
+    const int column = 4 * (blockIdx.x % parts * blockDim.x + threadIdx.x);
+    const int first = blockIdx.x / parts * (blockDim.y * ROWS) + threadIdx.y;
     if (column >= width) return;
     float value[ROWS][4], scale[ROWS][4], shared[4];
     shared_gate(gate, gate_stride, column, shared);

@@ -16,14 +16,8 @@ pub(super) enum Kernel {
 }
 
 impl Kernel {
-    pub(super) const ALL: [Self; 6] = [
-        Self::LayerNorm,
-        Self::LayerNormPull,
-        Self::RmsRope,
-        Self::RmsRopePull,
-        Self::GatedAdd,
-        Self::GatePull,
-    ];
+    pub(super) const ALL: [Self; 6] =
+        [Self::LayerNorm, Self::LayerNormPull, Self::RmsRope, Self::RmsRopePull, Self::GatedAdd, Self::GatePull];
 
     /// Its symbol.
     pub(super) fn name(self) -> &'static CStr {
@@ -47,8 +41,8 @@ pub(super) trait Machine {
 /// A kernel with all that it needs to start.
 pub(super) struct Launch {
     pub(super) kernel: Kernel,
-    /// Blocks in x and y.
-    pub(super) grid: [u32; 2],
+    /// Blocks.
+    pub(super) grid: u32,
     /// Threads of a block in x and y.
     pub(super) block: [u32; 2],
     arguments: Vec<Argument>,
@@ -118,7 +112,7 @@ const WARP: u32 = 32;
 /// Grid and block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    pub(super) grid: [u32; 2],
+    pub(super) grid: u32,
     pub(super) block: [u32; 2],
 }
 
@@ -132,20 +126,21 @@ impl Shape {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_OF_A_THREAD).next_multiple_of(WARP);
         let down = (128 / across).max(1);
-        Self { grid: [rows.div_ceil(down), 1], block: [across, down] }
+        Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
     /// For what is done number by number: a thread takes four columns of four rows, so that it reads a gate which all
     /// rows share once, and has 64 to 96 bytes under way.
     pub(super) fn by_number(rows: i32, width: i32) -> Self {
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
-        let blocks = fours.div_ceil(256);
+        let parts = fours.div_ceil(256);
         let across = match fours {
             0..WARP => fours.max(1).next_power_of_two(),
-            _ => fours.div_ceil(blocks).next_multiple_of(WARP),
+            _ => fours.div_ceil(parts).next_multiple_of(WARP),
         };
         let down = 256 / across;
-        Self { grid: [rows.div_ceil(down * ROWS_OF_A_THREAD), blocks], block: [across, down] }
+        // More blocks than the driver takes are an error of the launch.
+        Self { grid: rows.div_ceil(down * ROWS_OF_A_THREAD).saturating_mul(parts), block: [across, down] }
     }
 }
 
@@ -160,14 +155,15 @@ mod tests {
                 let [across, down] = Shape::along_rows(rows, width).block;
                 assert!(across % 32 == 0 && across * down <= 1024, "{width}: {across} x {down}");
                 assert!(across * NUMBERS_OF_A_THREAD >= width.unsigned_abs());
-                assert!(Shape::along_rows(rows, width).grid[0] * down >= rows.unsigned_abs());
+                assert!(Shape::along_rows(rows, width).grid * down >= rows.unsigned_abs());
 
                 let Shape { grid, block: [across, down] } = Shape::by_number(rows, width);
-                assert!(across * down <= 256 && grid[1] * across * 4 >= width.unsigned_abs(), "{width}: {across}");
-                assert!(grid[0] * down * ROWS_OF_A_THREAD >= rows.unsigned_abs());
+                let parts = (width.unsigned_abs() / 4).div_ceil(across);
+                assert!(across * down <= 256 && grid % parts == 0, "{width}: {across} x {down}");
+                assert!(grid / parts * down * ROWS_OF_A_THREAD >= rows.unsigned_abs());
             }
         }
-        assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: [18_900, 1], block: [320, 1] });
-        assert_eq!(Shape::by_number(18_900, 5120), Shape { grid: [4725, 5], block: [256, 1] });
+        assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: 18_900, block: [320, 1] });
+        assert_eq!(Shape::by_number(18_900, 5120), Shape { grid: 4725 * 5, block: [256, 1] });
     }
 }

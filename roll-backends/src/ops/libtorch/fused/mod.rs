@@ -15,7 +15,7 @@
 mod driver;
 mod launch;
 mod nvrtc;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::sync::Arc;

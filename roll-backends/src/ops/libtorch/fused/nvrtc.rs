@@ -259,7 +259,10 @@ mod tests {
             }
         };
         make("torch/lib", &["libtorch_cuda.so", "libcaffe2_nvrtc.so"]);
-        make("nvidia/cu13/lib", &["libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13", "libcudart.so.13"]);
+        make(
+            "nvidia/cu13/lib",
+            &["libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13", "libcudart.so.13"],
+        );
         let at = |path: &str| site.join(path).display().to_string();
         let expected = [site.join("nvidia/cu13/lib/libnvrtc.so.13")];
         for library in ["torch/lib/libtorch_cuda.so", "nvidia/cu13/lib/libcudart.so.13"] {

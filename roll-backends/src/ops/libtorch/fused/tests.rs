@@ -15,7 +15,7 @@ const BF16: f64 = 1.0 / 256.0;
 /// Rows and heads, for widths that are no multiple of what a warp or a block takes at a time.
 const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
 
-type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, *const c_uint, *const c_uint, c_int) -> c_int;
+type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, *const c_uint, c_int) -> c_int;
 
 /// Runs kernels on the CPU: the C compiler makes them of the same source. The threads of a block take turns, from the
 /// first to the last or the other way round.
@@ -34,7 +34,7 @@ impl Machine for Emulation {
             (self.emulate)(
                 name.as_ptr(),
                 parameters.as_mut_ptr(),
-                grid.as_ptr(),
+                grid,
                 block.as_ptr(),
                 c_int::from(self.from_the_last),
             )
