@@ -16,6 +16,7 @@ const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, where registers are spilled to, and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
+#[cfg(test)]
 const FOOTPRINT: [c_int; 2] = [3, 4];
 /// Refuses every call if it is `0`.
 const SWITCH: &str = "ROLL_FUSED";
@@ -34,6 +35,7 @@ struct Driver {
     pop: unsafe extern "C" fn(*mut Handle) -> c_int,
     load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
     function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
+    #[cfg(test)]
     footprint: unsafe extern "C" fn(*mut c_int, c_int, Handle) -> c_int,
     launch: unsafe extern "C" fn(
         Handle,
@@ -68,6 +70,7 @@ impl Driver {
                 pop: symbol(&library, "cuCtxPopCurrent_v2")?,
                 load: symbol(&library, "cuModuleLoadData")?,
                 function: symbol(&library, "cuModuleGetFunction")?,
+                #[cfg(test)]
                 footprint: symbol(&library, "cuFuncGetAttribute")?,
                 launch: symbol(&library, "cuLaunchKernel")?,
                 error: symbol(&library, "cuGetErrorString")?,
@@ -185,16 +188,19 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Where the context is current: bytes of memory that each thread of a kernel needs for what its registers do not hold, and those registers.
-    pub(super) fn footprint(&self, kernel: Kernel) -> Result<[i32; 2], String> {
+    /// Bytes of memory in which a thread of a kernel keeps what its registers do not hold, and how many registers.
+    #[cfg(test)]
+    pub(super) fn footprint(&self, kernel: Kernel) -> Result<[c_int; 2], String> {
         let function = self.function(kernel)?;
-        let mut found = [0; 2];
-        for (value, attribute) in found.iter_mut().zip(FOOTPRINT) {
-            // SAFETY: the function is loaded.
-            let code = unsafe { (self.driver.footprint)(value, attribute, function) };
-            self.driver.check("cuFuncGetAttribute", code)?;
-        }
-        Ok(found)
+        self.driver.within(self.context, || {
+            let mut found = [0; 2];
+            for (value, attribute) in found.iter_mut().zip(FOOTPRINT) {
+                // SAFETY: the function is loaded.
+                let code = unsafe { (self.driver.footprint)(value, attribute, function) };
+                self.driver.check("cuFuncGetAttribute", code)?;
+            }
+            Ok(found)
+        })
     }
 
     fn function(&self, kernel: Kernel) -> Result<Handle, String> {

@@ -270,8 +270,11 @@ impl Rows {
     /// Cosines and sines, and how many there are for a token. A thread turns four pairs, which must be of one head.
     fn angles(&self, turn: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
         let Some(turn) = turn else { return Some(([Argument::NONE; 2], 0)) };
-        let heads = i32::try_from(heads).ok().filter(|&heads| heads > 0 && self.width % (8 * heads) == 0)?;
+        let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
         let half = self.width / heads / 2;
+        if half * heads * 2 != self.width || half % 4 != 0 {
+            return None;
+        }
         for angles in turn {
             self.expect_columns(angles, half.into())?;
         }

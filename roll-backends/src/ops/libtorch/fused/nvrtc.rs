@@ -165,7 +165,7 @@ pub(super) fn open(path: &Path) -> Result<Library, String> {
 /// `F` is the type of the function of that name.
 pub(super) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
     // SAFETY: as the caller promises.
-    unsafe { library.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|e| format!("{name} is missing: {e}"))
+    unsafe { library.get::<F>(name) }.map(|found| *found).map_err(|e| format!("{name} is missing: {e}"))
 }
 
 /// # Safety

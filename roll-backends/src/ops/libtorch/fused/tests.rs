@@ -59,7 +59,7 @@ fn build() -> Result<Emulate, String> {
     std::fs::write(at("emulate.c"), include_str!("emulate.c")).unwrap();
     std::fs::write(at("kernels.cu"), SOURCE).unwrap();
     let built = Command::new("cc")
-        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-o"])
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-O2", "-shared", "-fPIC", "-o"])
         .args([at("libkernels.so"), at("emulate.c")])
         .arg("-lm")
         .output()
@@ -297,6 +297,11 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
             }
             check_rms(&on, device, [rows, width], heads);
         }
+    }
+    for kernel in Kernel::ALL {
+        let [spilled, registers] = gpu.footprint(kernel).unwrap();
+        eprintln!("{kernel:?}: {registers} registers, {spilled} bytes spilled");
+        assert_eq!(spilled, 0, "{kernel:?}");
     }
     // A 14B model's block at 81 frames of 480 x 480.
     check_layers(&on, device, [18_900, 5120], false);
