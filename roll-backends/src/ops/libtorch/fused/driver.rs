@@ -178,14 +178,8 @@ impl Gpu {
             }
             Ok(kernels)
         })?;
-        let gpu = Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) };
-        for kernel in Kernel::ALL {
-            let [spilled, registers] = driver.within(context, || gpu.footprint(kernel))?;
-            tracing::debug!(
-                "GPU {number}, {architecture}: {kernel:?} has {registers} registers and spills {spilled} bytes"
-            );
-        }
-        Ok(gpu)
+        tracing::debug!("fused kernels compiled for GPU {number}, {architecture}");
+        Ok(Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) })
     }
 
     /// Bytes of memory in which a thread of a kernel keeps what its registers do not hold, and how many registers.
