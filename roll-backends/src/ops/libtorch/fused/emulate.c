@@ -62,6 +62,7 @@ static unsigned as_bits(float value)
 #define SHUFFLE_XOR(value, mask) shuffled(value, mask, __LINE__)
 #define AS_FLOAT(bits) as_float(bits)
 #define AS_BITS(value) as_bits(value)
+#define INVERSE_ROOT(value) (1.0f / sqrtf(value))
 #define READ_ONCE(type, from) (*(const type *)(from))
 #define READ_OFTEN(type, from) (*(const type *)(from))
 #include "kernels.cu"
@@ -69,10 +70,10 @@ static unsigned as_bits(float value)
 #define P(i) *(void **)p[i]
 #define I(i) *(int *)p[i]
 #define F(i) *(float *)p[i]
-static void run_layer_norm(void **p) { layer_norm(P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8), F(9)); }
-static void run_layer_norm_pull(void **p) { layer_norm_pull(P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7)); }
-static void run_rms_rope(void **p) { rms_rope(P(0), P(1), P(2), P(3), P(4), P(5), I(6), I(7), I(8), F(9)); }
-static void run_rms_rope_pull(void **p) { rms_rope_pull(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8), I(9)); }
+static void run_layer_norm(void **p) { layer_norm(P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7), I(8), I(9), F(10)); }
+static void run_layer_norm_pull(void **p) { layer_norm_pull(P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7), I(8)); }
+static void run_rms_rope(void **p) { rms_rope(P(0), P(1), P(2), P(3), P(4), P(5), I(6), I(7), F(8), I(9), F(10)); }
+static void run_rms_rope_pull(void **p) { rms_rope_pull(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8), F(9), I(10)); }
 static void run_gated_add(void **p) { gated_add(P(0), P(1), P(2), P(3), I(4), I(5), I(6)); }
 static void run_gate_pull(void **p) { gate_pull(P(0), P(1), P(2), I(3), I(4), I(5)); }
 

@@ -5,7 +5,8 @@
 // the CPU (emulate.c), where its numbers are compared with f64.
 //
 // A row is a token. All arithmetic is in f32, and bf16 is rounded once, when it is stored. Sums are taken in an order that
-// depends on the width alone: the same operands give the same bits. No pointer may overlap another.
+// depends on the width alone: the same operands give the same bits. `per_width` is 1 / width. No pointer may overlap
+// another.
 
 #ifndef EMULATED
 typedef unsigned short bf16;
@@ -16,20 +17,21 @@ typedef unsigned short bf16;
 #define SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
 #define AS_FLOAT(bits) __uint_as_float(bits)
 #define AS_BITS(value) __float_as_uint(value)
+#define INVERSE_ROOT(value) rsqrtf(value)
 // Tensors, which are read once, must not push gains and angles, which every row reads, out of the first cache.
 #define READ_ONCE(type, from) __ldcs((const type *)(from))
 #define READ_OFTEN(type, from) __ldg((const type *)(from))
 #define UNROLL _Pragma("unroll")
 #endif
 
-// A thread holds at most this many accesses of its row: with 1,024 threads the widest row is 16,384 numbers.
-#define FOURS 4
-#define EIGHTS 2
+// A thread holds at most this many accesses of its row: with 512 threads the widest row is 16,384 numbers.
+#define FOURS 8
+#define EIGHTS 4
 // Rows a thread of an element-wise kernel works on: their reads are all under way before the first is waited for.
 #define ROWS 4
 
-// The greatest number of warps in a block.
-#define WARPS 32
+// The greatest number of warps in a block that adds up rows.
+#define WARPS 16
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
 // To the nearest bf16, ties to even.
@@ -103,32 +105,36 @@ DEVICE void write_eight(bf16 *to, const float *from)
     *(uint4 *)to = written;
 }
 
+DEVICE float add_over_warp(float value)
+{
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) value += SHUFFLE_XOR(value, mask);
+    return value;
+}
+
 // Adds each of `sums` over the threads of a row (one line of the block in x), in place. Every thread of the block must
 // come here. `partial` is shared, and is used for one call alone: a second barrier would have to keep calls apart.
 DEVICE void add_over_row(float *sums, int count, float (*partial)[WARPS])
 {
-    const int warps = blockDim.x / 32, first = threadIdx.y * warps;
+    const int warps = blockDim.x / 32, first = threadIdx.y * warps, lane = threadIdx.x % 32;
     UNROLL for (int s = 0; s < count; s++) {
-        UNROLL for (int mask = 16; mask > 0; mask /= 2) sums[s] += SHUFFLE_XOR(sums[s], mask);
-        if (threadIdx.x % 32 == 0) partial[s][first + threadIdx.x / 32] = sums[s];
+        sums[s] = add_over_warp(sums[s]);
+        if (lane == 0) partial[s][first + threadIdx.x / 32] = sums[s];
     }
     SYNC();
-    UNROLL for (int s = 0; s < count; s++) {
-        sums[s] = 0.0f;
-        for (int warp = 0; warp < warps; warp++) sums[s] += partial[s][first + warp];
-    }
+    // Every warp adds up all of them: no second barrier to hand the sum round.
+    UNROLL for (int s = 0; s < count; s++) sums[s] = add_over_warp(lane < warps ? partial[s][first + lane] : 0.0f);
 }
 
 // y = (x - mean) / sqrt(variance + eps) * gain + shift; moments are mean and 1 / sqrt(variance + eps) of each row.
-KERNEL(1024) layer_norm(
+KERNEL(512) layer_norm(
     const float *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ shift, bf16 *__restrict__ y,
-    float *__restrict__ moments, int rows, int width, int gain_stride, int shift_stride, float eps)
+    float *__restrict__ moments, int rows, int width, float per_width, int gain_stride,
+    int shift_stride, float eps)
 {
     SHARED float partial[2][WARPS];
     const int row = blockIdx.x * blockDim.y + threadIdx.y;
     const int fours = row < rows ? width / 4 : 0;
     const size_t start = (size_t)row * width;
-    const float per_width = 1.0f / (float)width;
     float value[FOURS][4];
 
     UNROLL for (int i = 0; i < FOURS; i++) {
@@ -146,13 +152,15 @@ KERNEL(1024) layer_norm(
     float squares = 0.0f;
     UNROLL for (int i = 0; i < FOURS; i++) {
         const int at = threadIdx.x + i * blockDim.x;
-        UNROLL for (int j = 0; j < 4; j++) {
-            const float deviation = value[i][j] - mean;
-            squares += at < fours ? deviation * deviation : 0.0f;
+        if (at < fours) {
+            UNROLL for (int j = 0; j < 4; j++) {
+                const float deviation = value[i][j] - mean;
+                squares += deviation * deviation;
+            }
         }
     }
     add_over_row(&squares, 1, partial + 1);
-    const float inverse = 1.0f / sqrtf(squares * per_width + eps);
+    const float inverse = INVERSE_ROOT(squares * per_width + eps);
 
     gain += (size_t)row * gain_stride;
     shift += (size_t)row * shift_stride;
@@ -173,15 +181,14 @@ KERNEL(1024) layer_norm(
 }
 
 // With n = (x - mean) * inverse and d = d_y * gain: d_x = (d - mean of d - n * mean of (d * n)) * inverse.
-KERNEL(1024) layer_norm_pull(
+KERNEL(512) layer_norm_pull(
     const float *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ moments,
-    const bf16 *__restrict__ d_y, float *__restrict__ d_x, int rows, int width, int gain_stride)
+    const bf16 *__restrict__ d_y, float *__restrict__ d_x, int rows, int width, float per_width, int gain_stride)
 {
     SHARED float partial[2][WARPS];
     const int row = blockIdx.x * blockDim.y + threadIdx.y;
     const int fours = row < rows ? width / 4 : 0;
     const size_t start = (size_t)row * width;
-    const float per_width = 1.0f / (float)width;
     float normed[FOURS][4], d[FOURS][4], sums[2] = {0.0f, 0.0f};
     uint2 read[FOURS];
     float mean = 0.0f, inverse = 0.0f;
@@ -238,11 +245,11 @@ DEVICE void turn(float *pairs, const float *cosines, const float *sines, float s
 }
 
 // y = the turned x / sqrt(mean of squares + eps) * gain. `cosines` and `sines`, [rows, half], serve every head of 2 * half
-// numbers; null: nothing is turned.
-KERNEL(1024) rms_rope(
+// numbers, `half` being a power of two from 4 on; null: nothing is turned.
+KERNEL(512) rms_rope(
     const bf16 *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ cosines,
-    const float *__restrict__ sines, bf16 *__restrict__ y, float *__restrict__ inverses, int rows, int width, int half,
-    float eps)
+    const float *__restrict__ sines, bf16 *__restrict__ y, float *__restrict__ inverses, int rows, int width, float per_width,
+    int half, float eps)
 {
     SHARED float partial[1][WARPS];
     const int row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -261,7 +268,7 @@ KERNEL(1024) rms_rope(
         UNROLL for (int j = 0; j < 8; j++) squares += value[j] * value[j];
     }
     add_over_row(&squares, 1, partial);
-    const float inverse = 1.0f / sqrtf(squares / (float)width + eps);
+    const float inverse = INVERSE_ROOT(squares * per_width + eps);
     const size_t angles = (size_t)row * half;
     UNROLL for (int i = 0; i < EIGHTS; i++) {
         const int at = threadIdx.x + i * blockDim.x;
@@ -272,7 +279,7 @@ KERNEL(1024) rms_rope(
             unpack_eight(read[i], value);
             UNROLL for (int j = 0; j < 8; j++) value[j] = value[j] * inverse * scale[j];
             if (cosines) {
-                const int within = 4 * (at % (half / 4));
+                const int within = 4 * at & (half - 1);
                 turn(value, cosines + angles + within, sines + angles + within, 1.0f);
             }
             write_eight(y + start + 8 * at, value);
@@ -282,10 +289,10 @@ KERNEL(1024) rms_rope(
 }
 
 // With d = d_y turned back, times the gain: d_x = (d - x * inverse^2 * mean of (d * x)) * inverse.
-KERNEL(1024) rms_rope_pull(
+KERNEL(512) rms_rope_pull(
     const bf16 *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ inverses,
     const float *__restrict__ cosines, const float *__restrict__ sines, const bf16 *__restrict__ d_y,
-    bf16 *__restrict__ d_x, int rows, int width, int half)
+    bf16 *__restrict__ d_x, int rows, int width, float per_width, int half)
 {
     SHARED float partial[1][WARPS];
     const int row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -312,7 +319,7 @@ KERNEL(1024) rms_rope_pull(
             read_often(gain + 8 * at, scale);
             read_often(gain + 8 * at + 4, scale + 4);
             if (cosines) {
-                const int within = 4 * (at % (half / 4));
+                const int within = 4 * at & (half - 1);
                 turn(d[i], cosines + angles + within, sines + angles + within, -1.0f);
             }
             UNROLL for (int j = 0; j < 8; j++) d[i][j] *= scale[j];
@@ -321,7 +328,7 @@ KERNEL(1024) rms_rope_pull(
         UNROLL for (int j = 0; j < 8; j++) sum += d[i][j] * value[j];
     }
     add_over_row(&sum, 1, partial);
-    const float along = sum / (float)width * inverse * inverse;
+    const float along = sum * per_width * inverse * inverse;
     UNROLL for (int i = 0; i < EIGHTS; i++) {
         const int at = threadIdx.x + i * blockDim.x;
         if (at < eights) {

@@ -98,7 +98,7 @@ impl From<f32> for Argument {
     }
 }
 
-/// The widest row that the kernels with sums along a row hold in registers: 1,024 threads with 16 numbers each.
+/// The widest row that the kernels with sums along a row hold in registers: 512 threads with 32 numbers each.
 pub(super) const WIDEST: i32 = 16_384;
 /// More rows would overflow the kernels' indices.
 pub(super) const MOST_ROWS: i32 = 1 << 30;
@@ -106,7 +106,7 @@ pub(super) const MOST_ROWS: i32 = 1 << 30;
 /// `ROWS` of `kernels.cu`.
 const ROWS_OF_A_THREAD: u32 = 4;
 /// Numbers of a row that a thread holds, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
-const NUMBERS_OF_A_THREAD: u32 = 16;
+const NUMBERS_OF_A_THREAD: u32 = 32;
 const WARP: u32 = 32;
 
 /// Grid and block.
@@ -119,9 +119,10 @@ pub(super) struct Shape {
 impl Shape {
     /// For sums along rows: as many warps a row as hold it in registers, and for narrow rows several rows a block.
     ///
-    /// At the width 5,120 a row has 320 threads. Three to five such blocks fit a multiprocessor (their registers are the
-    /// limit), each with its 20 to 30 KB under way: 80 KB or more. A latency of 800 ns at 4.3 TB/s over 132
-    /// multiprocessors asks for 26 KB, so there is enough while some blocks add up and others write.
+    /// At the width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (their registers are the
+    /// limit), each with its 10 to 30 KB under way: 60 KB or more. A latency of 800 ns at 4.3 TB/s over 132
+    /// multiprocessors asks for 26 KB, so there is enough while some blocks add up and others write. Threads with half as
+    /// many numbers have no more under way, and issue a tenth more instructions.
     pub(super) fn along_rows(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_OF_A_THREAD).next_multiple_of(WARP);
@@ -153,7 +154,7 @@ mod tests {
         for width in (8..=WIDEST).step_by(8) {
             for rows in [1, 3, 37, 18_900] {
                 let [across, down] = Shape::along_rows(rows, width).block;
-                assert!(across % 32 == 0 && across * down <= 1024, "{width}: {across} x {down}");
+                assert!(across % 32 == 0 && across * down <= 512, "{width}: {across} x {down}");
                 assert!(across * NUMBERS_OF_A_THREAD >= width.unsigned_abs());
                 assert!(Shape::along_rows(rows, width).grid * down >= rows.unsigned_abs());
 
@@ -163,7 +164,7 @@ mod tests {
                 assert!(grid / parts * down * ROWS_OF_A_THREAD >= rows.unsigned_abs());
             }
         }
-        assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: 18_900, block: [320, 1] });
+        assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: 18_900, block: [160, 1] });
         assert_eq!(Shape::by_number(18_900, 5120), Shape { grid: 4725 * 5, block: [256, 1] });
     }
 }

@@ -95,6 +95,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             (&moments).into(),
             rows.rows.into(),
             rows.width.into(),
+            rows.per_width(),
             gain_stride.into(),
             shift_stride.into(),
             Argument::from(eps as f32),
@@ -117,6 +118,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             (&d_x).into(),
             rows.rows.into(),
             rows.width.into(),
+            rows.per_width(),
             Argument::from(gain_stride),
         ];
         self.run(Kernel::LayerNormPull, rows.along(), arguments)?;
@@ -144,6 +146,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             (&inverses).into(),
             rows.rows.into(),
             rows.width.into(),
+            rows.per_width(),
             half.into(),
             Argument::from(eps as f32),
         ];
@@ -176,6 +179,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             (&d_x).into(),
             rows.rows.into(),
             rows.width.into(),
+            rows.per_width(),
             Argument::from(half),
         ];
         self.run(Kernel::RmsRopePull, rows.along(), arguments)?;
@@ -267,18 +271,23 @@ impl Rows {
         gate.map_or(Some(0), |gate| self.stride(gate))
     }
 
-    /// Cosines and sines, and how many there are for a token. A thread turns four pairs, which must be of one head.
+    /// Cosines and sines, and how many there are for a token. A thread turns four pairs, which must be of one head; it
+    /// finds them by a mask, for a division takes as long as the turning.
     fn angles(&self, turn: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
         let Some(turn) = turn else { return Some(([Argument::NONE; 2], 0)) };
         let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
         let half = self.width / heads / 2;
-        if half * heads * 2 != self.width || half % 4 != 0 {
+        if half * heads * 2 != self.width || half < 4 || !half.unsigned_abs().is_power_of_two() {
             return None;
         }
         for angles in turn {
             self.expect_columns(angles, half.into())?;
         }
         Some((turn.map(Argument::from), half))
+    }
+
+    fn per_width(&self) -> Argument {
+        Argument::from(1.0 / self.width as f32)
     }
 
     fn empty(&self, kind: Kind) -> Tensor {
