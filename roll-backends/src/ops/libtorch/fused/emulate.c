@@ -1,5 +1,6 @@
-// Runs kernels.cu on the CPU, for tests: every thread of a block is a fibre, and the fibres take turns from one barrier (or
-// shuffle) to the next. Blocks run one after the other.
+// Runs kernels.cu on the CPU, for tests: every thread of a block is a fibre. The fibres of a warp take turns from one shuffle
+// to the next, and the warps from one barrier to the next: a warp that reads what another has not written, for want of a
+// barrier, reads what was there before. Blocks run one after the other.
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,13 +20,13 @@ LOCAL struct { int x, y, z; } threadIdx, blockIdx, blockDim;
 enum { MOST = 1024, STACK = 32768 };
 LOCAL ucontext_t scheduler, fibres[MOST];
 LOCAL unsigned steps[MOST];   // waits of each fibre so far
-LOCAL int waits_at[MOST];     // the line of kernels.cu where it waits; 0: it has ended
+LOCAL int waits_at[MOST];     // the line of kernels.cu where it waits, for a shuffle less than 0; 0: it has ended
 LOCAL float shown[2][MOST];   // what each fibre shows to others, in turns: the slower ones still read the last
 LOCAL int running;
 LOCAL void (*body)(void **);
 LOCAL void **arguments;
 
-static void wait_for_all(int line)
+static void wait_for_others(int line)
 {
     waits_at[running] = line;
     steps[running]++;
@@ -36,7 +37,7 @@ static float shuffled(float value, int mask, int line)
 {
     const int me = running, turn = steps[me] & 1;
     shown[turn][me] = value;
-    wait_for_all(line);
+    wait_for_others(-line);
     return shown[turn][me ^ mask];
 }
 
@@ -58,7 +59,7 @@ static unsigned as_bits(float value)
 #define KERNEL(threads) static void
 #define SHARED LOCAL
 #define UNROLL
-#define SYNC() wait_for_all(__LINE__)
+#define SYNC() wait_for_others(__LINE__)
 #define SHUFFLE_XOR(value, mask) shuffled(value, mask, __LINE__)
 #define AS_FLOAT(bits) as_float(bits)
 #define AS_BITS(value) as_bits(value)
@@ -88,10 +89,37 @@ static void fibre(void)
     waits_at[running] = 0;
 }
 
-// Runs a block whose threads take turns upwards or downwards. 0, or the line of a barrier that not all have come to.
-static int run_block(int threads, char *stacks, int down)
+// 0 if `count` fibres, the first one and others `apart` from each other, wait at the same place; else a line where some do.
+static int differs(int first, int count, int apart)
 {
-    for (int i = 0; i < threads; i++) {
+    for (int i = 1; i < count; i++) {
+        const int here = waits_at[first], there = waits_at[first + i * apart];
+        if (here != there) return abs(here ? here : there);
+    }
+    return 0;
+}
+
+// Runs a warp up to its next barrier, or to its end.
+static int run_warp(int first, int down)
+{
+    do {
+        for (int turn = 0; turn < 32; turn++) {
+            const int i = first + (down ? 31 - turn : turn);
+            running = i;
+            threadIdx.x = i % blockDim.x;
+            threadIdx.y = i / blockDim.x;
+            swapcontext(&scheduler, &fibres[i]);
+        }
+        const int line = differs(first, 32, 1);
+        if (line) return line;
+    } while (waits_at[first] < 0);
+    return 0;
+}
+
+// Runs a block whose threads take turns upwards or downwards. 0, or a line where some threads wait in vain.
+static int run_block(int warps, char *stacks, int down)
+{
+    for (int i = 0; i < 32 * warps; i++) {
         getcontext(&fibres[i]);
         fibres[i].uc_stack.ss_sp = stacks + (size_t)i * STACK;
         fibres[i].uc_stack.ss_size = STACK;
@@ -99,25 +127,19 @@ static int run_block(int threads, char *stacks, int down)
         makecontext(&fibres[i], fibre, 0);
         steps[i] = 0;
     }
-    for (;;) {
-        for (int turn = 0; turn < threads; turn++) {
-            const int i = down ? threads - 1 - turn : turn;
-            running = i;
-            threadIdx.x = i % blockDim.x;
-            threadIdx.y = i / blockDim.x;
-            swapcontext(&scheduler, &fibres[i]);
-        }
-        for (int i = 1; i < threads; i++)
-            if (waits_at[i] != waits_at[0]) return waits_at[i] > waits_at[0] ? waits_at[i] : waits_at[0];
-        if (!waits_at[0]) return 0;
-    }
+    int line = 0;
+    do {
+        for (int turn = 0; !line && turn < warps; turn++) line = run_warp(32 * (down ? warps - 1 - turn : turn), down);
+        if (!line) line = differs(0, warps, 32);
+    } while (!line && waits_at[0]);
+    return line;
 }
 
-// 0; -1 without such a kernel or memory; else the line of a barrier that some threads of a block passed by.
+// 0; -1 without such a kernel, memory, or whole warps; else a line where some threads of a block wait in vain.
 int emulate(const char *name, void **p, unsigned grid, const unsigned *block, int down)
 {
     const int threads = (int)(block[0] * block[1]);
-    char *stacks = threads > 0 && threads <= MOST ? malloc((size_t)threads * STACK) : 0;
+    char *stacks = threads > 0 && threads <= MOST && threads % 32 == 0 ? malloc((size_t)threads * STACK) : 0;
     int result = -1;
     for (size_t k = 0; stacks && k < sizeof KERNELS / sizeof *KERNELS; k++) {
         if (strcmp(KERNELS[k].name, name)) continue;
@@ -128,7 +150,7 @@ int emulate(const char *name, void **p, unsigned grid, const unsigned *block, in
         result = 0;
         for (unsigned block_of_grid = 0; !result && block_of_grid < grid; block_of_grid++) {
             blockIdx.x = (int)block_of_grid;
-            result = run_block(threads, stacks, down);
+            result = run_block(threads / 32, stacks, down);
         }
     }
     free(stacks);

@@ -39,7 +39,7 @@ impl Machine for Emulation {
                 c_int::from(self.from_the_last),
             )
         };
-        assert_eq!(code, 0, "{name:?}: some threads do not come to the barrier in this line of kernels.cu");
+        assert_eq!(code, 0, "{name:?}: some threads of a block wait in vain in this line of kernels.cu");
         Ok(())
     }
 }
