@@ -192,7 +192,8 @@ fn fused_results_do_not_depend_on_which_thread_comes_first() {
         let narrow = noise(rows, width, 2, Device::Cpu).to_kind(Kind::BFloat16);
         let gain = noise(1, width, 3, Device::Cpu).to_kind(Kind::Float);
         let all = |from_the_last: bool| {
-            let on = On(&Emulation { from_the_last, ..emulation });
+            let emulation = Emulation { from_the_last, ..emulation };
+            let on = On(&emulation);
             let (y, moments) = on.layer_norm(&x, &gain, &gain, EPS).unwrap();
             let d_x = on.layer_norm_pull(&x, &gain, &moments, &narrow).unwrap();
             let (turned, inverse) = on.rms_rope(&narrow, &gain, EPS, None, heads).unwrap();
@@ -341,10 +342,9 @@ fn fused_bandwidth() {
         let rate = (rows * width * bytes_of_a_number) as f64 / seconds / 1e12;
         eprintln!("{name:16} {:7.1} us  {rate:.2} TB/s", seconds * 1e6);
     };
-    let mut copy = x.empty_like();
-    // The ceiling: a copy of the same size.
-    let copied = std::cell::RefCell::new(&mut copy);
-    measure("copy", 8, &|| copied.borrow_mut().copy_(&x));
+    // The ceiling.
+    let copy = std::cell::RefCell::new(x.empty_like());
+    measure("copy", 8, &|| copy.borrow_mut().copy_(&x));
     measure("layer_norm", 6, &|| drop(on.layer_norm(&x, &row, &row, EPS).unwrap()));
     measure("layer_norm_pull", 10, &|| drop(on.layer_norm_pull(&x, &row, &moments, &narrow).unwrap()));
     measure("rms_rope", 4, &|| drop(on.rms_rope(&narrow, &row, EPS, turn, 40).unwrap()));
