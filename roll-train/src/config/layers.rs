@@ -17,11 +17,13 @@ use crate::on_finish;
 use roll_core::{Error, Registry, Result, communicator};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 16] = [
+pub const RESERVED_VARIABLES: [&str; 18] = [
     crate::cache::VARIABLE,
     "ROLL_FIXTURES",
+    "ROLL_FUSED",
     "ROLL_REFERENCE",
     "ROLL_REQUIRE",
+    "ROLL_TEST_BACKENDS",
     "ROLL_TEST_DATA",
     "ROLL_TEST_GGUF",
     "ROLL_LOG",

@@ -6,6 +6,8 @@
 mod attention;
 mod conv;
 mod elementwise;
+#[cfg_attr(not(test), expect(dead_code, reason = "the operators do not call them yet"))]
+mod fused;
 mod linear;
 mod norm;
 

@@ -1,0 +1,242 @@
+//! The kernels on a GPU: loaded and launched by NVIDIA's driver.
+//!
+//! Declared from `cuda.h`; the driver keeps these functions.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::launch::{Kernel, Launch, Machine};
+use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
+
+const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, where registers are spilled to, and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
+#[cfg(test)]
+const FOOTPRINT: [c_int; 2] = [3, 4];
+/// Refuses every call if it is `0`.
+const SWITCH: &str = "ROLL_FUSED";
+
+type Handle = *mut c_void;
+
+/// The functions of the driver that are used here.
+#[derive(Clone, Copy)]
+struct Driver {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    retain: unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
+    current: unsafe extern "C" fn(*mut Handle) -> c_int,
+    push: unsafe extern "C" fn(Handle) -> c_int,
+    pop: unsafe extern "C" fn(*mut Handle) -> c_int,
+    load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
+    function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
+    #[cfg(test)]
+    footprint: unsafe extern "C" fn(*mut c_int, c_int, Handle) -> c_int,
+    launch: unsafe extern "C" fn(
+        Handle,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        Handle,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    ) -> c_int,
+    error: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+}
+
+impl Driver {
+    fn load() -> Result<Self, String> {
+        let mut reasons = Vec::new();
+        let library = DRIVER.iter().find_map(|name| open(Path::new(name)).map_err(|e| reasons.push(e)).ok());
+        let library = library.ok_or_else(|| format!("NVIDIA's driver is not found ({})", reasons.join("; ")))?;
+        // SAFETY: the signatures are those of `cuda.h`; a suffix is the version that its present name stands for.
+        let found = unsafe {
+            Self {
+                init: symbol(&library, "cuInit")?,
+                device: symbol(&library, "cuDeviceGet")?,
+                attribute: symbol(&library, "cuDeviceGetAttribute")?,
+                retain: symbol(&library, "cuDevicePrimaryCtxRetain")?,
+                current: symbol(&library, "cuCtxGetCurrent")?,
+                push: symbol(&library, "cuCtxPushCurrent_v2")?,
+                pop: symbol(&library, "cuCtxPopCurrent_v2")?,
+                load: symbol(&library, "cuModuleLoadData")?,
+                function: symbol(&library, "cuModuleGetFunction")?,
+                #[cfg(test)]
+                footprint: symbol(&library, "cuFuncGetAttribute")?,
+                launch: symbol(&library, "cuLaunchKernel")?,
+                error: symbol(&library, "cuGetErrorString")?,
+            }
+        };
+        // Never unloaded: torch uses it.
+        std::mem::forget(library);
+        Ok(found)
+    }
+
+    fn check(&self, call: &str, code: c_int) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut at = std::ptr::null();
+        // SAFETY: gives a constant string for every code that it knows, and null for others.
+        let text = unsafe {
+            (self.error)(code, &mut at);
+            text(at)
+        };
+        Err(format!("{call} failed with {code} ({text})"))
+    }
+
+    /// Runs `f` while `context` is the current one of this thread, and leaves the thread as it was.
+    fn within<T>(&self, context: Handle, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let mut current = null_mut();
+        // SAFETY: the driver is initialised, and the context is retained for good.
+        self.check("cuCtxGetCurrent", unsafe { (self.current)(&mut current) })?;
+        if current == context {
+            return f();
+        }
+        // SAFETY: as above.
+        self.check("cuCtxPushCurrent", unsafe { (self.push)(context) })?;
+        let result = f();
+        // SAFETY: pushed above.
+        let popped = self.check("cuCtxPopCurrent", unsafe { (self.pop)(&mut current) });
+        result.and_then(|result| popped.map(|()| result))
+    }
+}
+
+/// One GPU with the kernels loaded.
+pub(super) struct Gpu {
+    number: usize,
+    driver: Driver,
+    /// The one that torch works in: its tensors are memory of this context.
+    context: Handle,
+    kernels: Vec<(Kernel, Handle)>,
+    has_failed: AtomicBool,
+}
+
+// SAFETY: handles of contexts and functions are valid in every thread.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Gpu {}
+
+/// The GPU of this number, as torch counts; the kernels are compiled for it when it is asked for first. `None` if they
+/// cannot be used there: the first call says why.
+pub(super) fn gpu(number: usize) -> Option<Arc<Gpu>> {
+    static GPUS: Mutex<BTreeMap<usize, Option<Arc<Gpu>>>> = Mutex::new(BTreeMap::new());
+    // Held while compiling: other threads wait rather than compile as well. A panic leaves the map whole.
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = gpus.entry(number).or_insert_with(|| match std::env::var(SWITCH).as_deref() {
+        Ok("0") => {
+            tracing::info!("{SWITCH}=0: GPU {number} runs ATen's operators in place of the fused kernels");
+            None
+        }
+        _ => Gpu::open(number).map(Arc::new).map_err(|reason| warn(number, &reason)).ok(),
+    });
+    found.clone()
+}
+
+fn warn(number: usize, reason: &str) {
+    tracing::warn!(
+        "GPU {number} runs ATen's operators in place of the fused kernels, which take fewer passes over memory: {reason}"
+    );
+}
+
+impl Gpu {
+    fn open(number: usize) -> Result<Self, String> {
+        let driver = Driver::load()?;
+        let ordinal = c_int::try_from(number).map_err(|e| e.to_string())?;
+        let (mut device, mut capability, mut context) = (0, [0; 2], null_mut());
+        // SAFETY: what is written to is alive; the driver allows to initialise it again.
+        unsafe {
+            driver.check("cuInit", (driver.init)(0))?;
+            driver.check("cuDeviceGet", (driver.device)(&mut device, ordinal))?;
+            for (value, attribute) in capability.iter_mut().zip(CAPABILITY) {
+                driver.check("cuDeviceGetAttribute", (driver.attribute)(value, attribute, device))?;
+            }
+            driver.check("cuDevicePrimaryCtxRetain", (driver.retain)(&mut context, device))?;
+        }
+        let architecture = format!("sm_{}{}", capability[0], capability[1]);
+        let code = Nvrtc::load()?.compile(SOURCE, &architecture, Output::Code)?;
+        let kernels = driver.within(context, || {
+            let mut module = null_mut();
+            // SAFETY: an ELF file says itself where it ends.
+            driver.check("cuModuleLoadData", unsafe { (driver.load)(&mut module, code.as_ptr().cast()) })?;
+            let mut kernels = Vec::new();
+            for kernel in Kernel::ALL {
+                let mut function = null_mut();
+                // SAFETY: the module stays loaded.
+                let found = unsafe { (driver.function)(&mut function, module, kernel.name().as_ptr()) };
+                driver.check("cuModuleGetFunction", found)?;
+                kernels.push((kernel, function));
+            }
+            Ok(kernels)
+        })?;
+        tracing::debug!("fused kernels compiled for GPU {number}, {architecture}");
+        Ok(Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) })
+    }
+
+    /// Bytes of memory in which a thread of a kernel keeps what its registers do not hold, and how many registers.
+    #[cfg(test)]
+    pub(super) fn footprint(&self, kernel: Kernel) -> Result<[c_int; 2], String> {
+        let function = self.function(kernel)?;
+        self.driver.within(self.context, || {
+            let mut found = [0; 2];
+            for (value, attribute) in found.iter_mut().zip(FOOTPRINT) {
+                // SAFETY: the function is loaded.
+                let code = unsafe { (self.driver.footprint)(value, attribute, function) };
+                self.driver.check("cuFuncGetAttribute", code)?;
+            }
+            Ok(found)
+        })
+    }
+
+    fn function(&self, kernel: Kernel) -> Result<Handle, String> {
+        let found = self.kernels.iter().find(|(found, _)| *found == kernel);
+        found.map(|(_, function)| *function).ok_or_else(|| format!("{kernel:?} is not loaded"))
+    }
+
+    fn queue(&self, launch: &mut Launch) -> Result<(), String> {
+        let function = self.function(launch.kernel)?;
+        let (grid, [block_x, block_y]) = (launch.grid, launch.block);
+        let mut parameters = launch.parameters();
+        self.driver.within(self.context, || {
+            // SAFETY: as many parameters as the kernel has, of its types; they are copied before the call returns. The
+            // stream is null: the default one, which `tch` never leaves.
+            let code = unsafe {
+                (self.driver.launch)(
+                    function,
+                    grid,
+                    1,
+                    1,
+                    block_x,
+                    block_y,
+                    1,
+                    0,
+                    null_mut(),
+                    parameters.as_mut_ptr(),
+                    null_mut(),
+                )
+            };
+            self.driver.check("cuLaunchKernel", code)
+        })
+    }
+}
+
+impl Machine for Gpu {
+    fn launch(&self, launch: &mut Launch) -> Result<(), String> {
+        let result = self.queue(launch);
+        if let Err(reason) = &result
+            && !self.has_failed.swap(true, Ordering::Relaxed)
+        {
+            warn(self.number, &format!("{:?}: {reason}", launch.kernel));
+        }
+        result
+    }
+}

@@ -1,0 +1,170 @@
+//! The kernels by name, their grids and blocks, and their arguments.
+
+use std::ffi::{CStr, c_void};
+
+use tch::Tensor;
+
+/// A kernel of `kernels.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    LayerNorm,
+    LayerNormPull,
+    RmsRope,
+    RmsRopePull,
+    GatedAdd,
+    GatePull,
+}
+
+impl Kernel {
+    pub(super) const ALL: [Self; 6] =
+        [Self::LayerNorm, Self::LayerNormPull, Self::RmsRope, Self::RmsRopePull, Self::GatedAdd, Self::GatePull];
+
+    /// Its symbol.
+    pub(super) fn name(self) -> &'static CStr {
+        match self {
+            Self::LayerNorm => c"layer_norm",
+            Self::LayerNormPull => c"layer_norm_pull",
+            Self::RmsRope => c"rms_rope",
+            Self::RmsRopePull => c"rms_rope_pull",
+            Self::GatedAdd => c"gated_add",
+            Self::GatePull => c"gate_pull",
+        }
+    }
+}
+
+/// What runs kernels: a GPU, or in tests the CPU.
+pub(super) trait Machine {
+    /// Queues a launch behind whatever its device has been given before. Fails, with the reason, if nothing was queued.
+    fn launch(&self, launch: &mut Launch) -> Result<(), String>;
+}
+
+/// A kernel with all that it needs to start.
+pub(super) struct Launch {
+    pub(super) kernel: Kernel,
+    /// Blocks.
+    pub(super) grid: u32,
+    /// Threads of a block in x and y.
+    pub(super) block: [u32; 2],
+    arguments: Vec<Argument>,
+}
+
+impl Launch {
+    pub(super) fn new(kernel: Kernel, shape: Shape, arguments: impl Into<Vec<Argument>>) -> Self {
+        Self { kernel, grid: shape.grid, block: shape.block, arguments: arguments.into() }
+    }
+
+    /// A pointer to each argument: the array that the driver takes. Valid until `self` moves or ends.
+    pub(super) fn parameters(&mut self) -> Vec<*mut c_void> {
+        self.arguments.iter_mut().map(|argument| std::ptr::from_mut(&mut argument.0).cast()).collect()
+    }
+}
+
+/// An argument of a kernel: its bytes, from the first one on.
+#[derive(Clone, Copy)]
+pub(super) struct Argument(u64);
+
+impl Argument {
+    /// No tensor.
+    pub(super) const NONE: Self = Self(0);
+
+    fn of_four(bytes: [u8; 4]) -> Self {
+        let [a, b, c, d] = bytes;
+        Self(u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]))
+    }
+}
+
+/// The memory of a tensor.
+impl From<&Tensor> for Argument {
+    fn from(tensor: &Tensor) -> Self {
+        Self(tensor.data_ptr() as u64)
+    }
+}
+
+impl From<Option<&Tensor>> for Argument {
+    fn from(tensor: Option<&Tensor>) -> Self {
+        tensor.map_or(Self::NONE, Self::from)
+    }
+}
+
+impl From<i32> for Argument {
+    fn from(value: i32) -> Self {
+        Self::of_four(value.to_ne_bytes())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Self::of_four(value.to_ne_bytes())
+    }
+}
+
+/// The widest row that the kernels with sums along a row hold in registers: 512 threads with 32 numbers each.
+pub(super) const WIDEST: i32 = 16_384;
+/// More rows would overflow the kernels' indices.
+pub(super) const MOST_ROWS: i32 = 1 << 30;
+
+/// `ROWS` of `kernels.cu`.
+const ROWS_OF_A_THREAD: u32 = 4;
+/// Numbers of a row that a thread holds, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
+const NUMBERS_OF_A_THREAD: u32 = 32;
+const WARP: u32 = 32;
+
+/// Grid and block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) grid: u32,
+    pub(super) block: [u32; 2],
+}
+
+impl Shape {
+    /// For sums along rows: as many warps a row as hold it in registers, and for narrow rows several rows a block.
+    ///
+    /// At the width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (their registers are the
+    /// limit), each with its 10 to 30 KB under way: 60 KB or more. A latency of 800 ns at 4.3 TB/s over 132
+    /// multiprocessors asks for 26 KB, so there is enough while some blocks add up and others write. Threads with half as
+    /// many numbers have no more under way, and issue a tenth more instructions.
+    pub(super) fn along_rows(rows: i32, width: i32) -> Self {
+        let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
+        let across = width.div_ceil(NUMBERS_OF_A_THREAD).next_multiple_of(WARP);
+        let down = (128 / across).max(1);
+        Self { grid: rows.div_ceil(down), block: [across, down] }
+    }
+
+    /// For what is done number by number: a thread takes four columns of four rows, so that it reads a gate which all
+    /// rows share once, and has 64 to 96 bytes under way.
+    pub(super) fn by_number(rows: i32, width: i32) -> Self {
+        let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
+        let parts = fours.div_ceil(256);
+        let across = match fours {
+            0..WARP => fours.max(1).next_power_of_two(),
+            _ => fours.div_ceil(parts).next_multiple_of(WARP),
+        };
+        let down = 256 / across;
+        // More blocks than the driver takes are an error of the launch.
+        Self { grid: rows.div_ceil(down * ROWS_OF_A_THREAD).saturating_mul(parts), block: [across, down] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fused_shapes_cover_every_row_and_column() {
+        for width in (8..=WIDEST).step_by(8) {
+            for rows in [1, 3, 37, 18_900] {
+                let [across, down] = Shape::along_rows(rows, width).block;
+                assert!(across % 32 == 0 && across * down <= 512, "{width}: {across} x {down}");
+                assert!(across * NUMBERS_OF_A_THREAD >= width.unsigned_abs());
+                assert!(Shape::along_rows(rows, width).grid * down >= rows.unsigned_abs());
+
+                let Shape { grid, block: [across, down] } = Shape::by_number(rows, width);
+                let parts = (width.unsigned_abs() / 4).div_ceil(across);
+                assert!(across * down <= 256 && grid % parts == 0, "{width}: {across} x {down}");
+                assert!(grid / parts * down * ROWS_OF_A_THREAD >= rows.unsigned_abs());
+            }
+        }
+        assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: 18_900, block: [160, 1] });
+        assert_eq!(Shape::by_number(18_900, 5120), Shape { grid: 4725 * 5, block: [256, 1] });
+    }
+}

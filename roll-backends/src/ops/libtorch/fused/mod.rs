@@ -1,0 +1,308 @@
+//! Own kernels for libtorch's GPUs: a pass over memory where ATen takes several.
+//!
+//! Between the products of a block, activations are bf16; the residual, gains, shifts, gates and moments are f32. ATen
+//! has no operator with such operands: it casts, normalises, scales and adds in separate passes, each over all tokens.
+//!
+//! `kernels.cu` is compiled when the first tensor arrives, for the GPU at hand, by the run-time compiler that torch brings
+//! along (`nvrtc`); `driver` launches it, `launch` chooses grids and blocks. Launches go to the default stream, which
+//! is where `tch` queues everything, so what is read here has been queued before, and torch may reuse the memory of an
+//! operand as soon as the call returns.
+//!
+//! Every function returns `None` where it cannot serve a call: tensors on the CPU, a GPU without compiler or driver
+//! (which is said once), or operands of another dtype, width or layout. The caller then asks ATen. `ROLL_FUSED=0` refuses
+//! every call, to compare.
+
+mod driver;
+mod launch;
+mod nvrtc;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
+
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+
+use launch::{Argument, Kernel, Launch, MOST_ROWS, Machine, Shape, WIDEST};
+
+/// `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift `[1, D]` or `[L, D]` f32.
+/// Gives `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]` f32.
+pub(super) fn layer_norm(x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
+    On(&*machine(x)?).layer_norm(x, gain, shift, eps)
+}
+
+/// The gradient of x, `[L, D]` f32, given that of the result, `[L, D]` bf16; moments as [`layer_norm`] gives them.
+pub(super) fn layer_norm_pull(x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
+    On(&*machine(x)?).layer_norm_pull(x, gain, moments, d_y)
+}
+
+/// `x / sqrt(mean of x^2 + eps) * gain` over whole rows, then, if angles are given, neighbouring pairs of each head turned
+/// by them. Operands: x `[L, H * d]` bf16, gain `[1, H * d]` f32, cosine and sine `[L, d / 2]` f32. Gives `[L, H * d]`
+/// bf16, and the inverse root of each row, `[L, 1]` f32.
+pub(super) fn rms_rope(
+    x: &Tensor,
+    gain: &Tensor,
+    eps: f64,
+    turn: Option<[&Tensor; 2]>,
+    heads: i64,
+) -> Option<(Tensor, Tensor)> {
+    On(&*machine(x)?).rms_rope(x, gain, eps, turn, heads)
+}
+
+/// The gradient of x, `[L, H * d]` bf16, given that of the result, of the same shape and dtype; `inverse` as
+/// [`rms_rope`] gives it.
+pub(super) fn rms_rope_pull(
+    x: &Tensor,
+    gain: &Tensor,
+    inverse: &Tensor,
+    turn: Option<[&Tensor; 2]>,
+    heads: i64,
+    d_y: &Tensor,
+) -> Option<Tensor> {
+    On(&*machine(x)?).rms_rope_pull(x, gain, inverse, turn, heads, d_y)
+}
+
+/// `x + gate * y`, f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32, ones if there is none.
+pub(super) fn gated_add(x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+    On(&*machine(x)?).gated_add(x, y, gate)
+}
+
+/// `d_z * gate`, bf16: the gradient of y of [`gated_add`], given that of the result, `[L, D]` f32.
+pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+    On(&*machine(d_z)?).gate_pull(d_z, gate)
+}
+
+/// The GPU that a tensor is on.
+fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+    match tensor.device() {
+        Device::Cuda(number) => driver::gpu(number),
+        _ => None,
+    }
+}
+
+/// The functions above on one machine.
+struct On<'a, M: Machine + ?Sized>(&'a M);
+
+impl<M: Machine + ?Sized> On<'_, M> {
+    fn layer_norm(&self, x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
+        let rows = Rows::of(x, Kind::Float)?.with_sums()?;
+        let (gain_stride, shift_stride) = (rows.stride(gain)?, rows.stride(shift)?);
+        let (y, moments) = (rows.empty(Kind::BFloat16), rows.column(2));
+        let arguments = [
+            x.into(),
+            gain.into(),
+            shift.into(),
+            (&y).into(),
+            (&moments).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            gain_stride.into(),
+            shift_stride.into(),
+            Argument::from(eps as f32),
+        ];
+        self.run(Kernel::LayerNorm, rows.along(), arguments)?;
+        Some((y, moments))
+    }
+
+    fn layer_norm_pull(&self, x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
+        let rows = Rows::of(x, Kind::Float)?.with_sums()?;
+        rows.expect_same(d_y, Kind::BFloat16)?;
+        rows.expect_columns(moments, 2)?;
+        let gain_stride = rows.stride(gain)?;
+        let d_x = rows.empty(Kind::Float);
+        let arguments = [
+            x.into(),
+            gain.into(),
+            moments.into(),
+            d_y.into(),
+            (&d_x).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            Argument::from(gain_stride),
+        ];
+        self.run(Kernel::LayerNormPull, rows.along(), arguments)?;
+        Some(d_x)
+    }
+
+    fn rms_rope(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        eps: f64,
+        turn: Option<[&Tensor; 2]>,
+        heads: i64,
+    ) -> Option<(Tensor, Tensor)> {
+        let rows = Rows::of(x, Kind::BFloat16)?.with_sums()?;
+        rows.expect_one_row(gain)?;
+        let ([cosines, sines], half) = rows.angles(turn, heads)?;
+        let (y, inverses) = (rows.empty(Kind::BFloat16), rows.column(1));
+        let arguments = [
+            x.into(),
+            gain.into(),
+            cosines,
+            sines,
+            (&y).into(),
+            (&inverses).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            half.into(),
+            Argument::from(eps as f32),
+        ];
+        self.run(Kernel::RmsRope, rows.along(), arguments)?;
+        Some((y, inverses))
+    }
+
+    fn rms_rope_pull(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        inverse: &Tensor,
+        turn: Option<[&Tensor; 2]>,
+        heads: i64,
+        d_y: &Tensor,
+    ) -> Option<Tensor> {
+        let rows = Rows::of(x, Kind::BFloat16)?.with_sums()?;
+        rows.expect_same(d_y, Kind::BFloat16)?;
+        rows.expect_one_row(gain)?;
+        rows.expect_columns(inverse, 1)?;
+        let ([cosines, sines], half) = rows.angles(turn, heads)?;
+        let d_x = rows.empty(Kind::BFloat16);
+        let arguments = [
+            x.into(),
+            gain.into(),
+            inverse.into(),
+            cosines,
+            sines,
+            d_y.into(),
+            (&d_x).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            Argument::from(half),
+        ];
+        self.run(Kernel::RmsRopePull, rows.along(), arguments)?;
+        Some(d_x)
+    }
+
+    fn gated_add(&self, x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+        let rows = Rows::of(x, Kind::Float)?;
+        rows.expect_same(y, Kind::BFloat16)?;
+        let stride = rows.gate_stride(gate)?;
+        let z = rows.empty(Kind::Float);
+        let arguments =
+            [x.into(), y.into(), gate.into(), (&z).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
+        self.run(Kernel::GatedAdd, rows.by_number(), arguments)?;
+        Some(z)
+    }
+
+    fn gate_pull(&self, d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+        let rows = Rows::of(d_z, Kind::Float)?;
+        let stride = rows.gate_stride(gate)?;
+        let d_y = rows.empty(Kind::BFloat16);
+        let arguments =
+            [d_z.into(), gate.into(), (&d_y).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
+        self.run(Kernel::GatePull, rows.by_number(), arguments)?;
+        Some(d_y)
+    }
+
+    /// `None` if the launch was refused: nothing is written then, and the machine has said why.
+    fn run(&self, kernel: Kernel, shape: Shape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
+        self.0.launch(&mut Launch::new(kernel, shape, arguments)).ok()
+    }
+}
+
+/// The shape and place of the operands of one call. Its methods return `None` for operands that the kernels do not serve.
+struct Rows {
+    rows: i32,
+    width: i32,
+    device: Device,
+}
+
+impl Rows {
+    fn of(x: &Tensor, kind: Kind) -> Option<Self> {
+        let size = x.size();
+        let [rows, width] = size.as_slice() else { return None };
+        let (rows, width) = (i32::try_from(*rows).ok()?, i32::try_from(*width).ok()?);
+        let known = (1..=MOST_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
+        let found = Self { rows, width, device: x.device() };
+        (known && found.is_served(x, kind)).then_some(found)
+    }
+
+    /// For the kernels that hold a row in registers.
+    fn with_sums(self) -> Option<Self> {
+        (self.width <= WIDEST).then_some(self)
+    }
+
+    /// Whether the dtype is this one, and the memory can be read in order, 16 bytes at a time.
+    fn is_served(&self, tensor: &Tensor, kind: Kind) -> bool {
+        tensor.kind() == kind
+            && tensor.device() == self.device
+            && tensor.is_contiguous()
+            && (tensor.data_ptr() as usize).is_multiple_of(16)
+    }
+
+    fn expect(&self, tensor: &Tensor, size: [i64; 2], kind: Kind) -> Option<()> {
+        (tensor.size() == size && self.is_served(tensor, kind)).then_some(())
+    }
+
+    fn expect_same(&self, tensor: &Tensor, kind: Kind) -> Option<()> {
+        self.expect(tensor, [self.rows.into(), self.width.into()], kind)
+    }
+
+    fn expect_columns(&self, tensor: &Tensor, columns: i64) -> Option<()> {
+        self.expect(tensor, [self.rows.into(), columns], Kind::Float)
+    }
+
+    fn expect_one_row(&self, tensor: &Tensor) -> Option<()> {
+        self.expect(tensor, [1, self.width.into()], Kind::Float)
+    }
+
+    /// From a row of `operand` to that of the next token: 0 if all tokens share one.
+    fn stride(&self, operand: &Tensor) -> Option<i32> {
+        match self.expect_one_row(operand) {
+            Some(()) => Some(0),
+            None => self.expect_same(operand, Kind::Float).map(|()| self.width),
+        }
+    }
+
+    fn gate_stride(&self, gate: Option<&Tensor>) -> Option<i32> {
+        gate.map_or(Some(0), |gate| self.stride(gate))
+    }
+
+    /// Cosines and sines, and how many there are for a token. A thread turns four pairs, which must be of one head; it
+    /// finds them by a mask, for a division takes as long as the turning.
+    fn angles(&self, turn: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
+        let Some(turn) = turn else { return Some(([Argument::NONE; 2], 0)) };
+        let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
+        let half = self.width / heads / 2;
+        if half * heads * 2 != self.width || half < 4 || !half.unsigned_abs().is_power_of_two() {
+            return None;
+        }
+        for angles in turn {
+            self.expect_columns(angles, half.into())?;
+        }
+        Some((turn.map(Argument::from), half))
+    }
+
+    fn per_width(&self) -> Argument {
+        Argument::from(1.0 / self.width as f32)
+    }
+
+    fn empty(&self, kind: Kind) -> Tensor {
+        Tensor::empty([i64::from(self.rows), i64::from(self.width)], (kind, self.device))
+    }
+
+    fn column(&self, columns: i64) -> Tensor {
+        Tensor::empty([i64::from(self.rows), columns], (Kind::Float, self.device))
+    }
+
+    fn along(&self) -> Shape {
+        Shape::along_rows(self.rows, self.width)
+    }
+
+    fn by_number(&self) -> Shape {
+        Shape::by_number(self.rows, self.width)
+    }
+}

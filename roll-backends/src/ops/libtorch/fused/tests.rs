@@ -1,0 +1,355 @@
+//! The kernels against the same formulas in f64: on the CPU, where fibres stand for the threads of a GPU, and on a GPU.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use super::nvrtc::{Nvrtc, Output, SOURCE};
+use super::*;
+
+const EPS: f64 = 1e-6;
+/// Half of the last place of bf16, relative.
+const BF16: f64 = 1.0 / 256.0;
+/// Rows and heads, for widths that are no multiple of what a warp or a block takes at a time.
+const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
+
+type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, *const c_uint, c_int) -> c_int;
+
+/// Runs kernels on the CPU: the C compiler makes them of the same source. The threads of a block take turns, from the
+/// first to the last or the other way round.
+#[derive(Clone, Copy)]
+struct Emulation {
+    emulate: Emulate,
+    from_the_last: bool,
+}
+
+impl Machine for Emulation {
+    fn launch(&self, launch: &mut Launch) -> Result<(), String> {
+        let (name, grid, block) = (launch.kernel.name(), launch.grid, launch.block);
+        let mut parameters = launch.parameters();
+        // SAFETY: parameters as the kernel takes them; they point to tensors of the CPU.
+        let code = unsafe {
+            (self.emulate)(
+                name.as_ptr(),
+                parameters.as_mut_ptr(),
+                grid,
+                block.as_ptr(),
+                c_int::from(self.from_the_last),
+            )
+        };
+        assert_eq!(code, 0, "{name:?}: some threads of a block wait in vain in this line of kernels.cu");
+        Ok(())
+    }
+}
+
+/// `None`, said aloud, where there is no C compiler.
+fn emulation() -> Option<Emulation> {
+    static BUILT: OnceLock<Result<Emulate, String>> = OnceLock::new();
+    match BUILT.get_or_init(build) {
+        Ok(emulate) => Some(Emulation { emulate: *emulate, from_the_last: false }),
+        Err(error) => roll_testing::skip!(format!("kernels are not run without a C compiler: {error}"), needs = "cc"),
+    }
+}
+
+fn build() -> Result<Emulate, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("emulate.c"), include_str!("emulate.c")).unwrap();
+    std::fs::write(at("kernels.cu"), SOURCE).unwrap();
+    let built = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-O2", "-shared", "-fPIC", "-o"])
+        .args([at("libkernels.so"), at("emulate.c")])
+        .arg("-lm")
+        .output()
+        .map_err(|error| format!("cc: {error}"))?;
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let library = nvrtc::open(&at("libkernels.so"))?;
+    // SAFETY: declared so in emulate.c.
+    let emulate = unsafe { nvrtc::symbol(&library, "emulate") };
+    std::mem::forget(library);
+    emulate
+}
+
+/// Numbers between -4 and 4, the same for the same seed.
+fn noise(rows: i64, width: i64, seed: i64, device: Device) -> Tensor {
+    let places = Tensor::arange(rows * width, (Kind::Double, device)) + seed * 1_000_003;
+    ((places * 12.9898).sin() * 43_758.5453).frac().reshape([rows, width]) * 4.0
+}
+
+fn mean(x: &Tensor) -> Tensor {
+    x.mean_dim([1i64].as_slice(), true, None::<Kind>)
+}
+
+/// Asserts that every number of `found` is within `relative` of its exact value, with room for cancellation in f32.
+fn assert_near(what: &str, found: &Tensor, exact: &Tensor, relative: f64) {
+    assert_eq!(found.size(), exact.size(), "{what}");
+    let exact_size = exact.abs();
+    let room = &exact_size * relative + exact_size.max() * 2e-6;
+    let excess = (found.to_kind(Kind::Double) - exact).abs() - room;
+    assert_eq!(f64::try_from(excess.isfinite().logical_not().sum(Kind::Double)).unwrap(), 0.0, "{what}: not finite");
+    let excess = f64::try_from(excess.max()).unwrap();
+    assert!(excess <= 0.0, "{what}: {excess:e} beyond what rounding explains");
+}
+
+/// Pairs of `[L, H * d]` turned by angles, `[L, d / 2]`.
+fn turned(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
+    let (rows, half) = (x.size()[0], cos.size()[1]);
+    let pairs = x.reshape([rows, heads, half, 2]);
+    let (even, odd) = (pairs.select(3, 0), pairs.select(3, 1));
+    let (cos, sin) = (cos.unsqueeze(1), sin.unsqueeze(1));
+    Tensor::stack(&[&even * &cos - &odd * &sin, even * sin + odd * cos], 3).reshape(x.size())
+}
+
+/// Asserts the norms and gates at one shape, with operands shared by all rows or `per_row`.
+fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
+    let what = |name: &str| format!("{name} of [{rows}, {width}], operands per row: {per_row}");
+    let operands = if per_row { rows } else { 1 };
+    let float = |rows: i64, seed: i64| noise(rows, width, seed, device).to_kind(Kind::Float);
+    let double = |x: &Tensor| x.to_kind(Kind::Double);
+    let (x, gain, shift) = (float(rows, 1) + 3.0, float(operands, 2), float(operands, 3));
+    let (x64, gain64) = (double(&x), double(&gain));
+
+    let (y, moments) = on.layer_norm(&x, &gain, &shift, EPS).expect("served");
+    assert_eq!((y.kind(), moments.kind()), (Kind::BFloat16, Kind::Float));
+    let centre = mean(&x64);
+    let inverse = (mean(&(&x64 - &centre).square()) + EPS).rsqrt();
+    let normed = (&x64 - &centre) * &inverse;
+    assert_near(&what("layer_norm"), &y, &(&normed * &gain64 + double(&shift)), BF16);
+    assert_near(&what("mean"), &moments.narrow(1, 0, 1), &centre, 1e-6);
+    assert_near(&what("inverse"), &moments.narrow(1, 1, 1), &inverse, 1e-6);
+
+    let d_y = float(rows, 4).to_kind(Kind::BFloat16);
+    let d_x = on.layer_norm_pull(&x, &gain, &moments, &d_y).expect("served");
+    let d = double(&d_y) * &gain64;
+    let exact = (&d - mean(&d) - &normed * mean(&(&d * &normed))) * &inverse;
+    assert_eq!(d_x.kind(), Kind::Float);
+    assert_near(&what("layer_norm_pull"), &d_x, &exact, 0.0);
+
+    for gate in [Some(&gain), None] {
+        let scale = gate.map_or(Tensor::ones([1, width], (Kind::Double, device)), double);
+        let z = on.gated_add(&x, &d_y, gate).expect("served");
+        assert_eq!(z.kind(), Kind::Float);
+        assert_near(&what("gated_add"), &z, &(&x64 + double(&d_y) * &scale), 0.0);
+        let d_y = on.gate_pull(&x, gate).expect("served");
+        assert_eq!(d_y.kind(), Kind::BFloat16);
+        assert_near(&what("gate_pull"), &d_y, &(&x64 * scale), BF16);
+    }
+}
+
+/// Asserts the RMS norm at one shape, with and without angles.
+fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], heads: i64) {
+    let what = |name: &str| format!("{name} of [{rows}, {width}], {heads} heads");
+    let double = |x: &Tensor| x.to_kind(Kind::Double);
+    let x = noise(rows, width, 1, device).to_kind(Kind::BFloat16);
+    let d_y = noise(rows, width, 2, device).to_kind(Kind::BFloat16);
+    let gain = noise(1, width, 3, device).to_kind(Kind::Float);
+    let angles = noise(rows, width / heads / 2, 4, device);
+    let (cos, sin) = (angles.cos().to_kind(Kind::Float), angles.sin().to_kind(Kind::Float));
+    let (cos64, sin64) = (double(&cos), double(&sin));
+    let x64 = double(&x);
+    let exact_inverse = (mean(&x64.square()) + EPS).rsqrt();
+    for turn in [Some([&cos, &sin]), None] {
+        let (y, inverse) = on.rms_rope(&x, &gain, EPS, turn, heads).expect("served");
+        let d_x = on.rms_rope_pull(&x, &gain, &inverse, turn, heads, &d_y).expect("served");
+        assert_eq!((y.kind(), inverse.kind(), d_x.kind()), (Kind::BFloat16, Kind::Float, Kind::BFloat16));
+        let scaled = &x64 * &exact_inverse * double(&gain);
+        let (exact, d) = match turn {
+            Some(_) => (turned(&scaled, [&cos64, &sin64], heads), turned(&double(&d_y), [&cos64, &-&sin64], heads)),
+            None => (scaled, double(&d_y)),
+        };
+        assert_near(&what("rms_rope"), &y, &exact, BF16);
+        assert_near(&what("inverse"), &inverse, &exact_inverse, 1e-6);
+        let d = d * double(&gain);
+        let exact = (&d - &x64 * exact_inverse.square() * mean(&(&d * &x64))) * &exact_inverse;
+        assert_near(&what("rms_rope_pull"), &d_x, &exact, BF16);
+    }
+}
+
+#[test]
+fn fused_kernels_agree_with_f64() {
+    let Some(emulation) = emulation() else { return };
+    let on = On(&emulation);
+    for (width, heads) in WIDTHS {
+        for rows in [1, 3, 37] {
+            if rows * width > 200_000 {
+                continue;
+            }
+            for per_row in [false, true] {
+                check_layers(&on, Device::Cpu, [rows, width], per_row);
+            }
+            check_rms(&on, Device::Cpu, [rows, width], heads);
+        }
+    }
+}
+
+#[test]
+fn fused_results_do_not_depend_on_which_thread_comes_first() {
+    let Some(emulation) = emulation() else { return };
+    for (rows, width, heads) in [(5, 40, 5), (3, 1536, 12), (1, 5120, 40)] {
+        let x = noise(rows, width, 1, Device::Cpu).to_kind(Kind::Float);
+        let narrow = noise(rows, width, 2, Device::Cpu).to_kind(Kind::BFloat16);
+        let gain = noise(1, width, 3, Device::Cpu).to_kind(Kind::Float);
+        let all = |from_the_last: bool| {
+            let emulation = Emulation { from_the_last, ..emulation };
+            let on = On(&emulation);
+            let (y, moments) = on.layer_norm(&x, &gain, &gain, EPS).unwrap();
+            let d_x = on.layer_norm_pull(&x, &gain, &moments, &narrow).unwrap();
+            let (turned, inverse) = on.rms_rope(&narrow, &gain, EPS, None, heads).unwrap();
+            let d_narrow = on.rms_rope_pull(&narrow, &gain, &inverse, None, heads, &turned).unwrap();
+            [y, moments, d_x, turned, inverse, d_narrow]
+        };
+        for (one, other) in all(false).iter().zip(&all(true)) {
+            assert!(one.equal(other), "{rows}, {width}");
+        }
+    }
+}
+
+#[test]
+fn fused_kernels_leave_to_aten_what_they_do_not_know() {
+    struct Nothing;
+    impl Machine for Nothing {
+        fn launch(&self, _: &mut Launch) -> Result<(), String> {
+            Ok(())
+        }
+    }
+    let on = On(&Nothing);
+    let zeros = |size: [i64; 2], kind| Tensor::zeros(size, (kind, Device::Cpu));
+    let (x, y, row) = (zeros([4, 16], Kind::Float), zeros([4, 16], Kind::BFloat16), zeros([1, 16], Kind::Float));
+    let two = zeros([2, 16], Kind::Float);
+    assert!(on.gated_add(&x, &y, Some(&row)).is_some());
+    assert!(on.gated_add(&x, &x, Some(&row)).is_none(), "a sum that is not bf16");
+    assert!(on.gated_add(&x, &y, Some(&two)).is_none(), "a gate of two rows for four");
+    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that are the same memory");
+    assert!(on.gate_pull(&x.to_kind(Kind::Double), None).is_none(), "f64");
+    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is no multiple of 8");
+    assert!(on.gate_pull(&zeros([16, 8], Kind::Float).tr(), None).is_none(), "a transposed matrix");
+    assert!(on.gate_pull(&zeros([0, 16], Kind::Float), None).is_none(), "no rows");
+    let misplaced = Tensor::zeros([65], (Kind::Float, Device::Cpu)).narrow(0, 1, 64).view([4, 16]);
+    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that does not start at 16 bytes");
+    let wide = i64::from(WIDEST) + 8;
+    let wide_row = zeros([1, wide], Kind::Float);
+    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that registers do not hold");
+    let angles = zeros([4, 4], Kind::Float);
+    assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 2).is_some());
+    assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 1).is_none(), "angles of another head");
+    let two = zeros([4, 2], Kind::Float);
+    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "heads that are no multiple of 8 wide");
+    // On the CPU, there is nothing to launch on.
+    assert!(layer_norm(&x, &row, &row, EPS).is_none() && gate_pull(&x, None).is_none());
+}
+
+#[test]
+fn fused_kernels_compile_for_gpus_and_spill_no_registers() {
+    let nvrtc = match Nvrtc::load() {
+        Ok(nvrtc) => nvrtc,
+        Err(reason) => roll_testing::skip!(reason),
+    };
+    for architecture in ["sm_80", "sm_90"] {
+        let code = nvrtc.compile(SOURCE, architecture, Output::Code).unwrap();
+        assert!(code.starts_with(b"\x7fELF"), "{architecture}");
+        let ptx = nvrtc.compile(SOURCE, architecture, Output::Ptx).unwrap();
+        let ptx = CStr::from_bytes_until_nul(&ptx).map_or(&ptx[..], CStr::to_bytes);
+        for kernel in Kernel::ALL {
+            let entry = format!(".entry {}(", kernel.name().to_str().unwrap());
+            assert!(String::from_utf8_lossy(ptx).contains(&entry), "{entry}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kernels.ptx");
+        std::fs::write(&file, ptx).unwrap();
+        let arch = format!("-arch={architecture}");
+        let report = Command::new(assembler(&nvrtc)).args(["-v", &arch, "-o", "/dev/null"]).arg(&file).output();
+        let report = match report {
+            Ok(report) => report,
+            Err(error) => roll_testing::skip!(format!("spills are not counted without ptxas: {error}")),
+        };
+        let said = String::from_utf8_lossy(&report.stderr);
+        assert!(report.status.success(), "{said}");
+        eprintln!("{said}");
+        let spills: Vec<_> = said.lines().filter(|line| line.contains("spill stores")).collect();
+        assert_eq!(spills.len(), Kernel::ALL.len(), "{said}");
+        assert!(spills.iter().all(|line| line.contains(" 0 bytes spill stores, 0 bytes spill loads")), "{said}");
+    }
+}
+
+/// `ptxas` of the compiler's own toolkit, else that of the path.
+fn assembler(nvrtc: &Nvrtc) -> PathBuf {
+    let beside = Path::new(nvrtc.file()).parent().map(|lib| lib.join("../bin/ptxas"));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| "ptxas".into())
+}
+
+/// A GPU, with the kernels compiled for it.
+fn usable_gpu() -> Option<Arc<driver::Gpu>> {
+    if !tch::Cuda::is_available() {
+        roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
+    }
+    Some(driver::gpu(0).expect("a GPU that torch works on compiles the kernels (the warning above says why not)"))
+}
+
+#[test]
+fn fused_kernels_agree_with_f64_on_a_gpu() {
+    let Some(gpu) = usable_gpu() else { return };
+    let (on, device) = (On(&*gpu), Device::Cuda(0));
+    for (width, heads) in WIDTHS {
+        for rows in [1, 3, 37, 1364] {
+            for per_row in [false, true] {
+                check_layers(&on, device, [rows, width], per_row);
+            }
+            check_rms(&on, device, [rows, width], heads);
+        }
+    }
+    for kernel in Kernel::ALL {
+        let [spilled, registers] = gpu.footprint(kernel).unwrap();
+        eprintln!("{kernel:?}: {registers} registers, {spilled} bytes spilled");
+        assert_eq!(spilled, 0, "{kernel:?}");
+    }
+    // A 14B model's block at 81 frames of 480 x 480.
+    check_layers(&on, device, [18_900, 5120], false);
+    check_rms(&on, device, [18_900, 5120], 40);
+}
+
+#[test]
+fn fused_kernels_run_in_threads_that_have_not_used_the_gpu() {
+    let Some(_) = usable_gpu() else { return };
+    let options = (Kind::Float, Device::Cuda(0));
+    let x = Tensor::ones([37, 64], options);
+    let halves = std::thread::spawn(move || gate_pull(&x, Some(&Tensor::full([1, 64], 0.5, options)))).join().unwrap();
+    let sum = halves.expect("served").sum(Kind::Float);
+    assert_eq!(f64::try_from(sum).unwrap(), 37.0 * 64.0 * 0.5);
+}
+
+#[test]
+#[ignore = "a measurement: prints the bandwidth of each kernel on a GPU"]
+fn fused_bandwidth() {
+    let Some(gpu) = usable_gpu() else { return };
+    let (on, device) = (On(&*gpu), Device::Cuda(0));
+    let [rows, width] = [18_900, 5120];
+    let x = Tensor::randn([rows, width], (Kind::Float, device));
+    let narrow = x.to_kind(Kind::BFloat16);
+    let row = Tensor::ones([1, width], (Kind::Float, device));
+    let angle = Tensor::ones([rows, 64], (Kind::Float, device));
+    let turn = Some([&angle, &angle]);
+    let (_, moments) = on.layer_norm(&x, &row, &row, EPS).unwrap();
+    let (_, inverse) = on.rms_rope(&narrow, &row, EPS, turn, 40).unwrap();
+    let measure = |name: &str, bytes_of_a_number: i64, run: &dyn Fn()| {
+        (0..3).for_each(|_| run());
+        tch::Cuda::synchronize(0);
+        let start = std::time::Instant::now();
+        (0..20).for_each(|_| run());
+        tch::Cuda::synchronize(0);
+        let seconds = start.elapsed().as_secs_f64() / 20.0;
+        let rate = (rows * width * bytes_of_a_number) as f64 / seconds / 1e12;
+        eprintln!("{name:16} {:7.1} us  {rate:.2} TB/s", seconds * 1e6);
+    };
+    // The ceiling.
+    let copy = std::cell::RefCell::new(x.empty_like());
+    measure("copy", 8, &|| copy.borrow_mut().copy_(&x));
+    measure("layer_norm", 6, &|| drop(on.layer_norm(&x, &row, &row, EPS).unwrap()));
+    measure("layer_norm_pull", 10, &|| drop(on.layer_norm_pull(&x, &row, &moments, &narrow).unwrap()));
+    measure("rms_rope", 4, &|| drop(on.rms_rope(&narrow, &row, EPS, turn, 40).unwrap()));
+    let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, turn, 40, &narrow).unwrap());
+    measure("rms_rope_pull", 6, &pull);
+    measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
+    measure("gate_pull", 6, &|| drop(on.gate_pull(&x, Some(&row)).unwrap()));
+}
