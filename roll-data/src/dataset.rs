@@ -96,6 +96,9 @@ impl Dataset {
     }
 
     fn read(&self, index: usize, row: &Row) -> Result<Sample> {
+        if let Some(reason) = &row.no_prompt {
+            return Err(Error::bad_file(&row.video, format!("has no prompt: {reason}")));
+        }
         let cached = lock(&self.cache).get(index);
         let clip = match cached {
             Some(clip) => clip,

@@ -217,7 +217,7 @@ impl FlowGrpoConfig {
         let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
         let key = |problem: String| Err(Error::config("algo.window_range", problem));
         let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {
-            return key("no step is left but the last, which is never stochastic: take more steps".into());
+            return Err(self.too_few_steps(schedule.steps()));
         };
         let range = match self.window_range {
             None => first..first + trained.len().div_ceil(2).max(self.window.min(trained.len())),
@@ -232,6 +232,22 @@ impl FlowGrpoConfig {
         let windows = Windows { kind, size, range, stride, rounds };
         windows.check().in_section("algo")?;
         Ok(windows)
+    }
+
+    /// No step but the last is left to be stochastic: the error names the key that leaves so few of `steps`.
+    fn too_few_steps(&self, steps: usize) -> Error {
+        let bounded = steps > 1 && (self.max_timestep_boundary < 1.0 || self.min_timestep_boundary > 0.0);
+        let key = match (bounded, &self.timesteps) {
+            (true, _) if self.min_timestep_boundary > 0.0 => "algo.min_timestep_boundary",
+            (true, _) => "algo.max_timestep_boundary",
+            (false, Some(_)) => "algo.timesteps",
+            (false, None) => "algo.num_inference_steps",
+        };
+        let cure = if bounded { "widen the range, or take more steps" } else { "take more steps" };
+        let problem = format!(
+            "of {steps} denoising steps none but the last is left to be trained, and the last is never stochastic: {cure}"
+        );
+        Error::config(key, problem)
     }
 
     fn check_numbers(&self) -> Result<()> {

@@ -113,6 +113,10 @@ fn set(
     let looked_at = rows.len().min(CLIPS);
     let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
     for row in &rows[..looked_at] {
+        if let Some(reason) = &row.no_prompt {
+            bad.push(format!("{}: {reason}", dataset.metadata().place(row)));
+            continue;
+        }
         let pictures = [row.image.as_deref(), row.end_image.as_deref()];
         match probe(&row.video, config.decoder).and_then(|probed| pictures_are_there(&pictures).map(|()| probed)) {
             Ok(probed) => {
