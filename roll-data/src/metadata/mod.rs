@@ -47,7 +47,10 @@ impl Metadata {
     /// caption, is an error now rather than after hours of training. With `skip` reading the row finds it.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
-            return Err(Error::config("data.metadata", "not set; it is the path of a metadata.csv"));
+            return Err(Error::config(
+                "data.metadata",
+                "not set; it is the path of a table of clips (metadata.csv), or of a directory of clips with captions",
+            ));
         };
         let metadata = Self::read_rows(path, config.base_path.as_deref(), config.on_bad_sample)?;
         if config.on_bad_sample == OnBadSample::Error {
