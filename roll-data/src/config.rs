@@ -191,6 +191,18 @@ impl DataConfig {
         Ok(())
     }
 
+    /// A sentence where clips are cut to fewer frames than `num_frames` says, as the model takes only some numbers.
+    pub fn unit_note(&self, unit: VideoUnit) -> Option<String> {
+        let taken = unit.frames_within(self.num_frames);
+        (taken != self.num_frames).then(|| {
+            format!(
+                "`data.num_frames: {}`: at most {taken} frames of a clip are used; the model takes one more than a \
+                 multiple of {}",
+                self.num_frames, unit.frames
+            )
+        })
+    }
+
     fn check_buckets(&self) -> Result<()> {
         if !self.bucket_ratios.is_empty() && self.height.is_some() {
             return Err(Error::config("data.bucket_ratios", "`data.height` and `data.width` fix the ratio already"));
@@ -283,5 +295,10 @@ mod tests {
         assert!(problem.contains("data.bucket_frames") && problem.contains("found 16"), "{problem}");
         assert!(told(&lengths, VideoUnit { frames: 3, ..wide }).is_some());
         assert_eq!(told(&lengths, VideoUnit { frames: 1, ..wide }), None);
+        let note = |num_frames| DataConfig { num_frames, ..DataConfig::default() }.unit_note(wide);
+        assert_eq!(note(81), None);
+        assert!(
+            note(10).is_some_and(|note| note.contains("`data.num_frames: 10`") && note.contains("at most 9 frames"))
+        );
     }
 }
