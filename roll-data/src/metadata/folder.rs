@@ -57,10 +57,17 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<R
         );
         return Err(Error::bad_file(directory, problem));
     }
-    let read = |video: PathBuf| match text(&caption(&video)) {
-        Ok(prompt) => Ok(row(video, prompt, None)),
-        Err(error) if skips => Ok(row(video, String::new(), Some(error.chain()))),
-        Err(error) => Err(error),
+    let read = |video: PathBuf| {
+        let caption = caption(&video);
+        match text(&caption) {
+            Ok(prompt) => Ok(row(video, prompt, None)),
+            Err(_) if skips && !caption.exists() => {
+                let reason = format!("{} is not there", caption.display());
+                Ok(row(video, String::new(), Some(reason)))
+            }
+            Err(error) if skips => Ok(row(video, String::new(), Some(error.chain()))),
+            Err(error) => Err(error),
+        }
     };
     videos.into_iter().map(read).collect()
 }
