@@ -32,6 +32,7 @@ static HIDDEN: AtomicBool = AtomicBool::new(false);
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
 /// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
+#[cfg(unix)]
 pub fn clear() {
     if HIDDEN.load(Ordering::Relaxed) {
         return;
@@ -43,8 +44,12 @@ pub fn clear() {
     }
 }
 
+/// Elsewhere the last state of the bars stays.
+#[cfg(not(unix))]
+pub fn clear() {}
+
 /// A terminal whose last line ends where its text ends. indicatif fills it up with spaces, and then the `^C` that the
-/// terminal writes goes to the next line: clearing that line leaves the bar above it where it is for ever.
+/// terminal writes goes to the next line: clearing that line leaves the bar above it in the scrollback.
 #[derive(Debug)]
 struct Unfilled<T> {
     term: T,
