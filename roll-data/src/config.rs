@@ -49,10 +49,10 @@ pub struct DataConfig {
     pub bucket_frames: Vec<usize>,
     /// Draw the rows in another order in each pass, keyed by `seed`.
     pub shuffle: bool,
-    /// What to do with a row whose files cannot be read, or a clip of a directory without its caption: `error` or
+    /// Reaction to a row whose files cannot be read, or to a clip of a directory without its caption: `error` or
     /// `skip`.
     pub on_bad_sample: OnBadSample,
-    /// Who decodes videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
+    /// Decoder of videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
     /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read.
     pub decoder: Decoder,
     /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`.
@@ -231,7 +231,7 @@ pub enum Decoder {
     Ffmpeg,
 }
 
-/// What to do with a row whose files cannot be read, or a clip of a directory without its caption.
+/// Reaction to a row whose files cannot be read, or to a clip of a directory without its caption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadSample {
