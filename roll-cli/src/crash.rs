@@ -1,5 +1,5 @@
-//! A process that dies of a signal within a call of a plugin says whose code it was: native code that crashes never comes
-//! back to its caller.
+//! A process that dies of a signal within a call of a plugin says whose code it was: native code that crashes never
+//! comes back to its caller.
 
 use std::ptr;
 use std::sync::OnceLock;

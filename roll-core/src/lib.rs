@@ -8,8 +8,8 @@
 //! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
 //! starts programs.
 //!
-//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from the
-//! gradient of the value to that of the input. Here a reward, and steps along its gradient:
+//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
+//! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
 //!
 //! ```
 //! use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};

@@ -245,7 +245,7 @@ impl FlowGrpoConfig {
         };
         let cure = if bounded { "widen the range, or take more steps" } else { "take more steps" };
         let problem = format!(
-            "of {steps} denoising steps none but the last is left to be trained, and the last is never stochastic: {cure}"
+            "of {steps} denoising steps only the last is left to be trained, and that is never stochastic: {cure}"
         );
         Error::config(key, problem)
     }

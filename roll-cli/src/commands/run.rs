@@ -84,8 +84,8 @@ fn same_algorithm(dir: &RunDir, now: Option<&str>) -> Result<()> {
         (Some(before), Some(now)) if before != now => {
             let run = dir.path().display();
             let problem = format!(
-                "the run was begun with `{before}` and goes on with it; found `{now}`. A new run starts from what this one \
-                 has learnt: roll run --algo {now} --set model.lora_checkpoint={run}"
+                "the run was begun with `{before}` and goes on with it; found `{now}`. To go on from its adapter, begin a \
+                 new run: roll run --algo {now} --set model.lora_checkpoint={run}"
             );
             Err(Error::config("algo.name", problem))
         }

@@ -53,8 +53,8 @@ impl LoraFile {
         Self::read(&file, &checkpoint.all()?, checkpoint.metadata(), config)
     }
 
-    /// Opens what `--adapter` takes too: a file, or the directory of a checkpoint, of a run (its newest checkpoint) or of a
-    /// PEFT adapter. Two files are opened where each of two experts has its own and no `expert` is asked for.
+    /// Opens a file, or the directory of a checkpoint, of a run (its newest checkpoint) or of a PEFT adapter, as
+    /// `--adapter` does. Two files are opened where each of two experts has its own and no `expert` is asked for.
     pub fn open_named(path: &Path, expert: Option<Expert>) -> roll_core::Result<Vec<Self>> {
         let mut opened = Vec::new();
         for file in adapter_files(path)? {

@@ -189,8 +189,8 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The newest whole checkpoint of a run, or of the directory of its checkpoints; `None` for a directory that holds none,
-/// or weights itself.
+/// The newest whole checkpoint of a run, or of the directory of its checkpoints; `None` for a directory that holds
+/// none, or weights itself.
 pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     if !weights(path)?.is_empty() {
         return Ok(None);
