@@ -63,13 +63,10 @@ impl LoraFile {
         if let (2.., Some(expert)) = (opened.len(), expert) {
             opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
         }
-        match opened.is_empty() {
-            true => {
-                Err(LoraError::NoExpert { path: path.into(), expert: expert.unwrap_or(Expert::Low), found: None }
-                    .into())
-            }
-            false => Ok(opened),
+        if let (true, Some(expert)) = (opened.is_empty(), expert) {
+            return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
         }
+        Ok(opened)
     }
 
     /// Reads the tensors and metadata of a file, and the `adapter_config.json` beside it, which only PEFT files have.
