@@ -283,6 +283,13 @@ fn what_a_run_leaves_makes_videos_and_starts_another_run() {
     assert!(inspected.contains("high_noise") && inspected.contains("roll.steps: 2"), "{inspected}");
     let inspected = world.done(&["inspect", step]);
     assert!(inspected.contains("adapter_high_noise") && inspected.contains("adapter_low_noise"), "{inspected}");
+    assert_eq!(world.done(&["inspect", "run"]), inspected, "a run is its newest checkpoint");
+    world.done(&["convert-lora", "run", "elsewhere.safetensors", "--to", "comfyui"]);
+    for expert in ["high_noise", "low_noise"] {
+        let file = LoraFile::open(world.path(&format!("elsewhere_{expert}.safetensors"))).unwrap();
+        assert_eq!(file.adapters[0].is_for().unwrap().to_string(), expert);
+    }
+    world.done(&["convert-lora", "run", "low.safetensors", "--to", "kohya", "--expert", "low"]);
     let whole = world.done(&["inspect", "tiny"]);
     assert!(whole.contains("UMT5") && whole.matches("transformer").count() >= 2 && whole.contains("VAE"), "{whole}");
 

@@ -76,3 +76,19 @@ fn without_its_files_the_error_says_what_to_run() {
     assert!(said.contains("demo-world") && said.contains("git checkout assets/demo"), "{said}");
     assert!(!dir.path().join("runs").exists());
 }
+
+#[test]
+fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("metadata.csv"), "video,prompt\nclip.mp4,a wave\n").unwrap();
+    std::fs::write(dir.path().join("clip.mp4"), "").unwrap();
+    let (clips, model) = ("data.metadata=metadata.csv", "model.model_paths=paths.json");
+    for (setting, named, lacking) in
+        [(clips, "`data.metadata`", "model.model_paths"), (model, "`model.model_paths`", "data.metadata")]
+    {
+        let output = roll_run(dir.path(), &["--set", setting]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("{named} is set, so this is not the demo")) && said.contains(lacking), "{said}");
+    }
+}

@@ -221,7 +221,7 @@ fn plugins_are_listed_described_and_checked() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_plugin_that_aborts_is_named_before_the_process_is_gone() {
+fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_gone() {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
@@ -229,22 +229,26 @@ fn a_plugin_that_aborts_is_named_before_the_process_is_gone() {
         roll_testing::skip!("there is no C compiler", needs = "cc");
     }
     let dir = tempfile::tempdir().unwrap();
-    let (source, library) = (dir.path().join("abort.c"), dir.path().join("libabort.so"));
     let begins = "    if (count == 0) {";
     let contrast = include_str!("../plugins/contrast_reward_c/contrast.c");
     assert!(contrast.contains(begins));
-    std::fs::write(&source, contrast.replacen(begins, "    if (count > 0) abort();\n    if (count == 0) {", 1))
-        .unwrap();
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-core/include");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-I"]).args([&header, &source]).arg("-o").arg(&library);
-    assert!(compiler.status().unwrap().success());
+    for (crash, signal) in [("abort();", 6), ("*(volatile int *)8 = 1;", 11)] {
+        let (source, library) =
+            (dir.path().join(format!("{signal}.c")), dir.path().join(format!("libcrash{signal}.so")));
+        std::fs::write(&source, contrast.replacen(begins, &format!("    if (count > 0) {crash}\n{begins}"), 1))
+            .unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-I"]).args([&header, &source]).arg("-o").arg(&library);
+        assert!(compiler.status().unwrap().success());
 
-    let mut check = Command::new("prlimit");
-    check.args(["--core=0", env!("CARGO_BIN_EXE_roll"), "plugins", "check"]).arg(&library);
-    let output = check.output().unwrap();
-    assert_eq!(output.status.signal(), Some(6), "{}", said(&output));
-    let told = said(&output);
-    let named = format!("calling `score` of the plugin `contrast_reward_c` ({})", library.display());
-    assert!(told.contains(&named) && told.contains("--resume"), "{told}");
+        let mut check = Command::new("prlimit");
+        check.args(["--core=0", env!("CARGO_BIN_EXE_roll"), "plugins", "check"]).arg(&library);
+        let output = check.output().unwrap();
+        assert_eq!(output.status.signal(), Some(signal), "{}", said(&output));
+        let told = said(&output);
+        let named = format!("calling `score` of the plugin `contrast_reward_c` ({})", library.display());
+        assert_eq!(told.matches(&named).count(), 1, "{told}");
+        assert!(told.contains("--resume"), "{told}");
+    }
 }

@@ -193,6 +193,8 @@ fn a_longer_run_keeps_what_was_measured_before_training() {
     world.done(&["run", "--resume", "run"]);
     assert_eq!(world.summary("run"), after);
     fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["4 steps already"]);
+    let other = world.roll(&["run", "--resume", "run", "--algo", "flow_matching"]);
+    fails(&other, 2, &["`algo.name`", "begun with `reward_fl`", "model.lora_checkpoint=run"]);
 }
 
 /// Kills a run at random instants and lets it go on: with `ROLL_KILLS=100`, a hundred times.

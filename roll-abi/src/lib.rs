@@ -11,6 +11,19 @@
 //! *What it is for*: `roll-core`, and authors of plugins in other languages. *What it is not*: needed by authors of
 //! Rust plugins.
 //!
+//! A text as it crosses, a pointer and a length that are lent for the call (P1, P9):
+//!
+//! ```
+//! use roll_abi::RollStr;
+//!
+//! let name = String::from("sharpness");
+//! let lent = RollStr { data: name.as_ptr(), len: name.len() };
+//!
+//! // SAFETY: `name` lives longer than `lent`.
+//! let bytes = unsafe { std::slice::from_raw_parts(lent.data, lent.len) };
+//! assert_eq!(bytes, name.as_bytes());
+//! ```
+//!
 //! # The contract
 //!
 //! Both sides keep it; comments about safety refer to it by number.

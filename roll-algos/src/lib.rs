@@ -4,6 +4,19 @@
 //!
 //! *What it is for*: the maths of training, in functions that read like their formulas. *What it is not*: a trainer
 //! (`roll-train` has data, checkpoints and metrics), and it imports no model and no reward.
+//!
+//! A step of Reward-FL on the test doubles of `roll-testing`, a model of eight numbers and a reward of sines:
+//!
+//! ```
+//! use roll_algos::reward_fl::{RewardFl, RewardFlConfig};
+//! use roll_testing::{Bench, Sines, sample};
+//!
+//! let algorithm = RewardFl::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() });
+//! let mut bench = Bench::new(algorithm, Sines::new());
+//! let report = bench.step(0, &[sample(0, "a"), sample(1, "b")], 0.1);
+//! assert_eq!(report.metrics["actor/samples"], 2.0);
+//! assert!(report.metrics["actor/score"].is_finite() && report.metrics["actor/grad_norm"] > 0.0);
+//! ```
 
 pub mod agentic_ppo;
 mod arithmetic;

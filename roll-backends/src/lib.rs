@@ -6,6 +6,32 @@
 //!
 //! *What it is for*: authors of models and networks. *What it is not*: needed by plugins, which exchange host tensors of
 //! `roll-core`, or a model (`roll-models`).
+//!
+//! The value and the pullback of a closure, here of squares:
+//!
+//! ```
+//! use roll_backends::host::{to_device_nd, to_host_nd};
+//! use roll_backends::{NdTensor, Tape, device, vjp};
+//! use roll_core::Tensor;
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let cpu = device("flex")?;
+//! let x = to_device_nd(&Tensor::new(vec![1.0f32, -2.0, 3.0], [3])?, &cpu)?;
+//! let (values, recorded) = vjp(&[x], Tape::off(), |inputs, _| {
+//!     let x = inputs[0].flat().clone();
+//!     Ok(vec![NdTensor::from_flat(x.clone() * x, inputs[0].shape())])
+//! })?;
+//! assert_eq!(to_host_nd(&values[0])?.f32s()?, [1.0, 4.0, 9.0]);
+//!
+//! let ones = to_device_nd(&Tensor::full([3], 1.0), &cpu)?;
+//! let gradients = recorded.pull(vec![Some(ones)], None);
+//! let d_x = gradients[0].as_ref().expect("the squares depend on x");
+//! assert_eq!(to_host_nd(d_x)?.f32s()?, [2.0, -4.0, 6.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Chain`] of [`Segment`]s does this for a deep network, one segment at a time.
 
 // burn-tch is deprecated upstream, and the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]

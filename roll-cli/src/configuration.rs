@@ -88,6 +88,16 @@ impl Configuration {
         }
     }
 
+    /// The name of the algorithm.
+    pub fn algorithm(&self) -> Option<&str> {
+        self.merged.peek("algo.name")?.as_str()
+    }
+
+    /// As [`demo::half_named`].
+    pub fn half_named(&self) -> Option<String> {
+        demo::half_named(&self.merged)
+    }
+
     /// Checks it, with the options of components, and logs its notes.
     pub fn load(self, registry: &Registry) -> Result<Loaded> {
         let loaded = self.merged.load(Some(registry))?;

@@ -30,6 +30,10 @@ const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
 const AGENT: &str = include_str!("demo_agent.yaml");
 const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
 
+/// Keys that name the files of a video model, and the clips that it is trained on.
+const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
+const WAN_CLIPS: &str = "data.metadata";
+
 /// The lowest layer of a configuration that is of a demo's kind and names neither model nor data of its own; `None`
 /// for others.
 pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
@@ -38,11 +42,11 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
         is("algo.name", algo) && is("model.name", model) && named.iter().all(|key| own.peek(key).is_none())
     };
     for (algorithm, config) in ALGORITHMS {
-        if of(algorithm, "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+        if of(algorithm, "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
             return faces(own, config).map(Some);
         }
     }
-    if of("flow_matching", "wan2_2", &["model.model_paths", "model.model_id_with_origin_paths", "data.metadata"]) {
+    if of("flow_matching", "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
         return clips().map(Some);
     }
     if of("sft", "causal_lm", &["model.model_path", "algo.data"]) {
@@ -52,6 +56,28 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
         return agent(own).map(Some);
     }
     Ok(None)
+}
+
+/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: it names
+/// clips and no model, or a model and no clips. `None` where it names both, or neither.
+pub fn half_named(own: &MergedConfig) -> Option<String> {
+    let is = |key: &str, names: &[&str]| own.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
+    let algorithms = ["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"];
+    if !(is("algo.name", &algorithms) && is("model.name", &["wan2_2"])) {
+        return None;
+    }
+    let files = WAN_FILES.into_iter().find(|key| own.peek(key).is_some());
+    match (files, own.peek(WAN_CLIPS)) {
+        (None, Some(_)) => Some(format!(
+            "`{WAN_CLIPS}` is set, so this is not the demo, and its model and reward are not used: name yours \
+             (`model.model_paths`, `reward`)"
+        )),
+        (Some(key), None) => Some(format!(
+            "`{key}` is set, so this is not the demo, and its clips and reward are not used: name yours \
+             (`{WAN_CLIPS}`, `reward`)"
+        )),
+        _ => None,
+    }
 }
 
 /// The agent: its environment only where no other one is named.

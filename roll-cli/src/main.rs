@@ -10,6 +10,8 @@ mod output;
 mod args;
 mod commands;
 mod configuration;
+#[cfg(unix)]
+mod crash;
 mod demo;
 mod interrupt;
 mod logging;
@@ -43,7 +45,8 @@ fn main() -> ExitCode {
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
     logging::init(logging::Verbosity { quiet: args.quiet, verbose: args.verbose }, rank);
-    interrupt::tell_of_aborts();
+    #[cfg(unix)]
+    crash::tell_of_plugins();
     let (job, result) = match job {
         Ok(job) => {
             let result = job.run(|| commands::dispatch(args.command));

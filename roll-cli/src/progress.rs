@@ -1,22 +1,116 @@
 //! Progress bars of long work: steps, what is going on, time left. Nothing where there is no terminal.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use console::Term;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 use roll_train::progress::{Bar, Display};
 
 /// All bars of this process, below its log lines.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
-    BARS.get_or_init(MultiProgress::new)
+    BARS.get_or_init(|| {
+        let terminal = Unfilled { term: Term::buffered_stderr(), filler: Mutex::default() };
+        MultiProgress::with_draw_target(ProgressDrawTarget::term_like_with_hz(Box::new(terminal), DRAWS_A_SECOND))
+    })
 }
+
+const DRAWS_A_SECOND: u8 = 20;
 
 /// From now on no bar is drawn.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
+    HIDDEN.store(true, Ordering::Relaxed);
+}
+
+static HIDDEN: AtomicBool = AtomicBool::new(false);
+/// Bars that are there, each a line.
+static LINES: AtomicUsize = AtomicUsize::new(0);
+
+/// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
+#[cfg(unix)]
+pub fn clear() {
+    if HIDDEN.load(Ordering::Relaxed) {
+        return;
+    }
+    for line in 0..LINES.load(Ordering::Relaxed) {
+        let text = if line == 0 { "\r\x1b[2K" } else { "\x1b[1A\r\x1b[2K" };
+        // Nothing can be done about a terminal that went away.
+        let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
+    }
+}
+
+/// Elsewhere the last state of the bars stays.
+#[cfg(not(unix))]
+pub fn clear() {}
+
+/// A terminal whose last line ends where its text ends. indicatif fills it up with spaces, and then the `^C` that the
+/// terminal writes goes to the next line: clearing that line leaves the bar above it in the scrollback.
+#[derive(Debug)]
+struct Unfilled<T> {
+    term: T,
+    /// Spaces behind the line before, written when another line follows.
+    filler: Mutex<String>,
+}
+
+impl<T: TermLike> Unfilled<T> {
+    fn filled(&self) -> io::Result<()> {
+        let filler = std::mem::take(&mut *locked(&self.filler));
+        if filler.is_empty() { Ok(()) } else { self.term.write_str(&filler) }
+    }
+}
+
+impl<T: TermLike> TermLike for Unfilled<T> {
+    fn width(&self) -> u16 {
+        self.term.width()
+    }
+
+    fn height(&self) -> u16 {
+        self.term.height()
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_up(n)
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_down(n)
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_right(n)
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_left(n)
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.filled()?;
+        self.term.write_line(text)
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.filled()?;
+        match !text.is_empty() && text.bytes().all(|byte| byte == b' ') {
+            true => *locked(&self.filler) = text.into(),
+            false => self.term.write_str(text)?,
+        }
+        Ok(())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.term.clear_line()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        locked(&self.filler).clear();
+        self.term.flush()
+    }
 }
 
 /// Writes something while no bar is there.
@@ -26,7 +120,7 @@ pub fn above_bars(write: impl FnOnce()) {
 
 /// Columns of the terminal that standard error is; `None` where it is none.
 pub fn columns() -> Option<usize> {
-    let size = console::Term::stderr().size_checked().filter(|_| std::io::stderr().is_terminal());
+    let size = Term::stderr().size_checked().filter(|_| std::io::stderr().is_terminal());
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
@@ -69,6 +163,7 @@ pub struct TerminalBar {
     /// When the first position was told, and which: what a process before this one did took no time of this one.
     first: Mutex<Option<(Instant, u64)>>,
     told: Arc<Mutex<Told>>,
+    shown: AtomicBool,
 }
 
 impl TerminalBar {
@@ -87,7 +182,15 @@ impl TerminalBar {
             bar.set_style(style.with_key("text", text));
         }
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar, first: Mutex::default(), told }
+        LINES.fetch_add(1, Ordering::Relaxed);
+        Self { bar, first: Mutex::default(), told, shown: AtomicBool::new(true) }
+    }
+}
+
+// Also where the work failed, and nobody said that it is over.
+impl Drop for TerminalBar {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -106,8 +209,11 @@ impl Bar for TerminalBar {
     }
 
     fn finish(&self) {
-        self.bar.finish_and_clear();
-        bars().remove(&self.bar);
+        if self.shown.swap(false, Ordering::Relaxed) {
+            self.bar.finish_and_clear();
+            bars().remove(&self.bar);
+            LINES.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -146,6 +252,7 @@ impl Spinner {
             line.set_style(style.with_key("text", text));
         }
         line.enable_steady_tick(Duration::from_millis(500));
+        LINES.fetch_add(1, Ordering::Relaxed);
         Self { line, told }
     }
 }
@@ -154,6 +261,7 @@ impl Drop for Spinner {
     fn drop(&mut self) {
         self.line.finish_and_clear();
         bars().remove(&self.line);
+        LINES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -167,6 +275,54 @@ impl roll_core::Progress for Spinner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is written, escape sequences left out.
+    #[derive(Debug, Default)]
+    struct Paper(Mutex<String>);
+
+    impl TermLike for Paper {
+        fn width(&self) -> u16 {
+            20
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(&format!("{text}\n"))
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            locked(&self.0).push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_last_line_ends_with_its_text_and_those_before_it_at_the_edge() -> io::Result<()> {
+        let paper = Unfilled { term: Paper::default(), filler: Mutex::default() };
+        for _ in 0..2 {
+            for text in ["0/4 steps", "           ", "1/9 clips", "           "] {
+                paper.write_str(text)?;
+            }
+            paper.flush()?;
+        }
+        assert_eq!(*locked(&paper.term.0), format!("0/4 steps{:11}1/9 clips", "").repeat(2));
+        Ok(())
+    }
 
     #[test]
     fn what_stands_behind_a_bar_leaves_room_at_the_end_of_the_line() {

@@ -8,8 +8,52 @@
 //! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
 //! starts programs.
 //!
-//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`]. [`RewardScorer`] and
-//! [`Environment`] have examples, and `roll-testing` one of an [`Algorithm`].
+//! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
+//! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
+//!
+//! ```
+//! use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+//!
+//! /// Minus a quarter of the sum of squares: grey frames, whose values are 0, score best.
+//! struct Grey;
+//!
+//! impl RewardScorer for Grey {
+//!     fn name(&self) -> &str {
+//!         "grey"
+//!     }
+//!     fn differentiable(&self) -> bool {
+//!         true
+//!     }
+//!     fn prepare(&mut self, _reference: &Video) -> Result<Target> {
+//!         Ok(Target::default())
+//!     }
+//!     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+//!         let x = video.frames().clone();
+//!         let value = -0.25 * x.f32s()?.iter().map(|x| x * x).sum::<f32>();
+//!         let pull = move |d: &Tensor| {
+//!             let slope = -0.5 * d.item()?;
+//!             Tensor::new(x.f32s()?.iter().map(|x| slope * x).collect(), x.shape())
+//!         };
+//!         Ok((Score::of(f64::from(value)), grad.is_on().then(|| Pullback::new(pull))))
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! let mut frames = Tensor::full([1, 3, 2, 2], 0.8); // frames, channels, height, width
+//! for _ in 0..10 {
+//!     let video = Video::new(frames.clone(), 8.0)?;
+//!     let (_, pullback) = Grey.score(&video, "a prompt", &Target::default(), Grad::Record)?;
+//!     let gradient = pullback.expect("it was recorded").pull(&Tensor::scalar(1.0))?;
+//!     let moved: Vec<f32> = frames.f32s()?.iter().zip(gradient.f32s()?).map(|(x, d)| x + d).collect();
+//!     frames = Tensor::new(moved, [1, 3, 2, 2])?;
+//! }
+//! assert!(frames.f32s()?.iter().all(|x| x.abs() < 1e-3));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Pullback`], [`RewardScorer`] and [`Environment`] have further examples, and `roll-testing` has one of an
+//! [`Algorithm`].
 
 pub mod algorithm;
 pub mod communicator;

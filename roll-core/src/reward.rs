@@ -35,7 +35,7 @@ impl Score {
     }
 }
 
-/// What to do with a sample that has nothing to score.
+/// Reaction to a sample with nothing to score.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

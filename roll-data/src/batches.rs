@@ -108,7 +108,8 @@ impl Batches {
     pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
         let steps = count.div_ceil(self.per_rank).max(1) as u64;
         let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
-        indices.into_iter().map(|index| self.dataset.metadata().rows[index].prompt.clone()).collect()
+        let rows = indices.into_iter().map(|index| &self.dataset.metadata().rows[index]);
+        rows.filter(|row| row.no_prompt.is_none()).map(|row| row.prompt.clone()).collect()
     }
 
     /// The samples of step `step`. A bad row is an error, or left out, as `data.on_bad_sample` says.

@@ -49,9 +49,10 @@ pub struct DataConfig {
     pub bucket_frames: Vec<usize>,
     /// Draw the rows in another order in each pass, keyed by `seed`.
     pub shuffle: bool,
-    /// What to do with a row whose files cannot be read: `error` or `skip`.
+    /// Reaction to a row whose files cannot be read, or to a clip of a directory without its caption: `error` or
+    /// `skip`.
     pub on_bad_sample: OnBadSample,
-    /// Who decodes videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
+    /// Decoder of videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
     /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read.
     pub decoder: Decoder,
     /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`.
@@ -190,6 +191,18 @@ impl DataConfig {
         Ok(())
     }
 
+    /// A sentence where clips are cut to fewer frames than `num_frames` says, as the model takes only some numbers.
+    pub fn unit_note(&self, unit: VideoUnit) -> Option<String> {
+        let taken = unit.frames_within(self.num_frames);
+        (taken != self.num_frames).then(|| {
+            format!(
+                "`data.num_frames: {}`: at most {taken} frames of a clip are used; the model takes one more than a \
+                 multiple of {}",
+                self.num_frames, unit.frames
+            )
+        })
+    }
+
     fn check_buckets(&self) -> Result<()> {
         if !self.bucket_ratios.is_empty() && self.height.is_some() {
             return Err(Error::config("data.bucket_ratios", "`data.height` and `data.width` fix the ratio already"));
@@ -218,7 +231,7 @@ pub enum Decoder {
     Ffmpeg,
 }
 
-/// What to do with a row whose files cannot be read.
+/// Reaction to a row whose files cannot be read, or to a clip of a directory without its caption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadSample {
@@ -282,5 +295,10 @@ mod tests {
         assert!(problem.contains("data.bucket_frames") && problem.contains("found 16"), "{problem}");
         assert!(told(&lengths, VideoUnit { frames: 3, ..wide }).is_some());
         assert_eq!(told(&lengths, VideoUnit { frames: 1, ..wide }), None);
+        let note = |num_frames| DataConfig { num_frames, ..DataConfig::default() }.unit_note(wide);
+        assert_eq!(note(81), None);
+        assert!(
+            note(10).is_some_and(|note| note.contains("`data.num_frames: 10`") && note.contains("at most 9 frames"))
+        );
     }
 }

@@ -66,6 +66,11 @@ impl Dataset {
         self.buckets.as_ref()?.get(index).copied().flatten()
     }
 
+    /// The most frames that a clip is used with: those of `data.num_frames` that the model takes.
+    pub fn longest(&self) -> usize {
+        self.unit.frames_within(self.config.num_frames)
+    }
+
     /// Whether clips are brought to a few shapes.
     pub fn has_buckets(&self) -> bool {
         self.buckets.is_some()
@@ -96,6 +101,9 @@ impl Dataset {
     }
 
     fn read(&self, index: usize, row: &Row) -> Result<Sample> {
+        if let Some(reason) = &row.no_prompt {
+            return Err(Error::bad_file(&row.video, format!("has no prompt: {reason}")));
+        }
         let cached = lock(&self.cache).get(index);
         let clip = match cached {
             Some(clip) => clip,

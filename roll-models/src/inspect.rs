@@ -35,8 +35,13 @@ pub struct About {
 }
 
 /// Looks into a file, an index of shards, a directory or a glob; reads headers, and adapters. Of a directory with a whole
-/// model, or with the adapters of two experts, each network is told apart.
+/// model, or with the adapters of two experts, each network is told apart. Of a run it is the newest checkpoint.
 pub fn inspect(path: &Path) -> Result<Vec<About>> {
+    if path.is_dir()
+        && let Some(newest) = lora::newest_checkpoint(path)?
+    {
+        return inspect(&newest);
+    }
     let peft = path.is_dir() && path.join("adapter_config.json").is_file();
     if peft {
         return Ok(vec![about(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);

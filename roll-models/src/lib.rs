@@ -2,6 +2,31 @@
 //!
 //! *What it is for*: [`wan2_2`] and [`causal_lm`] register themselves; [`weights`], [`lora`] and [`inspect`] read and
 //! write files for anyone. *What it is not*: an inference server, or a training algorithm (`roll-algos`).
+//!
+//! A LoRA of one layer, written for another program and read again:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use roll_core::Tensor;
+//! use roll_models::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let (down, up) = (Tensor::full([2, 8], 0.5), Tensor::full([8, 2], 1.0)); // rank 2 on a layer of 8 x 8
+//! let layer = Layer { down, up, alpha: Some(4.0), bias: None };
+//! let lora = Lora { layers: BTreeMap::from([("blocks.0.self_attn.q".to_string(), layer)]), ..Lora::default() };
+//!
+//! let path = std::env::temp_dir().join(format!("roll-doc-{}.safetensors", std::process::id()));
+//! let options = WriteOptions { convention: Convention::Kohya, names: Names::Official };
+//! write_lora(&lora, options, &BTreeMap::new(), &path)?;
+//!
+//! let read = LoraFile::open(&path)?;
+//! let layer = &read.adapters[0].layers["blocks.0.self_attn.q"];
+//! assert_eq!((read.convention, layer.rank(), layer.scale()), (Convention::Kohya, 2, 2.0));
+//! # std::fs::remove_file(&path).expect("the file can be deleted");
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod causal_lm;
 mod comma_list;

@@ -46,6 +46,14 @@ pub(crate) fn is_target(layer: &str, target: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|head| head.is_empty() || head.ends_with('.'))
 }
 
+/// Fails on a scale numerator by which no adapter would act: 0 leaves every gradient at 0.
+pub(crate) fn check_alpha(alpha: Option<f64>) -> Result<()> {
+    match alpha.filter(|alpha| !(alpha.is_finite() && *alpha > 0.0)) {
+        Some(alpha) => Err(Error::config("model.lora_alpha", format!("expected a number above 0, found {alpha}"))),
+        None => Ok(()),
+    }
+}
+
 /// Fails on a rank above both widths of a layer: a mistake, for which memory may run out before anybody notices.
 fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
     match shape.iter().max() {

@@ -3,6 +3,26 @@
 //!
 //! *What it is for*: rewards by configuration, and [`onnx`] for networks of your own with gradients. *What it is not*:
 //! needed to write a reward; the trait is `roll_core::RewardScorer`.
+//!
+//! A reward by its type, its score, and the gradient of the score:
+//!
+//! ```
+//! use roll_core::{Grad, RewardScorer, Score, Target, Tensor, Video};
+//! use roll_rewards::Brightness;
+//! use roll_rewards::brightness::Config;
+//!
+//! # fn main() -> roll_core::Result<()> {
+//! let mut reward = Brightness::new(Config { target: 0.75 })?;
+//! let dark = Video::new(Tensor::full([2, 3, 4, 4], -0.5), 8.0)?; // frames, channels, height, width in -1..1
+//! let (score, pullback) = reward.score(&dark, "a prompt", &Target::default(), Grad::Record)?;
+//! let Score::Value { value, .. } = score else { panic!("the video has pixels") };
+//! assert!((value + 0.25).abs() < 1e-6, "minus the squared distance of 0.25 and 0.75");
+//!
+//! let gradient = pullback.expect("it was recorded").pull(&Tensor::scalar(1.0))?;
+//! assert!(gradient.f32s()?.iter().all(|slope| *slope > 0.0), "brighter frames would score higher");
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod brightness;
 pub mod clip;

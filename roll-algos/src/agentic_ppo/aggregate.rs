@@ -5,7 +5,7 @@
 
 use super::grid::{Grid, Mask};
 
-/// How the losses of tokens become one.
+/// Reduction of the losses of tokens to one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregation {

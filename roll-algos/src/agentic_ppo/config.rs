@@ -20,7 +20,7 @@ pub enum InferLogProbs {
     /// training they tell how far two distributions are from each other, and two sets of kernels.
     #[default]
     Drawn,
-    /// Those at temperature 1 over all tokens: what is left is the kernels'.
+    /// Those at temperature 1 over all tokens: the difference between the kernels alone remains.
     Raw,
 }
 
@@ -122,7 +122,7 @@ pub struct AgenticPpoConfig {
     /// Updates of the critic in a step, each by all samples.
     #[schemars(range(min = 1))]
     pub critic_epochs: usize,
-    /// The critic's loss counts a value as no further than this from what it was before the step; `null`: as it is.
+    /// The critic's loss counts a value as no further than this from its value before the step; `null`: as it is.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub value_clip: Option<f64>,
     /// Discount.
@@ -179,7 +179,7 @@ pub struct AgenticPpoConfig {
     /// The policy loss.
     #[serde(flatten)]
     pub loss: LossConfig,
-    /// What a loss or gradient that is not finite does.
+    /// Reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 

@@ -52,7 +52,7 @@ impl Granularity {
 pub struct IsWeight {
     /// Whether the loss is weighted.
     pub enabled: bool,
-    /// Over what the ratio is taken.
+    /// Unit of text that has one ratio.
     pub weight_type: Granularity,
     /// Largest weight; none is unbounded.
     pub upper_bound: Option<f64>,

@@ -22,7 +22,7 @@ pub enum Over {
     Group,
 }
 
-/// What rewards are grouped by.
+/// Groups in which rewards are normalised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Grouping {
@@ -54,13 +54,13 @@ pub enum Method {
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardNormalization {
-    /// What rewards are grouped by.
+    /// Groups in which rewards are normalised.
     pub grouping: Grouping,
-    /// What is normalised where the next two are absent.
+    /// Kind of normalisation where the next two are absent.
     pub method: Method,
-    /// Over what the mean is taken that is subtracted.
+    /// Rewards whose mean is subtracted.
     pub norm_mean_type: Option<Over>,
-    /// Over what the standard deviation is taken that is divided by.
+    /// Rewards whose standard deviation is the divisor.
     pub norm_std_type: Option<Over>,
 }
 

@@ -50,21 +50,21 @@ pub struct DiffusionNftConfig {
     /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
     #[schemars(range(min = 1))]
     pub levels_per_video: usize,
-    /// What advantages are divided by: the deviation of the scores of the `group`, of the `step`, of the
-    /// `largest_group`, or `none`.
+    /// Divisor of the advantages: the deviation of the scores of the `group`, of the `step`, of the `largest_group`, or
+    /// `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
     pub advantage_clip: f64,
     /// Which advantages count: `all`, `positive_only`, `negative_only`, `one_only` (1 or 0) or `binary` (their sign);
     /// of the loss `nft`.
     pub advantage_mode: AdvantageMode,
-    /// What becomes of several rewards: each normalised `apart`, or their weighted `sum`.
+    /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
     pub several_rewards: SeveralRewards,
-    /// How far the implicit good and bad policies are from the old one, of the loss `nft`.
+    /// Distance of the implicit good and bad policies from the old one, in the loss `nft`.
     pub beta: f64,
     /// Range that ratios are clipped to, around 1; of the loss `awm`.
     pub clip_range: f64,
-    /// What stands for the log-probability, of the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
+    /// Substitute for the log-probability, in the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
     /// Bound on how far the target goes, of the loss `awr`.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -76,7 +76,7 @@ pub struct DiffusionNftConfig {
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
-    /// for every update: what the reward does not ask for is not forgotten. 0 leaves it out.
+    /// for every update: abilities that the reward does not measure are not forgotten. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
     /// The gradient of the reward beside the regression, for rewards that have one.
@@ -104,7 +104,7 @@ pub struct DiffusionNftConfig {
     pub evaluation_sampler: Option<Sampler>,
     /// Scale of classifier-free guidance in videos, one number or `[high, low]`; 1 is none. The regression has none.
     pub guidance_scale: GuidanceScale,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// The video or picture that the reward compares with.
     pub reference: Reference,

@@ -26,8 +26,7 @@ pub struct RewardGradient {
     /// defaults.
     #[schemars(range(min = 0))]
     pub weight: f64,
-    /// Only copies of at most this noise level (timestep / 1000) are scored: what nearly pure noise points at is a
-    /// blur.
+    /// Only copies of at most this noise level (timestep / 1000) are scored: nearly pure noise points at a blur.
     pub max_timestep_boundary: f64,
 }
 

@@ -42,7 +42,7 @@ pub struct FlowGrpoConfig {
     /// Optimizer updates of a step, all on the same videos.
     #[schemars(range(min = 1))]
     pub updates_per_step: usize,
-    /// How much noise stochastic steps bring in: `sde`, `wan`, `dance` or `cps`.
+    /// Noise of the stochastic steps: `sde`, `wan`, `dance` or `cps`.
     pub sde: SdeKind,
     /// The level of that noise; `wan` has none.
     pub eta: f64,
@@ -66,7 +66,7 @@ pub struct FlowGrpoConfig {
     /// the rollout was made by. Where generation computes otherwise than training does, in another precision or on
     /// another engine, ratios then begin at exactly 1; it costs nothing.
     pub replay: bool,
-    /// What holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
+    /// Bound that holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
     pub loss: PolicyLoss,
     /// Range that ratios are clipped to, around 1.
     pub clip_range: f64,
@@ -76,13 +76,13 @@ pub struct FlowGrpoConfig {
     pub divergence_threshold: f64,
     /// Whether each step's loss is divided by the scale of its own gradient, as in Flash-GRPO.
     pub rescale: bool,
-    /// What advantages are divided by: the deviation of the scores of the `group`, of the `step`, of the
-    /// `largest_group`, or `none`.
+    /// Divisor of the advantages: the deviation of the scores of the `group`, of the `step`, of the `largest_group`, or
+    /// `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub advantage_clip: f64,
-    /// What becomes of several rewards: each normalised `apart`, or their weighted `sum`.
+    /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
     pub several_rewards: SeveralRewards,
     /// Weight of the distance to the model without its adapter.
     #[schemars(range(min = 0))]
@@ -90,7 +90,7 @@ pub struct FlowGrpoConfig {
     /// That distance: of `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
-    /// for every update: what the reward does not ask for is not forgotten. 0 leaves it out.
+    /// for every update: abilities that the reward does not measure are not forgotten. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
     /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
@@ -113,7 +113,7 @@ pub struct FlowGrpoConfig {
     pub guidance_scale: GuidanceScale,
     /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
     pub guidance_gradient: GuidanceGradient,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
@@ -217,7 +217,7 @@ impl FlowGrpoConfig {
         let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
         let key = |problem: String| Err(Error::config("algo.window_range", problem));
         let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {
-            return key("no step is left but the last, which is never stochastic: take more steps".into());
+            return Err(self.too_few_steps(schedule.steps()));
         };
         let range = match self.window_range {
             None => first..first + trained.len().div_ceil(2).max(self.window.min(trained.len())),
@@ -232,6 +232,22 @@ impl FlowGrpoConfig {
         let windows = Windows { kind, size, range, stride, rounds };
         windows.check().in_section("algo")?;
         Ok(windows)
+    }
+
+    /// No step but the last is left to be stochastic: the error names the key that leaves so few of `steps`.
+    fn too_few_steps(&self, steps: usize) -> Error {
+        let bounded = steps > 1 && (self.max_timestep_boundary < 1.0 || self.min_timestep_boundary > 0.0);
+        let key = match (bounded, &self.timesteps) {
+            (true, _) if self.min_timestep_boundary > 0.0 => "algo.min_timestep_boundary",
+            (true, _) => "algo.max_timestep_boundary",
+            (false, Some(_)) => "algo.timesteps",
+            (false, None) => "algo.num_inference_steps",
+        };
+        let cure = if bounded { "widen the range, or take more steps" } else { "take more steps" };
+        let problem = format!(
+            "of {steps} denoising steps only the last is left to be trained, and that is never stochastic: {cure}"
+        );
+        Error::config(key, problem)
     }
 
     fn check_numbers(&self) -> Result<()> {

@@ -336,7 +336,7 @@ fn senseless_options_are_errors_that_name_their_key() {
         ("noise_limit", FlowGrpoConfig { noise_limit: Some(f64::NAN), ..small() }),
         ("window", FlowGrpoConfig { window: 0, ..small() }),
         ("window_range", FlowGrpoConfig { window_range: Some([0, 5]), ..small() }),
-        ("window_range", FlowGrpoConfig { num_inference_steps: 1, ..small() }),
+        ("num_inference_steps", FlowGrpoConfig { num_inference_steps: 1, ..small() }),
         ("clip_range", FlowGrpoConfig { clip_range: 0.0, ..small() }),
         ("divergence_threshold", FlowGrpoConfig { divergence_threshold: -1.0, ..small() }),
         ("kl_weight", FlowGrpoConfig { kl_weight: f64::INFINITY, ..small() }),

@@ -47,7 +47,7 @@ pub struct FlowMatchingConfig {
     pub sampler: Sampler,
     /// Scale of classifier-free guidance in sample videos: one number, or `[high, low]` for the two experts; 1 is none.
     pub guidance_scale: GuidanceScale,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
     pub cache_bytes: usize,

@@ -20,10 +20,12 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
         facts.trained.contains(level) && (low..=high).contains(&schedule.sigma(*i).0)
     };
     let acting: Vec<usize> = (0..schedule.steps()).filter(acts).collect();
+    // Bounds that leave every noise level in are not to blame.
+    let key = if low > 0.0 || high < 1.0 { "algo.min_timestep_boundary" } else { "algo.num_inference_steps" };
     match acting.is_empty() {
         false => Ok(acting),
         true => Err(Error::config(
-            "algo.min_timestep_boundary",
+            key,
             format!(
                 "no step is left to train: none of the {} steps has a noise level within min_timestep_boundary {low} \
                  to max_timestep_boundary {high} and within {} to {}, where the experts under training \

@@ -21,7 +21,7 @@ pub enum SdeKind {
     Wan,
     /// g = eta: DanceGRPO's (arXiv:2505.07818).
     Dance,
-    /// Noise that keeps the level of the latents what the model expects: Flow-CPS (arXiv:2509.05952). Its
+    /// Noise that keeps the latents at the level that the model expects: Flow-CPS (arXiv:2509.05952). Its
     /// log-probability is the squared distance to the mean alone.
     Cps,
 }

@@ -41,7 +41,7 @@ pub struct RewardFlConfig {
     pub guidance_scale: GuidanceScale,
     /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
     pub guidance_gradient: GuidanceGradient,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// Mean that the score is normalised with.
     pub reward_mean: f64,
@@ -54,7 +54,7 @@ pub struct RewardFlConfig {
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// Weight of the loss of flow matching on the sample's own clip, at one noise level that is drawn anew for every
-    /// sample of every step: what the reward does not ask for is not forgotten. 0 leaves it out.
+    /// sample of every step: abilities that the reward does not measure are not forgotten. 0 leaves it out.
     pub data_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
     #[schemars(extend("exclusiveMinimum" = 0))]

@@ -20,7 +20,7 @@ pub struct Request<'a> {
     pub conditioning: &'a Conditioning,
     /// What was encoded.
     pub input: ConditionInput,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: &'a str,
     /// f32 `[C, T, H, W]`, of the conditioning's latent shape.
     pub noise: &'a Tensor,

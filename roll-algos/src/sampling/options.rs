@@ -19,7 +19,7 @@ pub struct SamplingOptions {
     pub sampler: Sampler,
     /// Scale of the guidance.
     pub guidance_scale: GuidanceScale,
-    /// What guidance leads away from.
+    /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
 }
 

@@ -60,7 +60,7 @@ pub struct SftConfig {
     pub train_on: TrainOn,
     /// Another order of the conversations each pass, keyed by `seed`.
     pub shuffle: bool,
-    /// What a loss or gradient that is not finite does.
+    /// Reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 

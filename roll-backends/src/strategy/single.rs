@@ -17,7 +17,7 @@ const NAME: &str = "single";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SingleOptions {
-    /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
+    /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]).
     pub bf16_optimizer_states: bool,

@@ -78,7 +78,7 @@ pub struct ExportExpert {
 pub struct MergeLora {
     /// Weight file, index of shards, directory or glob of the transformer.
     pub base: PathBuf,
-    /// LoRA file, or the directory of a PEFT adapter.
+    /// LoRA file; or the directory of a run (its newest checkpoint), of a checkpoint, or of a PEFT adapter.
     pub lora: PathBuf,
     /// File (.safetensors) or new directory to write.
     pub out: PathBuf,
@@ -102,7 +102,7 @@ pub struct MergeLora {
 /// Arguments of `roll convert-lora`.
 #[derive(Debug, ClapArgs)]
 pub struct ConvertLora {
-    /// LoRA file, or the directory of a PEFT adapter.
+    /// LoRA file; or the directory of a run (its newest checkpoint), of a checkpoint, or of a PEFT adapter.
     pub lora: PathBuf,
     /// File (.safetensors) to write; for PEFT also a directory, which gets its adapter_config.json.
     pub out: PathBuf,
@@ -156,7 +156,7 @@ pub struct SplitShards {
 /// Arguments of `roll inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// Weight file, index of shards, directory or glob.
+    /// Weight file, index of shards, glob or directory; of a run its newest checkpoint is looked into.
     pub file: PathBuf,
     /// List every tensor.
     #[arg(long)]

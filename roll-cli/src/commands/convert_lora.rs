@@ -11,7 +11,15 @@ use crate::output::refuse_existing;
 
 /// Writes one file for each adapter and says where.
 pub fn convert_lora(args: ConvertLora) -> Result<()> {
-    let mut file = LoraFile::open(&args.lora)?;
+    let expert = args.expert.map(|name| name.expert());
+    let files = LoraFile::open_named(&args.lora, expert)?;
+    let several = expert.is_none() && files.iter().map(|file| file.adapters.len()).sum::<usize>() > 1;
+    let base = args.base.as_ref().map(Checkpoint::open_any).transpose()?;
+    files.into_iter().try_for_each(|file| convert(file, base.as_ref(), several, &args))
+}
+
+/// Converts the adapters of one file; where `several` are written in all, each has its expert in its name.
+fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &ConvertLora) -> Result<()> {
     let metadata = std::mem::take(&mut file.metadata);
     let file_path = file.path.clone();
     let convention = match args.to {
@@ -35,13 +43,11 @@ pub fn convert_lora(args: ConvertLora) -> Result<()> {
             vec![lora]
         }
     };
-    if let Some(base) = &args.base {
-        let base = Checkpoint::open_any(base)?;
+    if let Some(base) = base {
         adapters.iter_mut().for_each(|lora| lora.resolve(base.keys()));
     }
-    let several = adapters.len() > 1;
     for lora in &adapters {
-        let out = match lora.expert.filter(|_| several) {
+        let out = match lora.is_for().filter(|_| several) {
             Some(expert) => with_suffix(&args.out, &expert.to_string()),
             None => args.out.clone(),
         };

@@ -3,6 +3,7 @@
 use roll_core::{Error, Result};
 use roll_models::inspect::{About, inspect};
 use roll_models::weights::Checkpoint;
+use roll_train::progress::grouped;
 
 use crate::args::Inspect;
 
@@ -27,14 +28,29 @@ pub fn print(args: Inspect) -> Result<()> {
         }
     }
     if args.keys {
-        let checkpoint = Checkpoint::open_any(&args.file)?;
-        for key in checkpoint.keys() {
-            if let Some(info) = checkpoint.info(key) {
-                println!("{key}  {}  {:?}", info.stored, info.shape);
+        match about.as_slice() {
+            [one] if one.files == 1 => keys(&Checkpoint::open(&one.path)?),
+            [_] => keys(&Checkpoint::open_any(&args.file)?),
+            several => {
+                for one in several {
+                    println!("{}", one.path.display());
+                    // Of shards the first has an index beside it, or is alone.
+                    let place =
+                        if one.files == 1 { one.path.as_path() } else { one.path.parent().unwrap_or(&one.path) };
+                    keys(&Checkpoint::open_any(place)?);
+                }
             }
         }
     }
     Ok(())
+}
+
+fn keys(checkpoint: &Checkpoint) {
+    for key in checkpoint.keys() {
+        if let Some(info) = checkpoint.info(key) {
+            println!("{key}  {}  {:?}", info.stored, info.shape);
+        }
+    }
 }
 
 fn show(about: &About) {
@@ -47,7 +63,30 @@ fn show(about: &About) {
         tellln!("  {name:<14} {value}");
     }
     for (name, value) in &about.metadata {
-        let short: String = value.chars().take(SHOWN).collect();
-        tellln!("  {:<14} {name}: {short}{}", "metadata", if short.len() < value.len() { " ..." } else { "" });
+        tellln!("  {:<14} {name}: {}", "metadata", shortened(value));
+    }
+}
+
+/// The beginning of a long text, and its length: `--json` prints all of it.
+fn shortened(text: &str) -> String {
+    let short: String = text.chars().take(SHOWN).collect();
+    match short.len() < text.len() {
+        true => format!("{short} ... ({} characters; --json prints all)", grouped(text.chars().count() as u64)),
+        false => short,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_and_its_length_told() {
+        assert_eq!(shortened("short"), "short");
+        let cut = shortened(&"a".repeat(1234));
+        assert!(
+            cut.starts_with(&"a".repeat(SHOWN)) && cut.ends_with("... (1,234 characters; --json prints all)"),
+            "{cut}"
+        );
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result};
-use roll_models::lora::{self, LoraFile, MergeOptions};
+use roll_core::{Error, Fault, Result};
+use roll_models::lora::{self, LoraError, LoraFile, MergeOptions};
 use roll_models::weights::Checkpoint;
 
 use super::shards::megabytes;
@@ -28,9 +28,13 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     if args.out.is_file() {
         refuse_existing(&args.out, args.force)?;
     }
-    let file = LoraFile::open(&args.lora)?;
+    let expert = args.expert.map(ExpertName::expert);
+    let mut files = LoraFile::open_named(&args.lora, expert)?;
+    let (Some(file), true) = (files.pop(), files.is_empty()) else {
+        return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora }));
+    };
     let convention = file.convention;
-    let lora = file.one(args.expert.map(ExpertName::expert))?;
+    let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
     if let Some(expert) = lora.expert.filter(|expert| other_directory(&args.base, *expert)) {
         tracing::warn!("the LoRA is for the expert {expert}, and {} is named as the other one", args.base.display());

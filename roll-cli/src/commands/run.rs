@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt, communicator};
-use roll_train::config::RunConfig;
+use roll_train::config::{ConfigLayers, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{Session, Summary, Trainer, checkpoint};
@@ -25,7 +25,9 @@ pub fn run(args: Run) -> Result<Ended> {
     }
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let configuration = Configuration::read(&args.config, steps.as_slice())?;
+    resumed.as_ref().map(|dir| same_algorithm(dir, configuration.algorithm())).transpose()?;
     let registry = configuration.registry()?;
+    let half_named = configuration.half_named();
     let loaded = configuration.or_demo()?.load(&registry)?;
     if resumed.is_some() {
         tell_programs(&loaded.config);
@@ -34,7 +36,11 @@ pub fn run(args: Run) -> Result<Ended> {
     let name = loaded.config.experiment().to_string();
     let output_dir = loaded.config.output_dir.clone();
     let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
-    let mut trainer = Trainer::new(loaded, &registry, &context)?;
+    let mut trainer = match (Trainer::new(loaded, &registry, &context), half_named) {
+        // What is missing would be there in the demo.
+        (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
+        (opened, _) => opened,
+    }?;
     if let Some(dir) = &resumed {
         match checkpoint::newest_whole(&dir.checkpoints())? {
             Some(newest) => {
@@ -68,6 +74,32 @@ pub fn run(args: Run) -> Result<Ended> {
     }
     print(&summary, &dir);
     Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
+}
+
+/// Fails when a run is to go on with another algorithm: its state is of no use to that one.
+fn same_algorithm(dir: &RunDir, now: Option<&str>) -> Result<()> {
+    let before = ConfigLayers::new().file(dir.config_path())?.merge()?;
+    let before = before.peek("algo.name").and_then(|name| name.as_str()).map(String::from);
+    match (before, now) {
+        (Some(before), Some(now)) if before != now => {
+            let run = dir.path().display();
+            let problem = format!(
+                "the run was begun with `{before}` and goes on with it; found `{now}`. To go on from its adapter, begin a \
+                 new run: roll run --algo {now} --set model.lora_checkpoint={run}"
+            );
+            Err(Error::config("algo.name", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether an error is about a key of the configuration.
+fn is_of_a_key(error: &Error) -> bool {
+    match error {
+        Error::Config { .. } => true,
+        Error::Context { source, .. } => is_of_a_key(source),
+        _ => false,
+    }
 }
 
 /// Says which programs and libraries a resumed run starts: its configuration may be another person's.

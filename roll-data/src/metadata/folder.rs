@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result};
 
 use super::{Row, text_of};
+use crate::config::OnBadSample;
 
 /// A caption is a few hundred bytes.
 const MAX_CAPTION_BYTES: u64 = super::MAX_PROMPT_BYTES as u64;
@@ -19,8 +20,9 @@ const VIDEOS: [&str; 18] = [
 /// Tables that may lie beside the videos.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, by name, with the text of the `.txt` of the same name.
-pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
+/// The videos in `directory`, by name, with the text of the `.txt` of the same name. Where bad samples are left out, a
+/// video without such a text is a row that says so; it is an error otherwise, and where no video has one.
+pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<Row>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
@@ -37,12 +39,17 @@ pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
     }
     let caption = |video: &PathBuf| video.with_extension("txt");
     let missing: Vec<_> = videos.iter().map(caption).filter(|caption| !caption.is_file()).collect();
-    if !missing.is_empty() {
+    let skips = on_bad_sample == OnBadSample::Skip;
+    if !missing.is_empty() && !(skips && missing.len() < videos.len()) {
         let names = missing.iter().take(NAMED).filter_map(|path| path.file_name());
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
         let more = if missing.len() > NAMED { ", ..." } else { "" };
+        let skip = match missing.len() < videos.len() {
+            true => "; `data.on_bad_sample: skip` leaves them out",
+            false => "",
+        };
         let problem = format!(
-            "{} of its {} videos have no prompt beside them: expected {}{more}{}",
+            "{} of its {} videos have no prompt beside them: expected {}{more}{skip}{}",
             missing.len(),
             videos.len(),
             names.join(", "),
@@ -50,7 +57,19 @@ pub(super) fn rows(directory: &Path) -> Result<Vec<Row>> {
         );
         return Err(Error::bad_file(directory, problem));
     }
-    videos.into_iter().map(|video| row(&caption(&video), video)).collect()
+    let read = |video: PathBuf| {
+        let caption = caption(&video);
+        match text(&caption) {
+            Ok(prompt) => Ok(row(video, prompt, None)),
+            Err(_) if skips && !caption.exists() => {
+                let reason = format!("{} is not there", caption.display());
+                Ok(row(video, String::new(), Some(reason)))
+            }
+            Err(error) if skips => Ok(row(video, String::new(), Some(error.chain()))),
+            Err(error) => Err(error),
+        }
+    };
+    videos.into_iter().map(read).collect()
 }
 
 /// Names the table that is in the directory, where there is one.
@@ -59,9 +78,14 @@ fn table_beside(directory: &Path) -> String {
     table.map(|table| format!("; {} is there: name that file", table.display())).unwrap_or_default()
 }
 
-fn row(caption: &Path, video: PathBuf) -> Result<Row> {
+/// The prompt in a file beside its video.
+fn text(caption: &Path) -> Result<String> {
     let text = text_of(caption, MAX_CAPTION_BYTES, "a prompt")?;
     // Lines are wrapped where they are, not meant.
     let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();
-    Ok(Row { line: 0, prompt: lines.join(" ").trim().into(), video, image: None, end_image: None })
+    Ok(lines.join(" ").trim().into())
+}
+
+fn row(video: PathBuf, prompt: String, no_prompt: Option<String>) -> Row {
+    Row { line: 0, prompt, no_prompt, video, image: None, end_image: None }
 }

@@ -113,6 +113,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Row>,
     let row = |video: String| Row {
         line,
         prompt: prompt.clone(),
+        no_prompt: None,
         video: base.join(video),
         image: image.clone(),
         end_image: end_image.clone(),

@@ -20,8 +20,11 @@ const MAX_PROMPT_BYTES: usize = 1 << 20;
 pub struct Row {
     /// Line of the file, or the object's number in a JSON list, from 1; 0 of a clip in a directory.
     pub line: u64,
-    /// Text prompt.
+    /// Text prompt; empty where there is none.
     pub prompt: String,
+    /// Why there is no prompt, of a clip in a directory. Reading such a row is an error, as it is of a file that is
+    /// damaged.
+    pub no_prompt: Option<String>,
     /// The clip: a video file, a picture, or a directory of pictures.
     pub video: PathBuf,
     /// Column `image` or `input_image`.
@@ -40,13 +43,16 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads what `config` names. With `on_bad_sample: error` a row whose files are not there is an error now rather
-    /// than after hours of training.
+    /// Reads what `config` names. With `on_bad_sample: error` a row whose files are not there, or a clip without a
+    /// caption, is an error now rather than after hours of training. With `skip` reading the row finds it.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
-            return Err(Error::config("data.metadata", "not set; it is the path of a metadata.csv"));
+            return Err(Error::config(
+                "data.metadata",
+                "not set; it is the path of a table of clips (metadata.csv), or of a directory of clips with captions",
+            ));
         };
-        let metadata = Self::read(path, config.base_path.as_deref())?;
+        let metadata = Self::read_rows(path, config.base_path.as_deref(), config.on_bad_sample)?;
         if config.on_bad_sample == OnBadSample::Error {
             for row in &metadata.rows {
                 for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
@@ -65,11 +71,15 @@ impl Metadata {
     /// Needs the columns (keys) `video` and `prompt`; knows `image` (or `input_image`) and `end_image`; others are
     /// ignored. In JSON `video` may be a list: several clips of one prompt, each a row.
     ///
-    /// Of a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`.
+    /// Of a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`, and a
+    /// video without one is an error.
     pub fn read(path: impl AsRef<Path>, base: Option<&Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::read_rows(path.as_ref(), base, OnBadSample::Error)
+    }
+
+    fn read_rows(path: &Path, base: Option<&Path>, on_bad_sample: OnBadSample) -> Result<Self> {
         if path.is_dir() {
-            return Ok(Self { path: path.into(), rows: folder::rows(path)? });
+            return Ok(Self { path: path.into(), rows: folder::rows(path, on_bad_sample)? });
         }
         let text = text_of(path, MAX_BYTES, "metadata")?;
         let text = text.trim_start_matches('\u{feff}'); // spreadsheets put it there
@@ -212,6 +222,11 @@ mod tests {
         assert!(told().contains("1 of its 2 videos") && told().contains("b.txt"), "{}", told());
         put("metadata.csv", "");
         assert!(told().contains("metadata.csv is there: name that file"), "{}", told());
+        let skipping =
+            DataConfig { metadata: Some(dir.path().into()), on_bad_sample: OnBadSample::Skip, ..DataConfig::default() };
+        let rows = Metadata::open(&skipping).unwrap().rows;
+        assert_eq!((rows.len(), &rows[0].no_prompt), (2, &None));
+        assert!(rows[1].no_prompt.as_ref().is_some_and(|why| why.contains("b.txt")), "{rows:?}");
         put("b.txt", " a cat ");
         let metadata = Metadata::read(dir.path(), None).unwrap();
         let rows: Vec<_> = metadata.rows.iter().map(|row| (row.video.clone(), row.prompt.as_str())).collect();

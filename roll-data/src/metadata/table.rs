@@ -42,6 +42,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
         rows.push(Row {
             line,
             prompt: record.get(prompt).unwrap_or("").into(),
+            no_prompt: None,
             video,
             image: path_in(image),
             end_image: path_in(end_image),

@@ -21,7 +21,7 @@ use crate::comma_list::{self, split};
 use crate::hub::Hub;
 use crate::lora::{AdapterSources, Asked, Start};
 use crate::precision::{ComputeDType, WeightsDType};
-use crate::trainable::Trainable;
+use crate::trainable::{Trainable, check_alpha};
 use crate::weights::stored_dtype;
 
 /// Options of the model `causal_lm`.
@@ -41,6 +41,7 @@ pub struct CausalLmOptions {
     /// Rank of the LoRA; 0 trains every weight instead. As in `lora_checkpoint` unless given; without it 32.
     pub lora_rank: Option<usize>,
     /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
     /// of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
@@ -146,6 +147,7 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
+    check_alpha(options.lora_alpha)?;
     let device = roll_backends::device(&context.backend)?;
     let Parts { mut config, mut state, mut blocks, tokenizer, template, place } = match &options.model_path {
         Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,

@@ -55,7 +55,7 @@ pub enum LoraError {
         of: [super::Convention; 2],
     },
     /// Two keys give the same part of a layer.
-    #[error("{}: the {part} of the layer `{layer}` stands twice; the second time as `{key}`", path.display())]
+    #[error("{}: the {part} of the layer `{layer}` appears twice, the second time as `{key}`", path.display())]
     Twice {
         /// The file.
         path: PathBuf,

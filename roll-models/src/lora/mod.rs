@@ -44,7 +44,7 @@ pub use layer_names::Names;
 pub use merge::{MergeOptions, Merged, merge_lora};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
-pub use sources::{AdapterSources, Opened, OpenedAdapter};
+pub use sources::{AdapterSources, Opened, OpenedAdapter, files as adapter_files, newest_checkpoint};
 pub use start::{Asked, Start};
 pub use write::{WriteOptions, Written, write_lora};
 

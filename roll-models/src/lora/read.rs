@@ -14,7 +14,7 @@ use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
 use super::peft::{self, Config};
 use super::write::{rounded, scaled};
-use super::{Convention, Difference, Expert, Layer, Lora};
+use super::{Convention, Difference, Expert, Layer, Lora, adapter_files};
 
 /// A LoRA file: one adapter, or one for each of two transformers.
 #[derive(Clone, Debug)]
@@ -51,6 +51,22 @@ impl LoraFile {
         };
         let config = config.as_ref().map(|(path, bytes)| (path.as_path(), bytes.as_slice()));
         Self::read(&file, &checkpoint.all()?, checkpoint.metadata(), config)
+    }
+
+    /// Opens a file, or the directory of a checkpoint, of a run (its newest checkpoint) or of a PEFT adapter, as
+    /// `--adapter` does. Two files are opened where each of two experts has its own and no `expert` is asked for.
+    pub fn open_named(path: &Path, expert: Option<Expert>) -> roll_core::Result<Vec<Self>> {
+        let mut opened = Vec::new();
+        for file in adapter_files(path)? {
+            opened.push(Self::open(file)?);
+        }
+        if let (2.., Some(expert)) = (opened.len(), expert) {
+            opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
+        }
+        if let (true, Some(expert)) = (opened.is_empty(), expert) {
+            return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
+        }
+        Ok(opened)
     }
 
     /// Reads the tensors and metadata of a file, and the `adapter_config.json` beside it, which only PEFT files have.

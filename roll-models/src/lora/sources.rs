@@ -169,23 +169,32 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
     }
 }
 
-/// The adapter files that a path means: itself, or those of a directory.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
+/// The adapter files that a path means: itself, or those of a directory: of a checkpoint, of a run (its newest
+/// checkpoint), or of a PEFT adapter. There are two where each of two experts has a file of its own.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
     }
-    let entries = |place: &Path| -> Result<Vec<PathBuf>> {
-        let listing = std::fs::read_dir(place).map_err(Error::file("list", place))?;
-        let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        paths.sort();
-        Ok(paths)
-    };
-    let weights: Vec<PathBuf> =
-        entries(path)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect();
+    let weights = weights(path)?;
     if !weights.is_empty() {
         return of_one_adapter(path, weights);
     }
-    // A run, or the directory of its checkpoints: the newest one that was written to its end.
+    match newest_checkpoint(path)? {
+        Some(newest) => files(&newest),
+        None => Err(Error::bad_file(
+            path,
+            "expected an adapter (adapter.safetensors, or adapter_model.safetensors of PEFT), a checkpoint of a run, or \
+             a run with checkpoints",
+        )),
+    }
+}
+
+/// The newest whole checkpoint of a run, or of the directory of its checkpoints; `None` for a directory that holds
+/// none, or weights itself.
+pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
+    if !weights(path)?.is_empty() {
+        return Ok(None);
+    }
     let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|place| place.is_dir());
     let mut steps = entries(&checkpoints.unwrap_or_default())?;
     steps.retain(|step| {
@@ -194,14 +203,19 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     });
     // The names are padded up to a million steps.
     steps.sort_by_key(|step| (step.as_os_str().len(), step.clone()));
-    match steps.pop() {
-        Some(newest) => files(&newest),
-        None => Err(Error::bad_file(
-            path,
-            "expected an adapter (adapter.safetensors, or adapter_model.safetensors of PEFT), a checkpoint of a run, or \
-             a run with checkpoints",
-        )),
-    }
+    Ok(steps.pop())
+}
+
+fn entries(place: &Path) -> Result<Vec<PathBuf>> {
+    let listing = std::fs::read_dir(place).map_err(Error::file("list", place))?;
+    let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// The weight files of a directory.
+fn weights(place: &Path) -> Result<Vec<PathBuf>> {
+    Ok(entries(place)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect())
 }
 
 /// Those of the weight files in `place` that make up one adapter.

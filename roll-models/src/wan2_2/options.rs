@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::comma_list::{self, split};
 use crate::lora::{AdapterSources, Asked};
 use crate::precision::{ComputeDType, WeightsDType};
-use crate::trainable::Trainable;
+use crate::trainable::{Trainable, check_alpha};
 
 use super::vae::Tiling;
 
@@ -48,6 +48,7 @@ pub struct WanOptions {
     /// 32.
     pub lora_rank: Option<usize>,
     /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
     /// of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. A list of these is added up, and
@@ -356,6 +357,7 @@ impl Default for WanOptions {
 impl WanOptions {
     /// Fails on values that can only be mistakes.
     pub fn check(&self) -> Result<()> {
+        check_alpha(self.lora_alpha)?;
         match split(&self.extra_inputs).iter().find(|input| !INPUTS.contains(&input.as_str())) {
             Some(unknown) => {
                 let problem =
@@ -581,5 +583,9 @@ mod tests {
         );
         let refused = told(json!({"extra_inputs": "input_image,foo"})).unwrap_err();
         assert!(refused.contains("`foo`") && refused.contains("`end_image`"), "{refused}");
+        for alpha in [0.0, -1.0] {
+            let refused = told(json!({"lora_alpha": alpha})).unwrap_err();
+            assert!(refused.contains("model.lora_alpha") && refused.contains("above 0"), "{refused}");
+        }
     }
 }

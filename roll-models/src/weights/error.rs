@@ -1,6 +1,6 @@
 //! Errors of weight files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Fault};
 
@@ -146,7 +146,7 @@ pub enum WeightsError {
         tensor: String,
     },
     /// Two files, or two names, give the same tensor.
-    #[error("the tensor `{tensor}` stands twice: in {} and in {}", first.display(), second.display())]
+    #[error("{}", duplicate(tensor, first, second))]
     Duplicate {
         /// The tensor.
         tensor: String,
@@ -180,6 +180,18 @@ pub enum WeightsError {
 
 fn of(tensor: &Option<String>) -> String {
     tensor.as_ref().map(|t| format!(" for the tensor `{t}`")).unwrap_or_default()
+}
+
+fn duplicate(tensor: &str, first: &Path, second: &Path) -> String {
+    match first == second {
+        true => format!("{}: its header names the tensor `{tensor}` twice", first.display()),
+        false => format!(
+            "two files hold the tensor `{tensor}`: {} and {}. They are of two networks, or two copies of one: name the \
+             files of one network alone",
+            first.display(),
+            second.display()
+        ),
+    }
 }
 
 impl WeightsError {

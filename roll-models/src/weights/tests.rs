@@ -149,6 +149,7 @@ fn a_lying_header_is_an_error_that_names_the_tensor() {
     // The same name twice.
     let e = open_error(&file(&[entry("w", "F32", "1", "0,4"), entry("w", "F32", "1", "4,8")], 8));
     assert!(matches!(e, WeightsError::Duplicate { .. }), "{e}");
+    assert!(e.to_string().contains("names the tensor `w` twice"), "{e}");
 }
 
 #[test]

@@ -45,22 +45,22 @@ const TEXTS: usize = 1024;
 pub struct Config {
     /// Directory of a CLIP or SigLIP: config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
     pub path: String,
-    /// What frames are compared with.
+    /// The other side of the comparison of frames.
     pub against: Against,
-    /// How their likeness becomes the score.
+    /// Score of that likeness.
     pub score: Scale,
-    /// A safetensors file with the layers of an aesthetic predictor: the score is what it says, and nothing is compared.
+    /// A safetensors file with the layers of an aesthetic predictor: its output is the score, and nothing is compared.
     pub head: Option<String>,
     /// Which frames are looked at.
     pub frames: Frames,
-    /// How the numbers of frames become one.
+    /// Reduction of the numbers of frames to one.
     pub over_frames: OverFrames,
     /// Frames that go through the tower at once.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
-    /// What it measures, for labels and pages.
+    /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// What a video without frames does.
+    /// Reaction to a video without frames.
     pub on_missing: OnMissing,
 }
 
@@ -80,7 +80,7 @@ impl Default for Config {
     }
 }
 
-/// What frames are compared with.
+/// The other side of the comparison of frames.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Against {

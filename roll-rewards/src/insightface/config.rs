@@ -32,15 +32,15 @@ pub struct Config {
     /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 as ROLL, 128 as InsightFace.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub det_divisor: f32,
-    /// What surrounds a frame that does not fill the square: grey as ROLL, black as InsightFace.
+    /// Padding of a frame that does not fill the square: grey as ROLL, black as InsightFace.
     pub det_padding: Padding,
     /// Order of the embedder's input channels: RGB as InsightFace, BGR as ROLL.
     pub channel_order: ChannelOrder,
     /// How the face is brought to the embedder's template.
     pub align: Alignment,
-    /// What a video without any face does.
+    /// Reaction to a video without any face.
     pub on_missing: OnMissing,
-    /// What a frame does in which no face is found.
+    /// Treatment of a frame without a face.
     pub undetected: Undetected,
     /// Frames that go through the networks at once: more is faster on an accelerator and takes more memory.
     #[schemars(range(min = 1))]
@@ -48,7 +48,7 @@ pub struct Config {
     /// Score one frame in this many, and search for reference faces in one frame in this many.
     #[schemars(range(min = 1))]
     pub sample_every: usize,
-    /// What runs the networks where no gradient is asked for.
+    /// Executor of the networks where no gradient is needed.
     pub onnx: Executor,
 }
 
@@ -74,7 +74,7 @@ impl Default for Config {
     }
 }
 
-/// What a frame does in which no face is found.
+/// Treatment of a frame without a face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Undetected {

@@ -26,7 +26,7 @@ impl<'a> Attributes<'a> {
                 .into());
             }
             if left.insert(attribute.name, attribute).is_some() {
-                return Err(format!("the attribute `{}` stands twice", attribute.name).into());
+                return Err(format!("the attribute `{}` appears twice", attribute.name).into());
             }
         }
         Ok(Self { left })

@@ -19,20 +19,20 @@ pub struct Config {
     pub input: Input,
     /// Which output is read; the first unless given.
     pub output: Option<String>,
-    /// How an output becomes a number.
+    /// Reduction of an output to a number.
     pub score: Measurement,
     /// Which number of the output, for `value`, `softmax` and `sigmoid`.
     pub index: Option<usize>,
-    /// What `cosine` and `distance` compare with, instead of the reference.
+    /// Vector that `cosine` and `distance` compare with, instead of the reference.
     pub vector: Option<Vec<f32>>,
-    /// How the numbers of frames become one.
+    /// Reduction of the numbers of frames to one.
     pub over_frames: OverFrames,
     /// Frames that go through the network at once.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
-    /// What it measures, for labels and pages.
+    /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// What a video without frames does.
+    /// Reaction to a video without frames.
     pub on_missing: OnMissing,
 }
 

@@ -89,7 +89,7 @@ pub enum Fit {
     /// Its proportions change.
     #[default]
     Stretch,
-    /// It covers the size, and what stands over is cut off on both sides.
+    /// It covers the size, and the excess is cut off on both sides.
     Crop,
     /// It lies within the size, in the middle, and `padding` surrounds it.
     Letterbox,

@@ -14,9 +14,9 @@ use crate::picture::luma;
 #[serde(default, deny_unknown_fields)]
 #[schemars(bound = "", rename = "AmountConfig")]
 pub struct Config<A: Amount> {
-    /// How much is wanted.
+    /// Wanted amount.
     pub wanted: Wanted,
-    /// What a video does that is too short to say.
+    /// Reaction to a video that is too short to be measured.
     pub on_missing: OnMissing,
     /// What is measured; no option.
     #[serde(skip)]

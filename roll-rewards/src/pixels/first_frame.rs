@@ -32,7 +32,7 @@ pub struct Config {
     pub input: Input,
     /// For `perceptual`: which output is compared; the first unless given.
     pub output: Option<String>,
-    /// What a video without frames does.
+    /// Reaction to a video without frames.
     pub on_missing: OnMissing,
 }
 

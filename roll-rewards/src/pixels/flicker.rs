@@ -32,7 +32,10 @@ impl Amount for Flicker {
     }
 }
 
-register_amount!(Flicker, "How much pixels waver from frame to frame, motion aside: less, unless asked otherwise");
+register_amount!(
+    Flicker,
+    "Wavering of pixels from frame to frame, apart from motion: less of it, unless `wanted` says otherwise"
+);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -30,7 +30,7 @@ impl Amount for Motion {
     }
 }
 
-register_amount!(Motion, "How much changes from frame to frame: more, less, so much, or as in the reference");
+register_amount!(Motion, "Change from frame to frame: more of it, less of it, a given level, or that of the reference");
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

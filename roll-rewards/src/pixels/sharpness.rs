@@ -39,7 +39,7 @@ impl Amount for Sharpness {
     }
 }
 
-register_amount!(Sharpness, "How sharp frames are: more, less, so much, or as in the reference");
+register_amount!(Sharpness, "Sharpness of frames: more of it, less of it, a given level, or that of the reference");
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -33,7 +33,7 @@ pub struct Config {
     pub shared_memory: bool,
     /// Handed to the program with `hello`.
     pub options: Options,
-    /// What to do with a sample that has nothing to score.
+    /// Reaction to a sample with nothing to score.
     pub on_missing: OnMissing,
 }
 

@@ -47,7 +47,7 @@ pub struct Config {
     pub busy_timeout: f64,
     /// Sent with every call.
     pub options: Options,
-    /// What to do with a sample that has nothing to score.
+    /// Reaction to a sample with nothing to score.
     pub on_missing: OnMissing,
 }
 

@@ -28,7 +28,7 @@ pub struct EvaluationConfig {
     /// Rewards that are measured but never optimised, each with its options. The run warns when the trained reward
     /// rises while one of these falls: suspect reward hacking.
     pub check: Vec<RewardComponent>,
-    /// What ends the run before its last step, looked at after each evaluation. `null`: nothing does.
+    /// Conditions that end the run before its last step, checked after each evaluation. `null`: none.
     pub stop_when: Option<StopWhen>,
     /// Prompts whose videos are generated before and after training and at every evaluation, each time from the same
     /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
@@ -93,7 +93,7 @@ impl EvaluationConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplePrompt {
-    /// What the video shows.
+    /// The prompt: a description of the video.
     pub prompt: String,
     /// Picture that the video begins with, for models that take one.
     pub image: Option<PathBuf>,

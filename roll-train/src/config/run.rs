@@ -44,8 +44,8 @@ pub struct RunConfig {
     /// Number of checkpoints to keep; older ones are deleted. `null`: all are kept.
     #[schemars(range(min = 1))]
     pub max_ckpt_to_keep: Option<usize>,
-    /// Where metrics go: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports are drawn
-    /// from). ROLL's other values have no effect.
+    /// Destinations of the metrics: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports
+    /// are drawn from). ROLL's other values have no effect.
     pub track_with: Vec<Tracker>,
     /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how in its
     /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard

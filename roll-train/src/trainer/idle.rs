@@ -25,20 +25,24 @@ pub(super) struct Course {
     pub(super) batch: u64,
     /// `training.max_skipped_steps`.
     pub(super) limit: u64,
-    /// The learning rate of every step done is 0, as in the first step of a warm-up.
-    pub(super) rate_is_zero: bool,
+    /// The learning rate of every step done is 0 although the base rate is not: the warm-up begins at 0.
+    pub(super) warms_up: bool,
 }
 
 /// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
 /// ranks agree, and so does a run that was resumed.
 pub(super) fn check(record: &Record, course: Course) -> Result<()> {
-    let Course { done, steps, batch, limit, rate_is_zero } = course;
+    let Course { done, steps, batch, limit, warms_up } = course;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
     }
     let never = idle >= done;
     let left_out = record.skipped_updates >= done;
+    // No mistake: `--steps 1` is how people see whether everything works.
+    if warms_up && !left_out {
+        return Ok(());
+    }
     let patience = if never && (batch > 0 || left_out) { limit } else { limit.saturating_mul(PATIENCE) };
     if idle < patience && !(never && done >= steps) {
         return Ok(());
@@ -58,10 +62,6 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
             why = format!("{why}. Samples: {}", reasons(record));
         }
         (format!("every update of {which} was left out"), why)
-    } else if rate_is_zero {
-        let why = "the learning rate was 0: `training.warmup_steps` begins at 0, `training.learning_rate` may be 0. \
-                   Take more steps, or set `training.warmup_steps: 0`";
-        (format!("no parameter changed in {which}"), why.into())
     } else {
         let why = "the gradient is 0 or the learning rate is: look at `actor/grad_norm` and `lr` in the metrics, at \
                    `training.learning_rate` and its schedule, and at what is trained (`model.trainable_models`)";
@@ -70,6 +70,14 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
     };
     let why = format!("{why}. `training.max_skipped_steps: 0` continues anyway");
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
+}
+
+/// What to say at the end of a run that did no more than the first step of its warm-up, and changed nothing.
+pub(super) fn warmed_up_alone(course: Course) -> Option<&'static str> {
+    (course.warms_up && course.done >= course.steps).then_some(
+        "nothing was trained yet: the learning rate of the first step is 0, where the warm-up begins \
+         (`training.warmup_steps`). Everything worked; take more steps, or set `training.warmup_steps=0`",
+    )
 }
 
 /// Why samples were left out: the most frequent reasons, each with one sample.
@@ -112,7 +120,7 @@ mod tests {
 
     /// Of 100 steps, stopped after 5.
     fn course(done: u64, batch: u64) -> Course {
-        Course { done, steps: 100, batch, limit: 5, rate_is_zero: false }
+        Course { done, steps: 100, batch, limit: 5, warms_up: false }
     }
 
     fn told(record: &Record, course: Course) -> String {
@@ -157,8 +165,16 @@ mod tests {
         let end = |done| Course { steps: done, ..course(done, 2) };
         assert!(told(&record(2, 4, 2), end(2)).contains("all 4 samples of the first 2 steps"));
         assert!(told(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("in the first step"));
-        let warming_up = Course { rate_is_zero: true, ..end(1) };
-        assert!(told(&Record { idle_steps: 1, ..Record::default() }, warming_up).contains("`training.warmup_steps`"));
         assert!(check(&record(3, 4, 2), end(3)).is_ok(), "it was trained in one");
+    }
+
+    #[test]
+    fn a_run_of_one_step_of_warm_up_succeeds_and_says_that_nothing_was_trained() {
+        let one = Course { steps: 1, warms_up: true, limit: 1, ..course(1, 2) };
+        assert!(check(&Record { idle_steps: 1, ..Record::default() }, one).is_ok());
+        assert!(warmed_up_alone(one).is_some_and(|told| told.contains("`training.warmup_steps`")));
+        assert_eq!(warmed_up_alone(Course { steps: 2, ..one }), None, "there is more to come");
+        assert_eq!(warmed_up_alone(Course { warms_up: false, ..one }), None);
+        assert!(told(&record(1, 2, 1), one).contains("all 2 samples"), "left out is left out");
     }
 }

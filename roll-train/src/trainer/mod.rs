@@ -172,7 +172,11 @@ impl Trainer {
             }
             stopped?;
         }
-        self.is_idle()
+        self.is_idle()?;
+        if let Some(told) = idle::warmed_up_alone(self.course()).filter(|_| journal.dir.is_some()) {
+            tracing::warn!("{told}");
+        }
+        Ok(())
     }
 
     /// Says how long the rest takes, once the first steps are known.
@@ -187,10 +191,18 @@ impl Trainer {
 
     /// Fails when nothing is trained.
     fn is_idle(&self) -> Result<()> {
-        let batch = self.data.as_ref().map_or(0, Batches::global_batch) as u64;
-        let limit = self.loaded.config.training.max_skipped_steps;
-        let rate_is_zero = (0..self.done).all(|step| self.schedule.at(step) == 0.0);
-        idle::check(&self.record, idle::Course { done: self.done, steps: self.steps, batch, limit, rate_is_zero })
+        idle::check(&self.record, self.course())
+    }
+
+    fn course(&self) -> idle::Course {
+        let training = &self.loaded.config.training;
+        idle::Course {
+            done: self.done,
+            steps: self.steps,
+            batch: self.data.as_ref().map_or(0, Batches::global_batch) as u64,
+            limit: training.max_skipped_steps,
+            warms_up: training.learning_rate > 0.0 && (0..self.done).all(|step| self.schedule.at(step) == 0.0),
+        }
     }
 
     /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the

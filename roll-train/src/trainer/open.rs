@@ -48,6 +48,10 @@ impl Trainer {
         follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
         let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
+        let cut = dataset.as_ref().and_then(|_| data_config.unit_note(unit));
+        if let Some(note) = cut.filter(|_| communicator::current().rank().0 == 0) {
+            tracing::warn!("{note}");
+        }
         if let Some(store) = &store {
             tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
             model = CachedModel::wrap(model, store)?;

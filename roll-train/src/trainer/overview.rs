@@ -80,7 +80,7 @@ fn clips(data: &Batches) -> String {
             (Some(height), Some(width)) => format!("{width}x{height}"),
             _ => "their own size".into(),
         };
-        return format!("{count} of {size}, up to {}", counted(config.num_frames as u64, "frame"));
+        return format!("{count} of {size}, up to {}", counted(dataset.longest() as u64, "frame"));
     }
     let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
     (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|bucket| *shapes.entry(bucket).or_default() += 1);

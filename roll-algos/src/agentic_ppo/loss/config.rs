@@ -40,7 +40,7 @@ pub enum PgVariant {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossConfig {
-    /// Over what the ratio is taken.
+    /// Unit of text that has one ratio.
     pub ratio_type: RatioType,
     /// The form of the policy gradient.
     pub pg_variant: PgVariant,
@@ -67,7 +67,7 @@ pub struct LossConfig {
     pub kl_loss_coef: f64,
     /// Coefficient of the entropy bonus.
     pub entropy_loss_coef: f64,
-    /// How the losses of tokens become one.
+    /// Reduction of the losses of tokens to one number.
     pub loss_agg_mode: Aggregation,
     /// Correction for inference with other kernels.
     pub train_infer_correction: CorrectionConfig,

@@ -34,7 +34,7 @@ pub use prompt::ROLE;
 pub struct ToolOptions {
     /// Name that calls have for it.
     pub name: String,
-    /// What it does, for the agent.
+    /// Description for the agent.
     pub description: String,
     /// Its arguments, as a JSON schema of an object.
     pub parameters: Options,

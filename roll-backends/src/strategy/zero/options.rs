@@ -40,7 +40,7 @@ pub struct ZeroOptions {
     pub offload_optimizer: Offload,
     /// Where the frozen weights live at stage 3; without effect below it, as in DeepSpeed.
     pub offload_param: Offload,
-    /// How AdamW is written: `torch` or `deepspeed`; the same to rounding.
+    /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
     /// Checkpoints keep them as they are; a run may go on with the other kind.

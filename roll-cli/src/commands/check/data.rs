@@ -68,6 +68,7 @@ fn clips(
     let config = &loaded.config;
     let data = config.data.resolved(|path| context.resolve(path));
     let Some((dataset, largest)) = set("clips", &data, unit, found) else { return Data::default() };
+    data.unit_note(unit).into_iter().for_each(|note| found.note(note));
     let dataset = Arc::new(dataset);
     let t = &config.training;
     let batches = Batches::new(dataset.clone(), config.noise(), t.samples_per_rank(), Rank(0), 1)
@@ -113,11 +114,15 @@ fn set(
     let looked_at = rows.len().min(CLIPS);
     let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
     for row in &rows[..looked_at] {
+        if let Some(reason) = &row.no_prompt {
+            bad.push(format!("{}: {reason}", dataset.metadata().place(row)));
+            continue;
+        }
         let pictures = [row.image.as_deref(), row.end_image.as_deref()];
         match probe(&row.video, config.decoder).and_then(|probed| pictures_are_there(&pictures).map(|()| probed)) {
             Ok(probed) => {
                 *sizes.entry(probed.size).or_default() += 1;
-                short += usize::from(probed.frames < config.num_frames);
+                short += usize::from(probed.frames < dataset.longest());
             }
             Err(error) => bad.push(format!("{}: {}", dataset.metadata().place(row), error.chain())),
         }
@@ -135,7 +140,7 @@ fn set(
     if short > 0 {
         found.note(format!(
             "{short} have fewer than the {} of `data.num_frames`",
-            counted(config.num_frames as u64, "frame")
+            counted(dataset.longest() as u64, "frame")
         ));
     }
     if !bad.is_empty() {

@@ -24,6 +24,7 @@ pub fn check(args: Check) -> Result<()> {
     let steps = run.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let configuration = Configuration::read(&run.config, steps.as_slice())?;
     let registry = configuration.registry()?;
+    let half_named = configuration.half_named();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let mut found = Findings::default();
 
@@ -35,7 +36,7 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
     }
-    for note in loaded.without_effect(&registry)? {
+    for note in half_named.into_iter().chain(loaded.without_effect(&registry)?) {
         found.note(note);
     }
 

@@ -169,7 +169,7 @@ impl Reader<'_> {
             let key = self.text()?;
             let value = self.value().map_err(|problem| format!("`{key}`: {problem}"))?;
             if metadata.insert(key.clone(), value).is_some() {
-                return Err(format!("the key `{key}` stands twice"));
+                return Err(format!("the key `{key}` appears twice"));
             }
         }
         let mut found = Vec::new();
@@ -189,7 +189,7 @@ impl Reader<'_> {
             let bytes =
                 self.place(start, kind, &shape, offset).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
             if places.insert(name.clone(), Place { kind, shape, bytes }).is_some() {
-                return Err(format!("the tensor `{name}` stands twice"));
+                return Err(format!("the tensor `{name}` appears twice"));
             }
         }
         Ok((metadata, places))

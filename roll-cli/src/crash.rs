@@ -1,0 +1,92 @@
+//! A process that dies of a signal within a call of a plugin says whose code it was: native code that crashes never
+//! comes back to its caller.
+
+use std::ptr;
+use std::sync::OnceLock;
+
+use libc::{c_int, c_void, sigaction, siginfo_t};
+
+/// The signals of a fault, and their meanings.
+const FAULTS: [(c_int, &str); 4] = [
+    (libc::SIGSEGV, "the process was ended by SIGSEGV, an access to memory that is not its own,"),
+    (libc::SIGBUS, "the process was ended by SIGBUS, an access to memory that is not there,"),
+    (libc::SIGILL, "the process was ended by SIGILL, a trap or an instruction that this processor does not have,"),
+    (libc::SIGFPE, "the process was ended by SIGFPE, such as a division of whole numbers by zero,"),
+];
+
+/// The actions that each of them had before. A handler may read them: they are set before it can be called.
+static BEFORE: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
+
+/// From now on a process that is ended by a fault, or aborted, within a call of a plugin says which. Its code may have
+/// called `abort`, panicked while it panicked, overflowed its stack, or followed a bad pointer.
+pub fn tell_of_plugins() {
+    // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and
+    // it does not panic. `abort` ends the process behind it.
+    let told =
+        unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, || tell("the process was aborted")) };
+    if let Err(error) = told {
+        tracing::debug!("a plugin that aborts will not be named: {error}");
+    }
+    for ((number, _), before) in FAULTS.iter().zip(&BEFORE) {
+        // signal-hook refuses these signals: its handlers would run on the stack that has overflowed.
+        // SAFETY: the structure is plain data, for which zeros are valid; the pointers are valid for the calls; and
+        // `on_fault` has the signature that SA_SIGINFO asks for.
+        let done = unsafe {
+            let mut old: sigaction = std::mem::zeroed();
+            let known = libc::sigaction(*number, ptr::null(), &mut old) == 0 && before.set(old).is_ok();
+            let mut own: sigaction = std::mem::zeroed();
+            own.sa_sigaction = on_fault as *const () as usize;
+            // On the alternate stack, which the standard library makes for each thread.
+            own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&mut own.sa_mask);
+            known && libc::sigaction(*number, &own, ptr::null_mut()) == 0
+        };
+        if !done {
+            tracing::debug!("a plugin that is ended by signal {number} will not be named");
+        }
+    }
+}
+
+/// Hands the signal to whoever took it before, says whose code it was, and lets the signal end the process.
+extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let Some(at) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
+    if let Some(before) = BEFORE[at].get()
+        && ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction)
+    {
+        let handler = before.sa_sigaction as *const ();
+        // SAFETY: it is the function that the system would have called, with the arguments that its flags ask for. That
+        // of the standard library aborts where a stack has overflowed, and comes back otherwise.
+        unsafe {
+            if before.sa_flags & libc::SA_SIGINFO != 0 {
+                type WithInfo = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+                std::mem::transmute::<*const (), WithInfo>(handler)(number, info, context);
+            } else {
+                std::mem::transmute::<*const (), extern "C" fn(c_int)>(handler)(number);
+            }
+        }
+    }
+    tell(FAULTS[at].1);
+    // SAFETY: both may be called in handlers. The signal is blocked until this one returns, and then ends the process.
+    unsafe {
+        libc::signal(number, libc::SIG_DFL);
+        libc::raise(number);
+    }
+}
+
+/// Says `how` the process ended, where the thread is in a call of a plugin.
+fn tell(how: &str) {
+    let Some((plugin, function)) = roll_core::plugin::under_way() else { return };
+    for part in [
+        "error: ",
+        how,
+        " while it was calling `",
+        function,
+        "` of the plugin ",
+        plugin,
+        "\n  because: native code that ends the process cannot be held back; a run goes on from its newest checkpoint \
+         with `roll run --resume RUN`\n",
+    ] {
+        // Nothing can be done about a reader that went away.
+        let _ = rustix::io::write(std::io::stderr(), part.as_bytes());
+    }
+}
