@@ -224,7 +224,7 @@ fn exponentials<E: Float>(
     let begin = begin_of(end, window);
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
 
-    let mut own = LEAST;
+    let mut own = f32::new(LEAST);
     let mut i = begin + UNIT_POS as usize;
     while i < end {
         own = max(own, score(scores[start + i], scale, cap, capped));
