@@ -52,7 +52,7 @@ fn tried() -> Result<(), String> {
 
 fn missing() -> String {
     let names = KNOWN.join(" or ");
-    match OTHERS.into_iter().find(|name| find(&[name]).is_some()) {
+    match OTHERS.into_iter().find(|name| find(&[*name]).is_some()) {
         Some(name) => format!(
             "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
              --installed)\"` gives it that name"

@@ -15,7 +15,6 @@ use burn_cubecl::tensor::CubeTensor;
 use cubek::attention::forward::routines::Routine;
 
 use super::{host, unwritten};
-use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 /// Names the kernel of bf16 attention: `flash`, unless it is found to be wrong, or `blocks`. To compare the two.
@@ -48,12 +47,12 @@ impl AttentionKernel for Cube {
 
 /// With zeros at the end of an axis, up to `length`; itself, where it is that long.
 fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
-    let mut missing = x.shape();
+    let mut missing = x.shape().to_vec();
     if missing[axis] >= length {
         return x;
     }
     missing[axis] = length - missing[axis];
-    let zeros = Cube::float_zeros(missing, &x.device, FloatDType::from(x.dtype));
+    let zeros = Cube::float_zeros(missing.into(), &x.device, FloatDType::from(x.dtype));
     Cube::float_cat(vec![x, zeros], axis)
 }
 
