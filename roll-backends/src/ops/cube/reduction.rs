@@ -34,7 +34,8 @@ pub fn largest(partial: &mut Shared<[f32]>, own: f32) -> f32 {
         if UNIT_POS < active {
             let here = partial[UNIT_POS as usize];
             let other = partial[(UNIT_POS + active) as usize];
-            partial[UNIT_POS as usize] = max(here, other);
+            let more: f32 = max(here, other);
+            partial[UNIT_POS as usize] = more;
         }
         sync_cube();
         active /= 2;

@@ -227,7 +227,8 @@ fn exponentials<E: Float>(
     let mut own = f32::new(LEAST);
     let mut i = begin + UNIT_POS as usize;
     while i < end {
-        own = max(own, score(scores[start + i], scale, cap, capped));
+        let more: f32 = max(own, score(scores[start + i], scale, cap, capped));
+        own = more;
         i += step;
     }
     let top = largest(&mut partial, own);
@@ -248,7 +249,8 @@ fn exponentials<E: Float>(
     let sum = total(&mut partial, sum);
     if UNIT_POS == 0 {
         maxima[CUBE_POS] = top;
-        inverses[CUBE_POS] = 1.0 / max(sum, NO_SUM);
+        let divisor: f32 = max(sum, f32::new(NO_SUM));
+        inverses[CUBE_POS] = 1.0 / divisor;
     }
 }
 
