@@ -69,7 +69,8 @@ pub struct WanOptions {
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the weights
     /// are and the device is a GPU. Embeddings, head, norms, residuals, adapters' weights and gradients are f32 either
-    /// way; with bf16, block inputs that wait for the backward pass are kept in bf16.
+    /// way; with bf16, block inputs that wait for the backward pass are kept in bf16, and so is what the layers of a
+    /// block hand on to one another on `libtorch-cuda`.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
     /// block, `host`: in host memory, which is faster than files, `sharded` over the ranks (weights that are trained

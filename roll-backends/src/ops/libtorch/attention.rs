@@ -1,5 +1,8 @@
 //! ATen's fused scaled-dot-product attention, forward and backward: no matrix of all queries by all keys on any device.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use burn::backend::libtorch::TchTensor;
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;
@@ -138,8 +141,34 @@ impl Graph {
 }
 
 fn fused([q, k, v]: [&Tensor; 3], call: AttentionCall) -> Tensor {
+    if q.device().is_cuda() {
+        tell_kernel([q, k, v], call);
+    }
     let scale = f64::from(call.scale);
     Tensor::scaled_dot_product_attention(q, k, v, None::<Tensor>, 0.0, call.causal, scale, false)
+}
+
+/// Tells the log which of its kernels ATen takes, once for each kind of call: a pass is as fast as that one is.
+fn tell_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let recorded = if [q, k, v].iter().any(|x| x.requires_grad()) { ", recorded" } else { "" };
+    let call_kind = format!("{:?}, heads of {} channels{recorded}", q.kind(), q.size()[3]);
+    if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(call_kind.clone()) {
+        return;
+    }
+    let scale = f64::from(call.scale);
+    let choice = Tensor::f_internal_fused_sdp_choice(q, k, v, None::<Tensor>, 0.0, call.causal, scale, false);
+    let kernel = match choice {
+        Ok(0) => "plain products, which hold the scores of all queries and keys at once",
+        Ok(1) => "FlashAttention",
+        Ok(2) => "the memory-efficient kernel",
+        Ok(3) => "cuDNN",
+        _ => "a kernel that it does not name",
+    };
+    match choice {
+        Ok(0) => tracing::warn!("attention in {call_kind}: ATen takes {kernel}"),
+        _ => tracing::info!("attention in {call_kind}: ATen takes {kernel}"),
+    }
 }
 
 fn by_head(qkv: &[TchTensor; 3], call: AttentionCall) -> [Tensor; 3] {
