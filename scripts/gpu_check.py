@@ -35,7 +35,7 @@ RESULTS = ROOT / "bench" / "results" / "gpu"
 MOST_PACKED = 24_000_000
 GOALS = {"speed": 1.25, "memory": 0.5}
 # Tests of roll-backends that run on every device.
-OPERATORS = ["ops::", "device::"]
+OPERATORS = ["ops::", "device::", "side_copies::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 
