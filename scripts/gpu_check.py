@@ -1,7 +1,8 @@
 """Checks and measures `roll` on a machine with an NVIDIA GPU; see `scripts/gpu-check`.
 
     gpu_check.py pack [--binaries DIR] [--add FILE ...]
-    gpu_check.py run [--from N] [--only ID,ID] [--limit SECONDS] [--out DIR] [--self-test] [--binaries DIR]
+    gpu_check.py run [--from N] [--only ID,ID] [--limit SECONDS] [--out DIR] [--bench ARGUMENTS]
+                     [--self-test] [--binaries DIR]
 
 `pack` puts `roll` and the tests of parity and of operators into `.gpu/`. `run` unpacks them and works through the parts
 in order, each within its own limit. A part writes its results to `results.jsonl` as soon as it has them and what its
@@ -34,6 +35,9 @@ PACK = ROOT / ".gpu"
 RESULTS = ROOT / "bench" / "results" / "gpu"
 MOST_PACKED = 24_000_000
 GOALS = {"speed": 1.25, "memory": 0.5}
+# One expert at 18,900 tokens, and what takes seconds anywhere.
+A14B = ["--preset", "a14b", "--size", "480x480"]
+TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
 # Tests of roll-backends that run on every device.
 OPERATORS = ["ops::", "device::", "side_copies::"]
 # Exact products in f32: without TF32, as the references were computed.
@@ -156,7 +160,7 @@ def library_path(before):
 
 class Run:
     def __init__(self, arguments):
-        self.tiny = arguments.self_test
+        self.tiny, self.further = arguments.self_test, arguments.bench.split()
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-"))
         chosen = arguments.out or (self.scratch / "results" if self.tiny else os.environ.get("OUT") or RESULTS)
         self.out = pathlib.Path(chosen)
@@ -264,8 +268,7 @@ class Run:
         return self.part_end - time.monotonic()
 
     def bench(self, *arguments, backend=None, shape=None):
-        shape = shape or (["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"] if self.tiny else
-                          ["--preset", "a14b", "--size", "480x480"])
+        shape = shape or [*(TINY if self.tiny else A14B), *self.further]
         return [self.roll, "bench", *shape, "--backend", backend or self.gpu, "--rounds", "1", *arguments]
 
     def work(self, parts):
@@ -341,11 +344,10 @@ def opens(run):
         if missing:
             raise Failed("; ".join(missing))
     version = run.command([run.roll, "--version"], 10).check().output.strip()
-    shape = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
     opened = {}
     for backend in dict.fromkeys([run.gpu, "libtorch"]):
         try:
-            found = run.command(run.bench("--json", "-", backend=backend, shape=shape), 40).json()
+            found = run.command(run.bench("--json", "-", backend=backend, shape=TINY), 40).json()
             opened[backend] = found["step_seconds"]
         except Failed as error:
             absent = "not part of this build" in str(error)
@@ -543,8 +545,7 @@ def sanitizer(backend):
             (p for p in ["/usr/local/cuda/bin/compute-sanitizer"] if os.access(p, os.X_OK)), None)
         if tool is None:
             raise Skipped("compute-sanitizer is not installed")
-        shape = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
-        command = run.bench("--without-vae", "--offload", backend=on, shape=shape)
+        command = run.bench("--without-vae", "--offload", backend=on, shape=TINY)
         # Without a cache every tensor has an allocation of its own, whose ends are checked.
         ended = run.command([tool, "--tool", "memcheck", "--error-exitcode", "9", *command], run.left() - 2,
                             {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
@@ -555,7 +556,6 @@ def sanitizer(backend):
     return part
 
 
-A14B = ["--preset", "a14b", "--size", "480x480"]
 PARTS = [
     Part("0a", "environment", 15, environment),
     Part("0b", "PyTorch's speed of products, copies, attention", 60, probe),
@@ -709,6 +709,9 @@ def main():
     running.add_argument("--only", metavar="ID,ID", help="these parts alone: 3,5a; 2 is all of 2a, 2b, ...")
     running.add_argument("--limit", type=float, metavar="SECONDS", help="skip what does not fit any more")
     running.add_argument("--out", metavar="DIR", help="for results.jsonl and log.txt: $OUT, or bench/results/gpu")
+    running.add_argument("--bench", default="", metavar="ARGUMENTS",
+                         help="further arguments of `roll bench` for steps of A14B, here and in PyTorch: "
+                              "'--vae-dtype bf16'")
     running.add_argument("--self-test", action="store_true", help="tiny sizes, no GPU")
     running.add_argument("--binaries", metavar="DIR", help="a build's directory in place of .gpu/")
     arguments = parser.parse_args()
