@@ -144,9 +144,22 @@ class Ended:
             raise Failed(f"expected JSON, found:\n{self.tail()}") from None
 
 
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
 def torch_directory():
     spec = importlib.util.find_spec("torch")
     return pathlib.Path(spec.origin).parent if spec and spec.origin else None
+
+
+def nvidia_smi(facts):
+    """What the driver says about the first GPU; `None` where there is none."""
+    command = ["nvidia-smi", f"--query-gpu={facts}", "--format=csv,noheader", "--id", "0"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        return said.stdout.strip() if said.returncode == 0 else None
+    return None
 
 
 def library_path(before):
@@ -173,11 +186,14 @@ class Run:
         if arguments.from_ == "0" and not arguments.only:
             self.results.unlink(missing_ok=True)
             self.log.unlink(missing_ok=True)
-        self.records = []
-        for path in dict.fromkeys([RESULTS / "results.jsonl", self.results]):
-            # Answers of PyTorch from an earlier call serve the parts that are compared with them.
-            if path.is_file() and not self.tiny:
-                self.records += [json.loads(line) for line in path.read_text().splitlines()]
+        # Answers of PyTorch from an earlier call serve the parts that are compared with them; what an earlier build
+        # of ours did is nothing to this one.
+        earlier = [] if self.tiny else read_lines(RESULTS / "results.jsonl")
+        self.records = [line for line in earlier if "answer" in line or "probe" in line]
+        if self.results != RESULTS / "results.jsonl":
+            self.records += read_lines(self.results)
+        else:
+            self.records = earlier
         # The paths of the checkout that the tests were built in are not those of this one.
         self.environment = {
             **os.environ,
@@ -188,6 +204,7 @@ class Run:
             "ROLL_LOG": "info,roll=debug",
             "RUST_BACKTRACE": "1",
         }
+        self.gpu_name = nvidia_smi("name")
         self.gpu, self.second = ("flex", "flex") if self.tiny else ("libtorch-cuda", "cuda")
         self.has_torch = torch_directory() is not None
 
@@ -213,6 +230,13 @@ class Run:
         """The newest record of `part` that has `key`."""
         found = [r for r in self.records if r["part"] == part and key in r]
         return found[-1] if found else None
+
+    def answers(self, of):
+        """PyTorch's to the same request on this machine's GPU, the last of each kind."""
+        kinds = ("of", "attention", "activations", "offload")
+        given = [r["answer"] for r in self.records if "answer" in r and phases_alone(r["answer"]["of"]) == of]
+        last = {tuple(a[kind] for kind in kinds): a for a in given if self.tiny or a["device"] == self.gpu_name}
+        return [a for a in last.values() if not a["error"]]
 
     # Commands
 
@@ -309,18 +333,16 @@ class Part:
 
 
 def environment(run):
-    facts = "name,driver_version,memory.total,memory.used,clocks.max.sm"
-    asked = ["nvidia-smi", f"--query-gpu={facts}", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True) if shutil.which(asked[0]) else None
+    gpu = nvidia_smi("name,driver_version,memory.total,memory.used,clocks.max.sm")
     manifest = json.loads((PACK / "manifest.json").read_text()) if (PACK / "manifest.json").is_file() else {}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    run.record("found", gpu=said.stdout.strip() if said else None, cores=os.cpu_count(), host_bytes=memory,
+    run.record("found", gpu=gpu, cores=os.cpu_count(), host_bytes=memory,
                libc=" ".join(platform.libc_ver()), kernel=platform.release(), python=platform.python_version(),
                commit=manifest.get("commit") or commit(), packed=manifest.get("packed"),
                date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    if not run.tiny and not (said and said.returncode == 0):
+    if not run.tiny and gpu is None:
         raise Failed("nvidia-smi lists no GPU")
-    return said.stdout.strip() if said else f"{os.cpu_count()} cores"
+    return gpu or f"{os.cpu_count()} cores"
 
 
 def probe(run):
@@ -420,8 +442,7 @@ def ours(*arguments, backend=None, shape=None):
         of = phases_alone(json.loads(asked)["of"])
         ended = run.command([*command, "--json", "-"], run.left() - 2)
         found = ended.json()
-        answers = [r["answer"] for r in run.records if "answer" in r and phases_alone(r["answer"]["of"]) == of]
-        ratios = [compared(found, answer) for answer in answers if not answer["error"]]
+        ratios = [compared(found, answer) for answer in run.answers(of)]
         run.record("found", bench=found, compared=ratios, **ended.facts)
         rate = found["transformer_flops_per_second"]
         said = (f"step {found['step_seconds'] or 0:.2f} s, transformer {rate / 1e12:.3g} TFLOP/s, "
@@ -456,9 +477,11 @@ def operators(backend, extra=()):
         passed = sum(verdict == "ok" for verdict in verdicts.values())
         failed = sorted(name for name, verdict in verdicts.items() if verdict == "FAILED")
         total = sum(verdict != "ignored" for verdict in verdicts.values()) + len(lost)
-        run.record("found", backend=on, passed=passed, total=total, failed=failed, lost=lost)
-        if failed or lost or not passed:
-            raise Failed(f"{passed}/{total}; failed: {', '.join(failed + lost) or 'all'}")
+        # libtest ends with 101 when tests failed. What passes alone and not beside others is no pass of all.
+        crash = f"; all together ended with {ended.code}" if ended.in_time and ended.code not in (0, 101) else ""
+        run.record("found", backend=on, passed=passed, total=total, failed=failed, lost=lost, crash=crash)
+        if failed or lost or crash or not passed:
+            raise Failed(f"{passed}/{total}{crash}; failed: {', '.join(failed + lost) or 'none'}")
         return f"{passed}/{total}"
     return part
 
@@ -490,10 +513,10 @@ def parity(backend, dtype, extra=(), judged=True):
 
 def used_bytes(pid, is_gpu):
     """Of the GPU by all processes, or of the process `pid`."""
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        if is_gpu:
-            command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id", "0"]
-            return int(subprocess.run(command, capture_output=True, text=True, timeout=5).stdout) << 20
+    if is_gpu:
+        used = nvidia_smi("memory.used")
+        return int(used.split()[0]) << 20 if used else None
+    with contextlib.suppress(OSError, ValueError):
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
