@@ -412,9 +412,10 @@ class BenchStep:
         self.context = normal(*request["text"])
         self.decoder = None
         if request["vae"]:
-            self.decoder = Decoder({k: self.weight(k, s, torch.float32) for k, s in request["vae"].items()})
-            z = request["latents"][0]
-            self.mean, self.std = torch.zeros(z, device=self.device), torch.ones(z, device=self.device)
+            self.vae_dtype = getattr(torch, request["vae_dtype"])
+            self.decoder = Decoder({k: self.weight(k, s, self.vae_dtype) for k, s in request["vae"].items()})
+            on = {"device": self.device, "dtype": self.vae_dtype}
+            self.mean, self.std = torch.zeros(request["latents"][0], **on), torch.ones(request["latents"][0], **on)
             widths = request["scorer"]["widths"]
             self.kernels = [normal(o, i, 3, 3) * (9 * i) ** -0.5 for i, o in zip(widths, widths[1:])]
 
@@ -468,7 +469,7 @@ class BenchStep:
         if self.decoder is None:
             return None
         z = self.latents.clone().requires_grad_()
-        decode = lambda: self.decoder(z, self.mean, self.std).clamp(-1, 1).transpose(0, 1)
+        decode = lambda: self.decoder(z.to(self.vae_dtype), self.mean, self.std).float().clamp(-1, 1).transpose(0, 1)
         frames = self.time("decode", decode)
         leaf = frames.detach().requires_grad_()
         score = self.time("score", lambda: self.score(leaf))

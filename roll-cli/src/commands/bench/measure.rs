@@ -46,8 +46,17 @@ impl Phase {
 pub struct Measured {
     /// In the order of a step.
     pub phases: Vec<Phase>,
-    /// Median seconds of the steps that were made whole; `None` where phases were measured one by one.
-    pub whole: Option<f64>,
+    /// Of the steps that were made whole; `None` where phases were measured one by one.
+    pub whole: Option<Whole>,
+}
+
+/// Steps that were made whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Whole {
+    /// The median.
+    pub seconds: f64,
+    /// Bytes at the highest.
+    pub peak: Option<u64>,
 }
 
 impl Measured {
@@ -55,7 +64,7 @@ impl Measured {
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
         let has_all = self.phases.len() == phases_of(passes).count();
         let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
-        self.whole.or_else(|| has_all.then(sum))
+        self.whole.map(|whole| whole.seconds).or_else(|| has_all.then(sum))
     }
 
     /// Operations a second of the transformer over all its passes of a step.
@@ -68,9 +77,12 @@ impl Measured {
         (seconds > 0.0).then(|| flops / seconds)
     }
 
-    /// Bytes at the highest of all phases.
+    /// Bytes at the highest: of whole steps, or of all phases.
     pub fn peak(&self) -> Option<u64> {
-        self.phases.iter().filter_map(|p| p.peak).max()
+        match &self.whole {
+            Some(whole) => whole.peak,
+            None => self.phases.iter().filter_map(|p| p.peak).max(),
+        }
     }
 }
 
@@ -136,11 +148,14 @@ pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
 /// Times and memory of the phases: medians over `rounds`, after a round that warms up. A round is a whole step, or each
 /// phase once.
 pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter) -> Result<Measured> {
-    let mut seen = Seen { meter, seconds: BTreeMap::new(), peak: BTreeMap::new() };
-    let mut whole = Vec::new();
+    // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
+    let of_phases = (!preset.whole_step).then_some(meter);
+    let mut seen = Seen { meter: of_phases, seconds: BTreeMap::new(), peak: BTreeMap::new() };
+    let (mut whole, mut peak) = (Vec::new(), None);
     for round in 0..=rounds {
         // Without copies to the host, whose memory is made by the first step, one pass of each kind warms up as well.
         let is_whole = preset.whole_step && (round > 0 || preset.offload);
+        meter.reset();
         let start = Instant::now();
         match is_whole {
             true => step::whole(fixture, preset, &mut seen)?,
@@ -152,6 +167,7 @@ pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter
             seen.seconds.clear();
         } else if is_whole {
             whole.push(seconds);
+            peak = peak.max(meter.peak());
         }
     }
     let flops = flops(preset);
@@ -162,7 +178,8 @@ pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter
         let peak = seen.peak.get(name).copied();
         Some(Phase { name, seconds, passes, flops: flops.get(name).copied(), tokens, peak, memory: meter.kind() })
     };
-    Ok(Measured { phases: phases_of(&preset.passes).filter_map(phase).collect(), whole: median(whole) })
+    let whole = median(whole).map(|seconds| Whole { seconds, peak });
+    Ok(Measured { phases: phases_of(&preset.passes).filter_map(phase).collect(), whole })
 }
 
 /// Operations of one pass of each phase that they are counted for.
@@ -185,7 +202,8 @@ pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
 
 /// What was measured so far.
 pub struct Seen<'a> {
-    meter: &'a Meter,
+    /// Of each phase, unless steps are measured whole.
+    meter: Option<&'a Meter>,
     seconds: BTreeMap<&'static str, Vec<f64>>,
     peak: BTreeMap<&'static str, u64>,
 }
@@ -193,14 +211,16 @@ pub struct Seen<'a> {
 impl Seen<'_> {
     /// Runs one pass of the phase `name`.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.meter.reset();
+        if let Some(meter) = self.meter {
+            meter.reset();
+        }
         let start = Instant::now();
         let value = f()?;
         let seconds = start.elapsed().as_secs_f64();
         // Said at once: a measurement that is stopped half-way has told something.
         tracing::debug!("{name}: {seconds:.3} s");
         self.seconds.entry(name).or_default().push(seconds);
-        if let Some(peak) = self.meter.peak() {
+        if let Some(peak) = self.meter.and_then(Meter::peak) {
             let most = self.peak.entry(name).or_default();
             *most = peak.max(*most);
         }

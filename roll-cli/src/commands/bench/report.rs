@@ -38,7 +38,7 @@ pub fn write(args: &Bench, preset: &Preset, found: &Found) -> Result<()> {
 fn steps(found: &Found) -> Option<[f64; 2]> {
     let theirs = found.theirs.as_ref()?;
     if let (Some(ours), Some(theirs)) = (found.measured.whole, theirs.step_seconds) {
-        return Some([ours, theirs]);
+        return Some([ours.seconds, theirs]);
     }
     let in_both = found.measured.phases.iter().filter_map(|p| Some((p, theirs.phases.get(p.name)?)));
     let [ours, theirs] = in_both.fold([0.0, 0.0], |[ours, theirs], (p, their)| {
@@ -111,6 +111,9 @@ fn print(args: &Bench, preset: &Preset, found: &Found) {
     }
     if let Some(seconds) = measured.step_seconds(&preset.passes) {
         println!("a step of `{}`, {}: {seconds:.2} s", args.algo, passes_in_words(&preset.passes));
+    }
+    if let Some(peak) = measured.whole.and_then(|whole| whole.peak) {
+        println!("memory of a step: {:.2} GB ({memory})", peak as f64 / 1e9);
     }
     if let Some(rate) = measured.transformer_rate() {
         println!("transformer: {:.3} TFLOP/s, {:.0} % of the fastest product", rate / 1e12, 100.0 * rate / ceiling);

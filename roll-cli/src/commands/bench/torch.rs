@@ -112,6 +112,7 @@ impl Request {
         let is_narrow = is_nvidia && preset.dtype == DType::BF16;
         let activations = args.torch_activations.map_or(is_narrow, |dtype| dtype.0 == DType::BF16);
         let name = |is_narrow| if is_narrow { "bfloat16" } else { "float32" };
+        let vae_dtype = name(is_nvidia && preset.vae_dtype == DType::BF16);
         let passes = &preset.passes;
         let whole = json!({
             "forward": passes.forward - passes.pulled,
@@ -124,8 +125,8 @@ impl Request {
             preset.name,
             dit.layers,
             preset.frames,
-            if preset.with_vae { "with VAE" } else { "without VAE" },
             name(is_narrow),
+            if preset.with_vae { format!("VAE {vae_dtype}") } else { "no VAE".into() },
             if preset.whole_step { ", whole steps" } else { "" },
         );
         Ok(Self(json!({
@@ -144,6 +145,7 @@ impl Request {
             "extra_channels": dit.in_channels - dit.out_channels,
             "text": [preset.text_len, dit.text_dim],
             // The script has the decoder of one of the two VAEs.
+            "vae_dtype": vae_dtype,
             "vae": (preset.with_vae && vae.version == VaeVersion::V2_1).then(|| shapes(vae.weights())),
             "frames": [preset.frames, preset.size[0], preset.size[1]],
             "scorer": { "side": SIDE, "widths": WIDTHS },
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(asked["device"], "cuda:1");
         assert_eq!([&asked["dtype"], &asked["activations"]], ["bfloat16", "bfloat16"]);
         assert_eq!(asked["whole_step"], json!({"forward": 4, "recorded": 4, "references": 4}));
-        assert_eq!(asked["offload"], true);
+        assert_eq!((&asked["offload"], &asked["vae_dtype"]), (&json!(true), &json!("float32")));
     }
 
     #[test]
@@ -240,7 +242,7 @@ mod tests {
             "error": null,
             "version": "2", "device": "the CPU", "dtype": "float32", "activations": "float32", "attention": "auto",
             "offload": false, "threads": 2,
-            "of": "tiny, 4 blocks, 9 frames of 64x64, with VAE, float32",
+            "of": "tiny, 4 blocks, 9 frames of 64x64, float32, VAE float32",
         })
         .to_string();
         let theirs = Theirs::parse(&request("bench").unwrap(), &format!("warming up\n{answer}\n\n")).unwrap();
