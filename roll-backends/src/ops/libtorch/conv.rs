@@ -29,9 +29,28 @@ fn outermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 
     x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
 }
 
-/// A result whose channels are innermost in memory. Copies x, unless its are.
-fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
-    let x_thwc = x.permute([1, 2, 3, 0]).contiguous();
+/// Channels that tensor cores take at a time.
+const CHANNELS: i64 = 8;
+
+/// A result whose channels are innermost in memory. Copies x, unless its are. Where channels do not come in eights, as the
+/// three of frames, zeros stand for the others: else cuDNN might take a kernel without tensor cores.
+fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
+    let (outputs, inputs) = (weight.size()[0], weight.size()[1]);
+    let missing = |channels: i64| (CHANNELS - channels % CHANNELS) % CHANNELS;
+    let x_thwc = x.permute([1, 2, 3, 0]);
+    match [missing(inputs), missing(outputs)] {
+        [0, 0] => in_eights(&x_thwc.contiguous(), weight, bias, padding),
+        [more_in, more_out] => {
+            let x_thwc = if more_in > 0 { x_thwc.constant_pad_nd([0, more_in]) } else { x_thwc };
+            let weight = weight.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, more_in, 0, more_out]);
+            let bias = bias.map(|bias| bias.constant_pad_nd([0, more_out]));
+            in_eights(&x_thwc.contiguous(), &weight, bias.as_ref(), padding).narrow(0, 0, outputs)
+        }
+    }
+}
+
+/// Of x `[T, H, W, C]`.
+fn in_eights(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
     if weight.size()[2] == 1 && t == 0 {
         // Frames by themselves are a batch of pictures, for which cuDNN has more kernels.
         let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
@@ -51,10 +70,12 @@ mod tests {
     /// The path of GPUs, here on the CPU.
     #[test]
     fn where_the_channels_lie_changes_no_convolution() {
-        for (kernel, padding) in [([3, 3, 3], [0, 1, 1]), ([1, 3, 3], [0, 1, 1]), ([3, 1, 1], [2, 0, 0])] {
+        let kernels = [([3, 3, 3], [0, 1, 1]), ([1, 3, 3], [0, 1, 1]), ([3, 1, 1], [2, 0, 0])];
+        let channels = [[6, 3], [16, 3], [6, 8], [16, 8]];
+        for ((kernel, padding), [inputs, outputs]) in kernels.into_iter().flat_map(|k| channels.map(|c| (k, c))) {
             let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
-            let (x, bias) = (normal(&[6, 4, 5, 7]), normal(&[3]));
-            let weight = normal(&[3, 6, kernel[0], kernel[1], kernel[2]]);
+            let (x, bias) = (normal(&[inputs, 4, 5, 7]), normal(&[outputs]));
+            let weight = normal(&[outputs, inputs, kernel[0], kernel[1], kernel[2]]);
             let expected = outermost(&x, &weight, Some(&bias), padding);
             let as_thwc = x.permute([1, 2, 3, 0]).contiguous().permute([3, 0, 1, 2]);
             for x in [x, as_thwc] {

@@ -1,6 +1,6 @@
 //! States of a chain that wait for the pull.
 
-use roll_backends::Offloaded;
+use roll_backends::{NdTensor, Offloaded};
 use roll_core::Result;
 
 use super::chain::State;
@@ -16,7 +16,7 @@ pub(super) enum Kept {
 impl Kept {
     /// Sends a state to the host.
     pub fn away(state: &State) -> Result<Self> {
-        let send = |cache: &Option<_>| cache.clone().map(Offloaded::new).transpose();
+        let send = |cache: &Option<NdTensor>| cache.clone().map(Offloaded::new).transpose();
         Ok(Self::Away { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
     }
 
