@@ -3,11 +3,15 @@
 //! Declared from CUDA's `cuda_runtime_api.h`, whose functions here are the same in the majors 11 to 13. It is looked up
 //! in this process and never loaded anew: libtorch's CUDA library needs it, and two of them would be one too many.
 
+#[cfg(target_os = "linux")]
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
 
+#[cfg(target_os = "linux")]
+use super::pages::Pages;
 use super::{Failed, Lines, Runtime, Stream};
 
 /// `cudaStream_t` and `cudaEvent_t`.
@@ -20,7 +24,7 @@ const TO_HOST: c_int = 2;
 const NON_BLOCKING: c_uint = 1;
 /// `cudaEventDisableTiming`.
 const WITHOUT_TIMING: c_uint = 2;
-/// `cudaHostAllocDefault`.
+/// `cudaHostAllocDefault`, `cudaHostRegisterDefault`.
 const DEFAULT: c_uint = 0;
 
 macro_rules! functions {
@@ -55,6 +59,8 @@ functions! {
     memcpy_async: b"cudaMemcpyAsync\0" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
     host_alloc: b"cudaHostAlloc\0" (*mut *mut c_void, usize, c_uint) -> c_int,
     free_host: b"cudaFreeHost\0" (*mut c_void) -> c_int,
+    host_register: b"cudaHostRegister\0" (*mut c_void, usize, c_uint) -> c_int,
+    host_unregister: b"cudaHostUnregister\0" (*mut c_void) -> c_int,
     get_last_error: b"cudaGetLastError\0" () -> c_int,
     get_error_string: b"cudaGetErrorString\0" (c_int) -> *const c_char,
 }
@@ -65,6 +71,9 @@ pub(crate) struct Cuda {
     device: c_int,
     to_host: usize,
     to_device: usize,
+    /// Memory that was locked, not allocated, by its address.
+    #[cfg(target_os = "linux")]
+    locked: Mutex<HashMap<usize, Pages>>,
 }
 
 /// `cudaEvent_t`.
@@ -139,7 +148,14 @@ impl Cuda {
         let unusable = |reason| Failed { call: "looking for the CUDA runtime", reason };
         let functions = Functions::of_process().map_err(unusable)?;
         let device = c_int::try_from(device).map_err(|e| unusable(e.to_string()))?;
-        let mut cuda = Self { functions, device, to_host: 0, to_device: 0 };
+        let mut cuda = Self {
+            functions,
+            device,
+            to_host: 0,
+            to_device: 0,
+            #[cfg(target_os = "linux")]
+            locked: Mutex::default(),
+        };
         [cuda.to_host, cuda.to_device] = cuda.on_device(|| {
             let mut streams: [Handle; 2] = [std::ptr::null_mut(); 2];
             for stream in &mut streams {
@@ -169,6 +185,32 @@ impl Cuda {
     fn set_device(&self, device: c_int) -> Result<(), Failed> {
         // SAFETY: takes any number.
         self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
+    }
+
+    /// Locks memory of this process. What cannot be locked is not.
+    #[cfg(target_os = "linux")]
+    fn lock(&self, bytes: usize) -> Option<usize> {
+        let pages = Pages::new(bytes)?;
+        let at = pages.address();
+        let pointer = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the memory is alive, and kept until it is unlocked.
+        let code = unsafe { (self.functions.host_register)(pointer, pages.size(), DEFAULT) };
+        self.functions.check("cudaHostRegister", code).ok()?;
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner).insert(at, pages);
+        Some(at)
+    }
+
+    /// Unlocks memory of [`Cuda::lock`] and gives it back; false where it is none.
+    #[cfg(target_os = "linux")]
+    fn unlock(&self, at: usize) -> bool {
+        let Some(pages) = self.locked.lock().unwrap_or_else(PoisonError::into_inner).remove(&at) else { return false };
+        // SAFETY: it was locked, and no copy uses it.
+        let code = unsafe { (self.functions.host_unregister)(std::ptr::with_exposed_provenance_mut(at)) };
+        if let Err(failed) = self.functions.check("cudaHostUnregister", code) {
+            tracing::warn!("memory could not be unlocked, and is kept: {failed}");
+            std::mem::forget(pages);
+        }
+        true
     }
 
     fn handle(&self, stream: Stream) -> Handle {
@@ -246,6 +288,12 @@ impl Runtime for Cuda {
 
     fn pin(&self, bytes: usize) -> Result<usize, Failed> {
         self.on_device(|| {
+            #[cfg(target_os = "linux")]
+            if bytes >= LARGE
+                && let Some(at) = self.lock(bytes)
+            {
+                return Ok(at);
+            }
             let mut at: *mut c_void = std::ptr::null_mut();
             // SAFETY: writes an address.
             let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, DEFAULT) };
@@ -255,6 +303,10 @@ impl Runtime for Cuda {
     }
 
     unsafe fn unpin(&self, at: usize, _: usize) {
+        #[cfg(target_os = "linux")]
+        if self.unlock(at) {
+            return;
+        }
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaFreeHost", code) {
@@ -262,6 +314,10 @@ impl Runtime for Cuda {
         }
     }
 }
+
+/// Bytes from which on memory is locked, not allocated.
+#[cfg(target_os = "linux")]
+const LARGE: usize = 1 << 22;
 
 /// Room for the pieces in which parameters are copied, beside the inputs of blocks.
 const SPARE: usize = 1 << 29;

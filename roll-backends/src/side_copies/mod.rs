@@ -26,7 +26,7 @@
 //! 5. Where a call fails, the copies that may have been queued are waited for by this thread before memory is given
 //!    away; if even that fails, the memory is leaked.
 //!
-//! Page-locking is slow (a third of a second per GB) and so done once: the pool keeps its buffers over the steps, and
+//! Page-locking is slow (tenths of a second per GB) and so done once: the pool keeps its buffers over the steps, and
 //! the process frees them. The pool is hardly larger than what was in use at once. Sizes are exact, while libtorch's
 //! own allocator rounds them up to powers of two.
 
@@ -34,6 +34,8 @@
 mod cuda;
 #[cfg(test)]
 mod fake;
+#[cfg(target_os = "linux")]
+mod pages;
 mod pool;
 mod runtime;
 #[cfg(test)]
@@ -151,8 +153,7 @@ impl<R: Runtime> Lines<R> {
             // Nobody may have it again.
             return Err(failed);
         }
-        // SAFETY: `buffer` is memory of its own, as long as that, and no copy uses it. It may never have been written,
-        // but it comes from the system, which fills it with zeros.
+        // SAFETY: `buffer` is memory of its own, as long as that, and no copy uses it.
         fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
         // SAFETY: as the caller promises.
         match unsafe { self.queue_return(&buffer, bytes, to, at) } {

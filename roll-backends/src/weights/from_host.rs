@@ -129,7 +129,7 @@ mod tests {
                 [("w", true), ("norm", false)].map(move |(name, is_large)| {
                     let values = value(i, is_large);
                     let tensor = Tensor::new(values.clone(), [values.len()])?;
-                    Ok((format!("blocks.{i}.{name}"), Weight::new(&tensor, dtype, device)))
+                    Ok::<_, Error>((format!("blocks.{i}.{name}"), Weight::new(&tensor, dtype, device)))
                 })
             });
             let store = FromHost::new(weights, &device).unwrap();

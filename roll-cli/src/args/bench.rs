@@ -42,6 +42,9 @@ pub struct Bench {
     /// Keep block inputs in host memory between forward and pull.
     #[arg(long)]
     pub offload: bool,
+    /// Keep the transformer's weights in host memory, and bring them a block ahead, as with `model.weight_store: host`.
+    #[arg(long)]
+    pub weights_on_host: bool,
     /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above 1.
     #[arg(long)]
     pub guided: bool,

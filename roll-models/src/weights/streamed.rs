@@ -111,7 +111,7 @@ pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> 
     let weights = checkpoint.keys().map(|key| {
         let weight = uploaded(checkpoint, key, storage, device)?;
         checkpoint.release(key);
-        Ok((key.to_string(), weight))
+        Ok::<_, roll_core::Error>((key.to_string(), weight))
     });
     FromHost::new(weights, device)
 }

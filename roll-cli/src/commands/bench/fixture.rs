@@ -1,12 +1,12 @@
 //! The networks of a preset with random weights, made on the device, and what a step takes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::strategy::Single;
-use roll_backends::{Memory, NdTensor, Resident, Weight, product_dtype};
+use roll_backends::weights::FromHost;
+use roll_backends::{Memory, NdTensor, Resident, Weight, WeightStore, product_dtype};
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
 use roll_models::wan2_2::dit::Dit;
 use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae};
@@ -30,17 +30,20 @@ pub struct Fixture {
 impl Fixture {
     pub fn new(preset: &Preset, device: &Device) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
-        let store = random(dit.weights(), preset.dtype, device);
+        let weights = random(dit.weights(), preset.dtype, device);
+        let store: Arc<dyn WeightStore> = match preset.weights_on_host {
+            true => Arc::new(FromHost::new(weights.map(Ok), device)?),
+            false => Arc::new(Resident::from_weights(weights.collect(), device)),
+        };
         let memory = if preset.offload { Memory::Offload } else { Memory::Recompute };
-        let mut expert = Dit::with_store(dit.clone(), Arc::new(store))
-            .with_memory(memory)
-            .with_products(product_dtype(device, preset.dtype));
+        let mut expert =
+            Dit::with_store(dit.clone(), store).with_memory(memory).with_products(product_dtype(device, preset.dtype));
         let noise = Noise::new(0);
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(random(vae.weights(), DType::F32, device)))?
-            .decoding_in(preset.vae_dtype)?;
+        let weights = Resident::from_weights(random(vae.weights(), DType::F32, device).collect(), device);
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.decoding_in(preset.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
@@ -87,9 +90,9 @@ fn chunking(preset: &Preset, device: &Device) -> Chunking {
 }
 
 /// Weights that keep activations at their size: products by their number of inputs, norms one.
-fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Resident {
+fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> impl Iterator<Item = (String, Weight)> {
     device.seed(0);
-    let weight = |(name, shape): (String, Vec<usize>)| {
+    shapes.into_iter().map(move |(name, shape): (String, Vec<usize>)| {
         let count: usize = shape.iter().product();
         let inputs: usize = shape[1..].iter().product();
         let is_norm = name.contains("norm") && !name.ends_with("bias") || name.ends_with("gamma");
@@ -102,6 +105,5 @@ fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> R
             }
         };
         (name, Weight::from_tensor(NdTensor::from_flat(values.cast(dtype), shape)))
-    };
-    Resident::from_weights(shapes.into_iter().map(weight).collect::<HashMap<_, _>>(), device)
+    })
 }

@@ -38,6 +38,8 @@ pub struct Preset {
     pub with_vae: bool,
     /// Whether block inputs wait in host memory.
     pub offload: bool,
+    /// Whether the transformer's weights wait in host memory.
+    pub weights_on_host: bool,
     /// Whether steps are made whole, with all their recorded passes at once.
     pub whole_step: bool,
     /// How often a step passes through the model, and what else it does.
@@ -92,6 +94,7 @@ impl Preset {
             text_len,
             with_vae: !args.without_vae,
             offload: args.offload,
+            weights_on_host: args.weights_on_host,
             whole_step: args.whole_step,
             passes: passes(args)?,
         };
@@ -147,7 +150,7 @@ impl Preset {
             },
             division: Division {
                 stage: 0,
-                placement: Placement::Resident,
+                placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
                 ranks: 1,
                 trainable: self.trainable(),
                 trained_experts: 1,

@@ -165,6 +165,7 @@ fn to_json(args: &Bench, preset: &Preset, found: &Found) -> Value {
         "algorithm": args.algo,
         "guided": args.guided,
         "offload": preset.offload,
+        "weights_on_host": preset.weights_on_host,
         "whole_step": preset.whole_step,
         "matmul_flops_per_second": ceiling,
         "transformer_flops_per_second": measured.transformer_rate(),

@@ -1,0 +1,97 @@
+//! Memory whose pages are there: a part of page-locking it that more than one thread can do.
+//!
+//! `cudaHostAlloc` lets one thread of the driver ask the system for every page, and zero it. Here several threads do that
+//! first, in large pages where the system has them, and the driver locks what is there already.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+/// Bytes of a large page.
+const LARGE: usize = 1 << 21;
+/// Bytes of the smallest page there is.
+const SMALL: usize = 1 << 12;
+/// Threads that zero pages: enough to be as fast as memory.
+const THREADS: usize = 8;
+/// Of `sys/mman.h` on Linux.
+const MADV_HUGEPAGE: c_int = 14;
+
+unsafe extern "C" {
+    fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
+}
+
+/// Memory of its own, rounded up to large pages.
+pub(super) struct Pages {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it owns the memory, and gives out its address alone.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    /// `None` where there is no memory for it.
+    pub(super) fn new(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(1).checked_next_multiple_of(LARGE)?, LARGE).ok()?;
+        // SAFETY: the size is not 0.
+        let pages = Self { at: NonNull::new(unsafe { alloc(layout) })?, layout };
+        // SAFETY: the memory is this one's. An answer that large pages are not to be had does not matter.
+        unsafe { madvise(pages.at.as_ptr().cast(), layout.size(), MADV_HUGEPAGE) };
+        pages.touch();
+        Some(pages)
+    }
+
+    fn touch(&self) {
+        let part = self.layout.size().div_ceil(THREADS).next_multiple_of(LARGE);
+        let start = self.address();
+        std::thread::scope(|scope| {
+            for from in (0..self.layout.size()).step_by(part) {
+                let to = (from + part).min(self.layout.size());
+                let touch = move || {
+                    for at in (from..to).step_by(SMALL) {
+                        // SAFETY: within the memory, each page by one thread.
+                        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start + at).write_volatile(0) };
+                    }
+                };
+                // A page that is not touched here is fetched when it is locked.
+                let _ = std::thread::Builder::new().name("roll-pages".into()).spawn_scoped(scope, touch);
+            }
+        });
+    }
+
+    /// Where it begins.
+    pub(super) fn address(&self) -> usize {
+        self.at.as_ptr().expose_provenance()
+    }
+
+    /// Its bytes.
+    pub(super) fn size(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.at.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_hold_what_was_asked_for_and_can_be_written_to_the_end() {
+        for bytes in [0, 1, LARGE, 5 * LARGE + 1, 40 * LARGE] {
+            let pages = Pages::new(bytes).unwrap();
+            assert!(pages.size() >= bytes && pages.size() < bytes + LARGE + 1);
+            assert_eq!(pages.address() % LARGE, 0);
+            let last = std::ptr::with_exposed_provenance_mut::<u8>(pages.address() + pages.size() - 1);
+            // SAFETY: the last byte.
+            unsafe { last.write(7) };
+        }
+        assert!(Pages::new(usize::MAX).is_none());
+    }
+}
