@@ -16,7 +16,7 @@
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
-//! | `rms_rope`     | `rms_rope`: the two       | default             | default                   | default                |
+//! | `rms_rope`     | `rms_rope`: the two       | default             | `libtorch/norm`           | default                |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
 //! | `exchange`     | `exchange`                | default             | default                   | default                |

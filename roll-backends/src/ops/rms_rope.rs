@@ -80,13 +80,7 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
         turn: Option<Turn<FloatTensor<Self>>>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dtype = x.dtype();
-        let (y, moments) = Self::norm_forward(Expression::<Self>(x).cast(DType::F32).0, gain, None, eps);
-        let y = match turn {
-            Some(Turn { angles, heads }) => Self::rotate(y, angles, heads, false),
-            None => y,
-        };
-        (Expression::<Self>(y).cast(dtype).0, moments)
+        composed_forward::<Self>(x, gain, turn, eps)
     }
 
     /// The wanted ones of the gradients of x, in its dtype, and of gain. `d_y` has the dtype of x.
@@ -95,17 +89,42 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
         d_y: FloatTensor<Self>,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
-        let SavedRmsRope { x, gain, moments, turn, eps } = saved;
-        let dtype = x.dtype();
-        let d_y = Expression::<Self>(d_y).cast(DType::F32).0;
-        let d_y = match turn {
-            Some(Turn { angles, heads }) => Self::rotate(d_y, angles, heads, true),
-            None => d_y,
-        };
-        let saved = SavedNorm { x: Expression::<Self>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
-        let [d_x, d_gain, _] = Self::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
-        [d_x.map(|d_x| Expression::<Self>(d_x).cast(dtype).0), d_gain]
+        composed_backward::<Self>(saved, d_y, wanted)
     }
+}
+
+/// [`RmsRopeKernel::rms_rope_forward`] as norm and rotation, one after the other.
+pub(super) fn composed_forward<B: RmsRopeKernel>(
+    x: FloatTensor<B>,
+    gain: FloatTensor<B>,
+    turn: Option<Turn<FloatTensor<B>>>,
+    eps: f64,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let dtype = x.dtype();
+    let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
+    let y = match turn {
+        Some(Turn { angles, heads }) => B::rotate(y, angles, heads, false),
+        None => y,
+    };
+    (Expression::<B>(y).cast(dtype).0, moments)
+}
+
+/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of what gives the same moments.
+pub(super) fn composed_backward<B: RmsRopeKernel>(
+    saved: SavedRmsRope<FloatTensor<B>>,
+    d_y: FloatTensor<B>,
+    wanted: [bool; 2],
+) -> Cotangents<B, 2> {
+    let SavedRmsRope { x, gain, moments, turn, eps } = saved;
+    let dtype = x.dtype();
+    let d_y = Expression::<B>(d_y).cast(DType::F32).0;
+    let d_y = match turn {
+        Some(Turn { angles, heads }) => B::rotate(d_y, angles, heads, true),
+        None => d_y,
+    };
+    let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
+    let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
+    [d_x.map(|d_x| Expression::<B>(d_x).cast(dtype).0), d_gain]
 }
 
 impl<B: RmsRopeKernel> RmsRopeOps for B {

@@ -4,7 +4,7 @@ use burn::backend::{LibTorch, tensor::FloatTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
-use super::fresh;
+use super::{fresh, fused};
 use crate::ops::activation::Activation;
 use crate::ops::{ActivationKernel, Cotangents, GateKernel, RopeKernel};
 
@@ -40,21 +40,28 @@ impl GateKernel for LibTorch {
         [d_y, d_gate]
     }
 
-    /// One pass: ATen widens y as it reads it.
+    /// One pass: ATen, too, widens y as it reads it.
     fn residual_forward(
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
         gate: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        fresh(match gate {
+        let own = fused::gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor));
+        fresh(own.unwrap_or_else(|| match gate {
             Some(gate) => x.tensor.addcmul(&y.tensor, &gate.tensor),
             None => &x.tensor + &y.tensor,
-        })
+        }))
     }
 
-    /// One pass: ATen rounds the product as it writes it.
+    /// One pass: ATen, too, rounds the product as it writes it.
     fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         let kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
+        if kind == Kind::BFloat16
+            && let Some(gate) = &gate
+            && let Some(d_y) = fused::gate_pull(&d_z.tensor, Some(&gate.tensor))
+        {
+            return fresh(d_y);
+        }
         match gate {
             Some(gate) => {
                 let d_y = Tensor::empty(d_z.tensor.size(), (kind, d_z.tensor.device()));

@@ -1,4 +1,4 @@
-//! libtorch: ATen's fused operators, forward and backward.
+//! libtorch: ATen's fused operators, forward and backward; on GPUs kernels of our own (`fused`) between products in bf16.
 //!
 //! Burn's operations on these tensors may write into a tensor that is the only owner of its storage. Therefore every tensor
 //! returned here is either new memory or carries the storage that it is a view of.
@@ -6,7 +6,6 @@
 mod attention;
 mod conv;
 mod elementwise;
-#[cfg_attr(not(test), expect(dead_code, reason = "the operators do not call them yet"))]
 mod fused;
 mod linear;
 mod norm;
@@ -15,12 +14,11 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, DecodeKernel, ProductKernel, RmsRopeKernel, ScaledKernel};
+use super::{BlockKernel, DecodeKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
-impl RmsRopeKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 
 /// A tensor of new memory.

@@ -1,12 +1,15 @@
 //! Layer norm and RMS norm, and the RMS norm of the Wan VAE.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::elementwise::summed_rows;
-use super::{fresh, pull_through};
+use super::{fresh, fused, pull_through};
 use crate::ops::channel_norm::LEAST_NORM;
-use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, SavedNorm, SharedShift};
+use crate::ops::expression::Expression;
+use crate::ops::rms_rope::{self, Turn};
+use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SavedRmsRope, SharedShift};
 
 impl NormKernel for LibTorch {
     fn norm_forward(
@@ -50,6 +53,78 @@ impl NormKernel for LibTorch {
         });
         let d_x = wanted[0].then(|| layer_pull(x, gain, saved.eps, d_y)).flatten();
         [d_x, d_gain, d_shift].map(|d| d.map(fresh))
+    }
+
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        eps: f64,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if dtype == DType::BF16
+            && let Some((y, moments)) = fused::layer_norm(&x.tensor, &gain.tensor, &shift.tensor, eps)
+        {
+            return (fresh(y), fresh(moments));
+        }
+        let (y, moments) = Self::norm_forward(x, gain, Some(shift), eps);
+        (Expression::<Self>(y).cast(dtype).0, moments)
+    }
+
+    fn layer_norm_backward(
+        saved: SavedNorm<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        [x_wanted, gain_wanted, shift_wanted]: [bool; 3],
+    ) -> Cotangents<Self, 3> {
+        let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
+        let pull = || fused::layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
+        let d_x = x_wanted.then(pull).flatten().map(fresh);
+        let wanted = [x_wanted && d_x.is_none(), gain_wanted, shift_wanted];
+        if wanted == [false; 3] {
+            return [d_x, None, None];
+        }
+        let [other, d_gain, d_shift] = Self::norm_backward(saved, Expression::<Self>(d_y).cast(DType::F32).0, wanted);
+        [d_x.or(other), d_gain, d_shift]
+    }
+}
+
+impl RmsRopeKernel for LibTorch {
+    fn rms_rope_forward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        turn: Option<Turn<FloatTensor<Self>>>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (angles, heads) = angles_of(&turn);
+        match fused::rms_rope(&x.tensor, &gain.tensor, eps, angles, heads) {
+            Some((y, inverse)) => (fresh(y), fresh(inverse)),
+            None => rms_rope::composed_forward::<Self>(x, gain, turn, eps),
+        }
+    }
+
+    fn rms_rope_backward(
+        saved: SavedRmsRope<FloatTensor<Self>>,
+        d_y: FloatTensor<Self>,
+        [x_wanted, gain_wanted]: [bool; 2],
+    ) -> Cotangents<Self, 2> {
+        let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
+        let (angles, heads) = angles_of(&saved.turn);
+        let pull = || fused::rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
+        let d_x = x_wanted.then(pull).flatten().map(fresh);
+        let wanted = [x_wanted && d_x.is_none(), gain_wanted];
+        if wanted == [false; 2] {
+            return [d_x, None];
+        }
+        let [other, d_gain] = rms_rope::composed_backward::<Self>(saved, d_y, wanted);
+        [d_x.or(other), d_gain]
+    }
+}
+
+/// Cosine and sine of a rotation, and its heads.
+fn angles_of(turn: &Option<Turn<FloatTensor<LibTorch>>>) -> (Option<[&Tensor; 2]>, i64) {
+    match turn {
+        Some(Turn { angles: [cos, sin], heads }) => (Some([&cos.tensor, &sin.tensor]), *heads as i64),
+        None => (None, 1),
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn layer_norm(x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) ->
 
 /// The gradient of x, `[L, D]` f32, given that of the result, `[L, D]` bf16; moments as [`layer_norm`] gives them.
 pub(super) fn layer_norm_pull(x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
-    On(&*machine(x)?).layer_norm_pull(x, gain, moments, d_y)
+    On(&*machine_of_narrow(d_y)?).layer_norm_pull(x, gain, moments, d_y)
 }
 
 /// `x / sqrt(mean of x^2 + eps) * gain` over whole rows, then, if angles are given, neighbouring pairs of each head turned
@@ -45,7 +45,7 @@ pub(super) fn rms_rope(
     turn: Option<[&Tensor; 2]>,
     heads: i64,
 ) -> Option<(Tensor, Tensor)> {
-    On(&*machine(x)?).rms_rope(x, gain, eps, turn, heads)
+    On(&*machine_of_narrow(x)?).rms_rope(x, gain, eps, turn, heads)
 }
 
 /// The gradient of x, `[L, H * d]` bf16, given that of the result, of the same shape and dtype; `inverse` as
@@ -58,12 +58,12 @@ pub(super) fn rms_rope_pull(
     heads: i64,
     d_y: &Tensor,
 ) -> Option<Tensor> {
-    On(&*machine(x)?).rms_rope_pull(x, gain, inverse, turn, heads, d_y)
+    On(&*machine_of_narrow(x)?).rms_rope_pull(x, gain, inverse, turn, heads, d_y)
 }
 
 /// `x + gate * y`, f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32, ones if there is none.
 pub(super) fn gated_add(x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
-    On(&*machine(x)?).gated_add(x, y, gate)
+    On(&*machine_of_narrow(y)?).gated_add(x, y, gate)
 }
 
 /// `d_z * gate`, bf16: the gradient of y of [`gated_add`], given that of the result, `[L, D]` f32.
@@ -77,6 +77,11 @@ fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
         Device::Cuda(number) => driver::gpu(number),
         _ => None,
     }
+}
+
+/// As [`machine`], of a bf16 operand: where all is f32, nothing is compiled, and nobody is told that it cannot be.
+fn machine_of_narrow(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+    (tensor.kind() == Kind::BFloat16).then(|| machine(tensor)).flatten()
 }
 
 /// The functions above on one machine.
