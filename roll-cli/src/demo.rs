@@ -83,7 +83,7 @@ pub fn half_named(own: &MergedConfig) -> Option<String> {
 
 /// The agent: its environment only where no other one is named.
 fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
-    tracing::info!("no model is named: this is the demo, with the small language model that is built in");
+    tracing::info!("no model is named: this is the demo, with the built-in small language model");
     let layers = ConfigLayers::new().text("the demo", AGENT)?;
     match own.peek("env.name").is_none_or(|name| name == "frozen_lake") {
         true => layers.text("the demo", AGENT_ENVIRONMENT),
@@ -102,7 +102,7 @@ fn clips() -> Result<ConfigLayers> {
 fn conversations() -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!(
-        "no model and no data are named: this is the demo, with the small language model that is built in, on {}",
+        "no model and no data are named: this is the demo, with the built-in small language model, on {}",
         directory.join("conversations.jsonl").display()
     );
     text_in("the demo", CONVERSATIONS, &directory)
