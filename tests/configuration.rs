@@ -142,7 +142,7 @@ fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_pla
 fn a_choice_with_a_value_is_refused_where_it_is_none() {
     let world = World::new(0);
     let set = |assignment: &str| world.roll(&["config", "--set", assignment]);
-    fails(&set("algo.trained_steps={last:1}"), 2, &["a space stands after the colon", "`last: 1`"]);
+    fails(&set("algo.trained_steps={last:1}"), 2, &["write a space after the colon", "`last: 1`"]);
     for wrong in ["{latest: 1}", "{last: 1, random: 2}", "{last: many}", "[last]", "3"] {
         fails(&set(&format!("algo.trained_steps={wrong}")), 2, &["`algo.trained_steps", "expected"]);
     }

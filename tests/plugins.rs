@@ -163,7 +163,7 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
         let how = format!("reward={{name: hostile, at: score, how: {how}, after: 1}}");
         let output = train(&world, &out, &["--plugin", &library, "--set", &how, "--set", "data.shuffle=false"]);
         fails(&output, 1, &parts);
-        fails(&output, 1, &["`hostile_plugin`", "libhostile_plugin.so", "step 2", "what was trained in 1 steps"]);
+        fails(&output, 1, &["`hostile_plugin`", "libhostile_plugin.so", "step 2", "the training of 1 step is saved"]);
         let saved = world.path(&out).join("checkpoints/step-000001/adapter.safetensors");
         assert!(saved.is_file(), "{}", said(&output));
     }

@@ -328,6 +328,85 @@ fn a_terminal_without_colours_or_bars_gets_none() {
     assert!(!dumb.contains('\x1b') && dumb.contains("INFO step 2/2"), "{dumb:?}");
 }
 
+/// The lines that a terminal of 80 columns has after this text, those above its screen too.
+fn lines_of_terminal(text: &str) -> Vec<String> {
+    const COLUMNS: usize = 80;
+    let mut lines: Vec<Vec<char>> = Vec::new();
+    let (mut row, mut column): (usize, usize) = (0, 0);
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        lines.resize(lines.len().max(row + 2), Vec::new());
+        match c {
+            '\r' => column = 0,
+            '\n' => row += 1,
+            '\x1b' if chars.next() == Some('[') => {
+                let mut number = String::new();
+                let command = loop {
+                    match chars.next() {
+                        Some(c) if c.is_ascii_digit() || matches!(c, ';' | '?') => number.push(c),
+                        other => break other,
+                    }
+                };
+                let count = number.parse().unwrap_or(1);
+                match command {
+                    Some('A') => row = row.saturating_sub(count),
+                    Some('B') => row += count,
+                    Some('K') => lines[row].clear(),
+                    _ => {}
+                }
+            }
+            c if c.is_control() => {}
+            c => {
+                if column == COLUMNS {
+                    (row, column) = (row + 1, 0);
+                }
+                let line = &mut lines[row];
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = c;
+                column += 1;
+            }
+        }
+    }
+    lines.into_iter().map(String::from_iter).collect()
+}
+
+#[test]
+fn ctrl_c_leaves_no_bar_in_the_terminal() {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+
+    let world = World::new(3);
+    if Command::new("script").arg("--version").output().is_err() {
+        roll_testing::skip!("`script`, which makes terminals, is not installed");
+    }
+    let arguments: Vec<String> = set(&[]).iter().map(|argument| format!("'{argument}'")).collect();
+    let program = world.command(&[]).get_program().to_string_lossy().into_owned();
+    let line = format!("stty cols 80; exec '{program}' run --out run --steps 400 {}", arguments.join(" "));
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]).current_dir(world.path(".")).env("TERM", "xterm-256color");
+    let mut terminal = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut keys, mut screen) = (terminal.stdin.take().unwrap(), terminal.stdout.take().unwrap());
+    let (mut bytes, mut buffer, mut pressed) = (Vec::new(), [0; 4096], false);
+    loop {
+        let count = screen.read(&mut buffer).unwrap();
+        if count == 0 {
+            break;
+        }
+        bytes.extend_from_slice(&buffer[..count]);
+        let text = String::from_utf8_lossy(&bytes);
+        if !pressed && text.contains("step 2/") && text.contains('░') {
+            keys.write_all(b"\x03").unwrap();
+            pressed = true;
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    assert_eq!(terminal.wait().unwrap().code(), Some(130), "{text}");
+    assert!(text.contains("^C") && text.contains("--resume run"), "{text:?}");
+    let lines = lines_of_terminal(&text);
+    let bars: Vec<&String> = lines.iter().filter(|line| line.contains(['░', '█'])).collect();
+    assert!(bars.is_empty(), "{bars:#?}");
+}
+
 #[test]
 fn sample_prompts_are_generated_from_the_same_noise_at_each_evaluation_and_the_report_shows_them() {
     let world = World::new(2);

@@ -4,7 +4,7 @@
     roll run --algo agentic_ppo --model causal_lm --env process \
         --set 'env.command=[python3, examples/environment/frozen_lake.py, --demo]'
 
-`--demo` is for the small model that is built in: it knows the rules, and reads nothing but maps.
+`--demo` is for the built-in small model: it knows the rules, and reads only maps.
 """
 
 import random

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
 use roll_train::config::{ConfigLayers, MergedConfig};
+use serde_json::json;
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
@@ -62,27 +63,27 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
 /// clips and no model, or a model and no clips. `None` where it names both, or neither.
 pub fn half_named(own: &MergedConfig) -> Option<String> {
     let is = |key: &str, names: &[&str]| own.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
-    let algorithms = ["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"];
-    if !(is("algo.name", &algorithms) && is("model.name", &["wan2_2"])) {
+    let trained_by = ["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"];
+    if !(is("algo.name", &trained_by) && is("model.name", &["wan2_2"])) {
         return None;
     }
+    // Flow matching has none, and one that is named is used.
+    let scores = !is("algo.name", &["flow_matching"]) && own.peek("reward").is_none_or(|rewards| *rewards == json!([]));
+    let (also, too) = if scores { (" and reward", ", `reward`") } else { ("", "") };
     let files = WAN_FILES.into_iter().find(|key| own.peek(key).is_some());
-    match (files, own.peek(WAN_CLIPS)) {
-        (None, Some(_)) => Some(format!(
-            "`{WAN_CLIPS}` is set, so this is not the demo, and its model and reward are not used: name yours \
-             (`model.model_paths`, `reward`)"
-        )),
-        (Some(key), None) => Some(format!(
-            "`{key}` is set, so this is not the demo, and its clips and reward are not used: name yours \
-             (`{WAN_CLIPS}`, `reward`)"
-        )),
-        _ => None,
-    }
+    let (named, unused, needed) = match (files, own.peek(WAN_CLIPS)) {
+        (None, Some(_)) => (WAN_CLIPS, "model", WAN_FILES[0]),
+        (Some(key), None) => (key, "clips", WAN_CLIPS),
+        _ => return None,
+    };
+    Some(format!(
+        "`{named}` is set, so this is not the demo, whose {unused}{also} are not used: name yours (`{needed}`{too})"
+    ))
 }
 
 /// The agent: its environment only where no other one is named.
 fn agent(own: &MergedConfig) -> Result<ConfigLayers> {
-    tracing::info!("no model is named: this is the demo, with the small language model that is built in");
+    tracing::info!("no model is named: this is the demo, with the built-in small language model");
     let layers = ConfigLayers::new().text("the demo", AGENT)?;
     match own.peek("env.name").is_none_or(|name| name == "frozen_lake") {
         true => layers.text("the demo", AGENT_ENVIRONMENT),
@@ -101,7 +102,7 @@ fn clips() -> Result<ConfigLayers> {
 fn conversations() -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!(
-        "no model and no data are named: this is the demo, with the small language model that is built in, on {}",
+        "no model and no data are named: this is the demo, with the built-in small language model, on {}",
         directory.join("conversations.jsonl").display()
     );
     text_in("the demo", CONVERSATIONS, &directory)

@@ -94,7 +94,7 @@ fn words(line: &str) -> Vec<String> {
 pub fn refuse_existing(path: &Path, force: bool) -> Result<()> {
     let holds = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
     match !force && (path.is_file() || holds()) {
-        true => Err(Error::bad_file(path, "is there already; --force replaces it")),
+        true => Err(Error::bad_file(path, "exists already; --force replaces it")),
         false => Ok(()),
     }
 }

@@ -169,7 +169,7 @@ impl Checkpoint {
         let manifest: Manifest =
             serde_json::from_slice(&text).map_err(|e| Error::bad_file(&at, format!("no manifest: {e}")))?;
         if manifest.format != FORMAT {
-            let problem = format!("layout {} of a checkpoint, this version reads {FORMAT}", manifest.format);
+            let problem = format!("expected layout {FORMAT} of checkpoints, found {}", manifest.format);
             return Err(Error::bad_file(at, problem));
         }
         if let Some(name) = manifest.files.keys().find(|n| !is_inside(n)) {
@@ -191,7 +191,8 @@ impl Checkpoint {
             let path = self.path.join(name);
             let found = hash(&path)?;
             if &found != record {
-                let problem = "its contents are not those that were written (SHA-256 differs): use another checkpoint";
+                let problem =
+                    "its contents have changed since they were written (SHA-256 differs): use another checkpoint";
                 return Err(Error::bad_file(path, problem));
             }
         }

@@ -49,7 +49,7 @@ pub struct Generate {
     /// File to write: .mp4 or .gif, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
-    /// Replace a video that is there already.
+    /// Replace an existing video.
     #[arg(long)]
     pub force: bool,
 }

@@ -18,7 +18,7 @@ pub struct Plugins {
 pub enum PluginsAction {
     /// List every component, linked in or from a plugin.
     List(ConfigArgs),
-    /// Show the components of a plugin, or one that is built in, with their options and defaults.
+    /// Show the components of a plugin, or a built-in component, with their options and defaults.
     Info {
         /// The library, or the name of a component: `insightface`.
         #[arg(value_name = "LIBRARY or NAME")]

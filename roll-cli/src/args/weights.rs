@@ -94,7 +94,7 @@ pub struct MergeLora {
     /// Transformer to take from a LoRA file that has adapters for both.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
-    /// Replace a file that is there already.
+    /// Replace an existing file.
     #[arg(long)]
     pub force: bool,
 }
@@ -118,7 +118,7 @@ pub struct ConvertLora {
     /// The target model, needed only for kohya-style names of models other than Wan.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,
-    /// Replace a file that is there already.
+    /// Replace an existing file.
     #[arg(long)]
     pub force: bool,
 }
@@ -133,7 +133,7 @@ pub struct MergeShards {
     /// Dtype of the written weights. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
-    /// Replace a file that is there already.
+    /// Replace an existing file.
     #[arg(long)]
     pub force: bool,
 }
@@ -257,7 +257,7 @@ pub enum TinyModel {
     Ti2v,
     /// Image to video as in Wan2.1: one expert, 16 latent channels, and a CLIP image encoder.
     I2v21,
-    /// The language model that is built in, which plays FrozenLake, as a directory in Hugging Face's layout.
+    /// The built-in language model, which plays FrozenLake, as a directory in Hugging Face's layout.
     Lm,
 }
 

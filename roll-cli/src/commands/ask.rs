@@ -26,7 +26,7 @@ pub fn ask(args: Ask) -> Result<()> {
     let context = build_context(&loaded);
     let name = &loaded.config.model.name;
     if loaded.config.model.options.get("model_path").is_some_and(serde_json::Value::is_null) {
-        tracing::info!("no model is named: the small one of the demo answers, which knows nothing but its game");
+        tracing::info!("no model is named: the demo's small model answers, which knows only its game");
     }
     let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let model =

@@ -179,7 +179,7 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
         let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
         tellln!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {} share a machine", input.ranks);
         if together > beside {
-            tellln!("  that is more than the {beside:.0} GB of the devices: see that the machine has it");
+            tellln!("  that is more than the {beside:.0} GB of the devices: make sure that the machine has it");
         }
     }
     tellln!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");

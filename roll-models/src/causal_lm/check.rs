@@ -18,10 +18,7 @@ roll_core::inventory::submit! {
 fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
     let Some(path) = &options.model_path else {
-        return Ok(FilesFound {
-            lines: vec!["the small language model that is built in".into()],
-            ..FilesFound::default()
-        });
+        return Ok(FilesFound { lines: vec!["the built-in small language model".into()], ..FilesFound::default() });
     };
     let hub = Hub::from_env();
     let here = Hub { remote: None, ..hub.clone() };

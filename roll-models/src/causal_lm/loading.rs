@@ -31,7 +31,7 @@ pub struct CausalLmOptions {
     /// Hugging Face directory: `config.json`, safetensors (one file, or shards with their index), `tokenizer.json`, and
     /// a chat template in `chat_template.jinja` or `tokenizer_config.json`. Or a GGUF file, which holds all of it.
     /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
-    /// `null`: the small model that is built in.
+    /// `null`: the built-in small model.
     pub model_path: Option<PathBuf>,
     /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. As in
     /// `lora_checkpoint` unless given; without it all linear layers of the blocks.

@@ -101,7 +101,7 @@ pub fn write_built_in(directory: &Path) -> Result<()> {
 
 /// The small model for FrozenLake; `examples/demo_agent` makes it.
 pub fn built_in() -> Result<Parts> {
-    let place = "the model that is built in";
+    let place = "the built-in model";
     let broken = |problem: String| Error::bad_file(place, problem);
     Ok(Parts {
         config: LmConfig::parse(CONFIG).map_err(broken)?,

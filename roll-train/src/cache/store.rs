@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<StateDict> {
     let state = file.all()?;
     match file.metadata().get(SUM) {
         Some(sum) if *sum == checksum(&state) => Ok(state),
-        _ => Err(Error::bad_file(path, "its values are not those that were written")),
+        _ => Err(Error::bad_file(path, "its values have changed since they were written")),
     }
 }
 

@@ -53,7 +53,7 @@ impl StopWhen {
         match self.checks_fall {
             0 => Err(Error::config("evaluation.stop_when.checks_fall", "expected at least 1, found 0")),
             _ if config.check.is_empty() => {
-                problem("there is no check that could fall: name some in `evaluation.check`")
+                problem("no check is configured that could fall: name one in `evaluation.check`")
             }
             _ if config.every == 0 => {
                 problem("nothing is evaluated before the last step: say how often with `evaluation.every`")

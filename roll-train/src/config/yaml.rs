@@ -63,7 +63,7 @@ impl Document {
             Node::Scalar(found) => {
                 let found = match found {
                     ValueKind::String(text) if text.contains(':') => {
-                        format!("the text `{}`: a space stands after the colon of a key", first_word(&text))
+                        format!("the text `{}`: write a space after the colon of a key", first_word(&text))
                     }
                     _ => "a single value".into(),
                 };
@@ -212,7 +212,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
             if let (Some((word, rest)), Node::Scalar(ValueKind::Nil)) = (key.split_once(':'), &item.value)
                 && !rest.is_empty()
             {
-                return Err(A::Error::custom(format!("`{key}`: a space stands after the colon, `{word}: {rest}`")));
+                return Err(A::Error::custom(format!("`{key}`: write a space after the colon, `{word}: {rest}`")));
             }
             items.push((key, Located { line: item.referenced.line(), value: item.value }));
         }
@@ -255,11 +255,11 @@ mod tests {
     fn a_colon_without_a_space_is_told() {
         for text in ["algo: {name: reward_fl, trained_steps: {last:1}}", "{a: [{level:0.5}]}", "{level:0.5: }"] {
             let told = problem(text);
-            assert!(told.contains("a space stands after the colon"), "{text}: {told}");
+            assert!(told.contains("write a space after the colon"), "{text}: {told}");
         }
         let told = parse_value("{last:1}", "--set").unwrap_err();
         assert!(told.contains("`last: 1`"), "{told}");
-        assert!(problem("algo:reward_fl\nsteps:5\n").contains("a space stands after the colon"));
+        assert!(problem("algo:reward_fl\nsteps:5\n").contains("write a space after the colon"));
         assert!(read("a: 'x:y'\nb: {c: }\nd: http://x\n").is_ok());
     }
 

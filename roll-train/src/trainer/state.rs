@@ -170,10 +170,10 @@ impl Trainer {
         if self.done == 0 || self.saved_step == Some(self.done) {
             return;
         }
-        let (steps, at) = (self.done, dir.checkpoints());
+        let (steps, at) = (counted(self.done, "step"), dir.checkpoints());
         match self.save(journal) {
-            Ok(()) => tracing::warn!("what was trained in {steps} steps is in {}", at.display()),
-            Err(error) => tracing::warn!("what was trained in {steps} steps could not be saved: {}", error.chain()),
+            Ok(()) => tracing::warn!("the training of {steps} is saved in {}", at.display()),
+            Err(error) => tracing::warn!("the training of {steps} could not be saved: {}", error.chain()),
         }
     }
 }

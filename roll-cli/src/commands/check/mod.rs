@@ -82,7 +82,7 @@ pub fn estimated(loaded: &Loaded, registry: &Registry) -> Option<String> {
         true => format!("{:.1} of {:.1} GB", device + host, machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
-    let text = format!("{memory}, {} a step (`roll plan` says what for)", duration(seconds));
+    let text = format!("{memory}, {} a step (`roll plan` lists the items)", duration(seconds));
     Some(overview_line("estimate", &text))
 }
 

@@ -19,7 +19,7 @@ pub fn template(loaded: &Loaded, sections: &[Section]) -> Result<String> {
     let said = loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
     let mut text = String::from(
         "# `roll run --config FILE` takes this file, `roll check --config FILE` looks at all that it names.\n\
-         # Keys that are commented out have the value by default that stands there.\n",
+         # Keys that are commented out show their defaults.\n",
     );
     let mut writer = Writer { sections, said, text: &mut text };
     let whole = tree.as_object().cloned().unwrap_or_default();

@@ -160,7 +160,7 @@ fn learning(run: &Source) -> (Mark, String) {
         }
     }
     let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
-        return (Mark::Open, "The run tells no metric to look at first.".into());
+        return (Mark::Open, "The run names no headline metric.".into());
     };
     let values = run.values(&headline.metric);
     let n = ENDS.min(values.len() / 2);
