@@ -125,7 +125,8 @@ pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
     let rows = preset.plan().tokens().clamp(256, if is_gpu(device) { usize::MAX } else { ROWS_OF_CPUS });
     let dtype = product_dtype(device, preset.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
-        Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32)).cast(dtype)
+        let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
+        values.cast(dtype)
     };
     let mut best = 0.0f64;
     for [inputs, outputs] in [[dit.dim, dit.ffn_dim], [dit.ffn_dim, dit.dim], [dit.dim, dit.dim]] {
