@@ -3,7 +3,7 @@
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::ops::ConvOptions;
-use burn::tensor::{DType, Tensor, module};
+use burn::tensor::{Tensor, module};
 
 use super::expression::Expression;
 use super::record::{Cotangents, record};

@@ -156,7 +156,11 @@ impl Nvrtc {
 /// A library, with the reason as a sentence if it cannot be loaded.
 pub(super) fn open(path: &Path) -> Result<Library, String> {
     // SAFETY: libraries of NVIDIA, whose initialisers do nothing that this process must know of.
-    unsafe { Library::new(path) }.map_err(|e| e.to_string())
+    unsafe { Library::new(path) }.map_err(|e| {
+        // The loader's own words are the error's source.
+        let reason = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+        format!("{} cannot be loaded: {reason}", path.display())
+    })
 }
 
 /// A function of a library that stays loaded.
