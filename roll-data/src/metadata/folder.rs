@@ -40,7 +40,8 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<R
     let caption = |video: &PathBuf| video.with_extension("txt");
     let missing: Vec<_> = videos.iter().map(caption).filter(|caption| !caption.is_file()).collect();
     let skips = on_bad_sample == OnBadSample::Skip;
-    if !missing.is_empty() && !(skips && missing.len() < videos.len()) {
+    let some_are_left = missing.len() < videos.len();
+    if !missing.is_empty() && (!skips || !some_are_left) {
         let names = missing.iter().take(NAMED).filter_map(|path| path.file_name());
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
         let more = if missing.len() > NAMED { ", ..." } else { "" };

@@ -129,7 +129,7 @@ mod tests {
         type State = usize;
         type Kept = usize;
         fn expect(&mut self, kept: &mut usize) -> Result<()> {
-            assert!(self.pulled.last().is_none_or(|last| kept < last));
+            assert!(self.pulled.last().is_none_or(|last| *kept < *last));
             Ok(())
         }
         fn bring(&mut self, kept: usize) -> Result<usize> {
