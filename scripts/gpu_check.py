@@ -13,6 +13,7 @@ Needs Python 3.10. PyTorch is needed on the GPU machine; without it the parts th
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import hashlib
 import importlib.util
@@ -26,20 +27,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACK = ROOT / ".gpu"
 RESULTS = ROOT / "bench" / "results" / "gpu"
+UNPACKED = pathlib.Path(tempfile.gettempdir()) / "gpu-check-unpacked"
 MOST_PACKED = 24_000_000
 GOALS = {"speed": 1.25, "memory": 0.5}
 # One expert at 18,900 tokens, and what takes seconds anywhere.
 A14B = ["--preset", "a14b", "--size", "480x480"]
 TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
-# Tests of roll-backends that run on every device.
-OPERATORS = ["ops::", "device::", "side_copies::"]
+# Tests of roll-backends that run on the devices of ROLL_TEST_BACKENDS; those of `device::` open all there are.
+OPERATORS = ["ops::", "side_copies::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 
@@ -64,28 +65,33 @@ def built(directory):
             [("roll", "roll"), ("parity", "parity"), ("operators", "roll_backends")]}
 
 
+def packed(source, target, preset):
+    """Strips and compresses one program."""
+    with tempfile.TemporaryDirectory() as scratch:
+        stripped = pathlib.Path(scratch) / target.stem
+        if shutil.which("strip") is None or subprocess.run(["strip", "-o", stripped, source]).returncode:
+            shutil.copy(source, stripped)
+        # Machine code: relative calls are made absolute, and fields have no alignment.
+        code = {"id": lzma.FILTER_LZMA2, "preset": preset, "lc": 4, "pb": 0}
+        if preset:
+            code["dict_size"] = 128 << 20
+        with lzma.open(target, "wb", filters=[{"id": lzma.FILTER_X86}, code]) as file:
+            file.write(stripped.read_bytes())
+    return f"{target.stem}: {source}, {source.stat().st_size / 1e6:.1f} MB, packed {target.stat().st_size / 1e6:.1f}"
+
+
 def pack(binaries, out, add, preset):
-    """One archive of the three: they share much code, which a large dictionary finds."""
+    """One file for each program, so that a call can carry the ones whose parts it runs."""
+    files = built(binaries)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": preset, "dict_size": 192 << 20}]
-    if preset == 0:
-        filters[1].pop("dict_size")
-    files = built(binaries)
-    with tempfile.TemporaryDirectory() as scratch:
-        with lzma.open(out / "binaries.tar.xz", "wb", filters=filters) as packed, \
-                tarfile.open(fileobj=packed, mode="w") as archive:
-            for name, path in files.items():
-                stripped = pathlib.Path(scratch) / name
-                if shutil.which("strip") is None or subprocess.run(["strip", "-o", stripped, path]).returncode:
-                    shutil.copy(path, stripped)
-                archive.add(stripped, name)
-                sizes = [file.stat().st_size / 1e6 for file in (path, stripped)]
-                print(f"{name}: {path}, {sizes[0]:.1f} MB, stripped {sizes[1]:.1f}")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for said in pool.map(lambda item: packed(item[1], out / f"{item[0]}.xz", preset), files.items()):
+            print(said, flush=True)
     for path in add:
         shutil.copy(path, out)
-    manifest = {"commit": commit(), "packed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "built": {name: str(path) for name, path in files.items()}}
+    sums = {name: hashlib.sha256((out / f"{name}.xz").read_bytes()).hexdigest() for name in files}
+    manifest = {"commit": commit(), "packed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "sha256": sums}
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     total = sum(path.stat().st_size for path in out.iterdir())
     print(f"{out}: {total / 1e6:.1f} MB of {MOST_PACKED / 1e6:.0f}")
@@ -97,13 +103,27 @@ def commit():
     return said.stdout.strip() or None
 
 
-def unpack(archive, directory):
-    with lzma.open(archive) as packed, tarfile.open(fileobj=packed, mode="r") as files:
-        for member in files:
-            target = directory / pathlib.Path(member.name).name
-            target.write_bytes(files.extractfile(member).read())
-            target.chmod(0o755)
-    return {name: directory / name for name in ("roll", "parity", "operators")}
+def unpack(source, into=UNPACKED):
+    """The programs that were carried, and those of the same manifest that an earlier call on this machine unpacked."""
+    manifest = source / "manifest.json"
+    if not manifest.is_file():
+        sys.exit(f"gpu-check: no {manifest}: `scripts/gpu-check pack` makes it, or name --binaries DIR")
+    programs = {}
+    for name, sum_ in json.loads(manifest.read_text())["sha256"].items():
+        target, archive = into / sum_[:16] / name, source / f"{name}.xz"
+        if not target.is_file() and archive.is_file():
+            found = hashlib.sha256(archive.read_bytes()).hexdigest()
+            if found != sum_:
+                sys.exit(f"gpu-check: {archive} is not that of {manifest}: expected {sum_}, found {found}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Whole or not there, whenever this is stopped.
+            part = target.with_suffix(".part")
+            with lzma.open(archive) as file:
+                part.write_bytes(file.read())
+            part.chmod(0o755)
+            part.rename(target)
+        programs[name] = target if target.is_file() else None
+    return programs
 
 
 # --- running
@@ -175,6 +195,7 @@ class Run:
     def __init__(self, arguments):
         self.tiny, self.further = arguments.self_test, arguments.bench.split()
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-"))
+        self.programs = {}
         chosen = arguments.out or (self.scratch / "results" if self.tiny else os.environ.get("OUT") or RESULTS)
         self.out = pathlib.Path(chosen)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -288,12 +309,17 @@ class Run:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child, signal.SIGKILL)
 
+    def program(self, name):
+        if self.programs[name] is None:
+            raise Skipped(f"{name}.xz was not carried")
+        return self.programs[name]
+
     def left(self):
         return self.part_end - time.monotonic()
 
     def bench(self, *arguments, backend=None, shape=None):
         shape = shape or [*(TINY if self.tiny else A14B), *self.further]
-        return [self.roll, "bench", *shape, "--backend", backend or self.gpu, "--rounds", "1", *arguments]
+        return [self.program("roll"), "bench", *shape, "--backend", backend or self.gpu, "--rounds", "1", *arguments]
 
     def work(self, parts):
         failures = 0
@@ -361,11 +387,11 @@ def probe(run):
 def opens(run):
     """Every library is found, and each backend makes a step."""
     if shutil.which("ldd"):
-        lines = run.command(["ldd", run.roll], 10).output.splitlines()
+        lines = run.command(["ldd", run.program("roll")], 10).output.splitlines()
         missing = [line.strip() for line in lines if "not found" in line]
         if missing:
             raise Failed("; ".join(missing))
-    version = run.command([run.roll, "--version"], 10).check().output.strip()
+    version = run.command([run.program("roll"), "--version"], 10).check().output.strip()
     opened = {}
     for backend in dict.fromkeys([run.gpu, "libtorch"]):
         try:
@@ -464,15 +490,16 @@ def operators(backend, extra=()):
         on = {"gpu": run.gpu, "second": run.second}[backend]
         wanted = ["ops::tests::attention"] if run.tiny and backend == "second" else OPERATORS
         extra_here = {**dict(extra), "ROLL_TEST_BACKENDS": on}
-        listed = run.command([run.operators, "--list", "--format", "terse", *wanted], 20, extra_here).check().output
+        program = run.program("operators")
+        listed = run.command([program, "--list", "--format", "terse", *wanted], 20, extra_here).check().output
         names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
-        ended = run.command([run.operators, *wanted, "--test-threads", "4"], run.left() - 5, extra_here)
+        ended = run.command([program, *wanted, "--test-threads", "4"], run.left() - 5, extra_here)
         verdicts = dict(TEST.findall(ended.output))
         # Output of a test may stand between its name and its verdict.
         lost = [name for name in names if name not in verdicts]
         while lost and run.left() > 10:
             name = lost.pop(0)
-            alone = run.command([run.operators, "--exact", name], min(30, run.left() - 5), extra_here)
+            alone = run.command([program, "--exact", name], min(30, run.left() - 5), extra_here)
             verdicts[name] = "ok" if alone.code == 0 else "FAILED"
         passed = sum(verdict == "ok" for verdict in verdicts.values())
         failed = sorted(name for name, verdict in verdicts.items() if verdict == "FAILED")
@@ -495,7 +522,8 @@ def parity(backend, dtype, extra=(), judged=True):
         filters = [f"{on}-{dtype}"]
         if run.tiny:
             filters = [f"dit_tiny_t2v {on}-{dtype}", f"scheduler {on}-{dtype}"]
-        ended = run.command([run.parity, *filters], run.left() - 2, {**dict(extra), "ROLL_TEST_BACKENDS": on})
+        extra_here = {**dict(extra), "ROLL_TEST_BACKENDS": on}
+        ended = run.command([run.program("parity"), *filters], run.left() - 2, extra_here)
         cases = [(name, verdict, said) for name, verdict, said in CASE.findall(ended.output)]
         passed = sum(verdict == "ok" for _, verdict, _ in cases)
         failed = {name: said for name, verdict, said in cases if verdict == "FAILED"}
@@ -531,8 +559,8 @@ def demo(backend):
         keys = {"training.per_device_train_batch_size": 1, "save_steps": 0, "sample_steps": 0}
         if run.tiny:
             keys |= {"algo.num_inference_steps": 2, "algo.mid_timestep": 1, "algo.final_timestep": 1}
-        command = [run.roll, "run", "-q", "--algo", "reward_fl", "--model", "wan2_2", "--unset", "evaluation"]
-        command += ["--backend", on, "--steps", steps, "--out", directory]
+        command = [run.program("roll"), "run", "-q", "--algo", "reward_fl", "--model", "wan2_2"]
+        command += ["--unset", "evaluation", "--backend", on, "--steps", steps, "--out", directory]
         command += [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         metrics = directory / "metrics.jsonl"
 
@@ -688,20 +716,13 @@ def run_parts(arguments):
     failures = 1
     try:
         if arguments.binaries and not run.tiny:
-            files = built(pathlib.Path(arguments.binaries))
+            run.programs = built(pathlib.Path(arguments.binaries).resolve())
+        elif arguments.binaries:
+            # So that packing is tested as well; fast rather than small.
+            pack(pathlib.Path(arguments.binaries).resolve(), run.scratch / "packed", [], preset=0)
+            run.programs = unpack(run.scratch / "packed", run.scratch)
         else:
-            archive = PACK / "binaries.tar.xz"
-            if run.tiny and arguments.binaries:
-                # So that packing is tested as well; fast rather than small.
-                pack(pathlib.Path(arguments.binaries).resolve(), run.scratch / "packed", [], preset=0)
-                archive = run.scratch / "packed" / "binaries.tar.xz"
-            if not archive.is_file():
-                sys.exit(f"gpu-check: no {archive}: `scripts/gpu-check pack` makes it, or name --binaries DIR")
-            sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
-            directory = run.scratch / f"binaries-{sum_}"
-            directory.mkdir()
-            files = unpack(archive, directory)
-        run.roll, run.parity, run.operators = files["roll"], files["parity"], files["operators"]
+            run.programs = unpack(PACK)
         cuda_tools(run)
         run.say(f"unpacked in {time.monotonic() - start:.1f} s; results in {run.out}")
         failures = run.work(chosen)
@@ -741,7 +762,8 @@ def main():
     if arguments.command == "pack":
         total = pack(pathlib.Path(arguments.binaries), PACK, arguments.add, preset=9 | lzma.PRESET_EXTREME)
         if total > MOST_PACKED:
-            sys.exit(f"gpu-check: {total / 1e6:.1f} MB are more than {MOST_PACKED / 1e6:.0f}")
+            sys.exit(f"gpu-check: {total / 1e6:.1f} MB are more than {MOST_PACKED / 1e6:.0f}: the files can be carried "
+                     "one after another, each with manifest.json, to a machine that stays")
         return
     sys.exit(run_parts(arguments))
 
