@@ -43,7 +43,14 @@ const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensor
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and what the summary says.
 fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
-    assert_eq!(world.metrics(run), world.metrics(whole), "metrics of {run}");
+    let (found, expected) = (world.metrics(run), world.metrics(whole));
+    assert_eq!(found.len(), expected.len(), "lines of metrics of {run}");
+    for (found, expected) in found.iter().zip(&expected) {
+        let differing = |key: &&String| found.get(key.as_str()) != expected.get(key.as_str());
+        let keys: Vec<_> = found.as_object().unwrap().keys().filter(differing).collect();
+        assert!(keys.is_empty(), "{run}: {keys:?} differ in\n{found}\n{expected}");
+        assert_eq!(found, expected, "keys of the metrics of {run}");
+    }
     for file in files {
         let read = |out: &str| checkpoint_file(&world.path(out), step, file);
         assert!(read(run) == read(whole), "{file} of {run}");

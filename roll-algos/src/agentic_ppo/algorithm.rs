@@ -132,7 +132,7 @@ impl Algorithm for AgenticPpo {
         let report = self.update(context);
         if report.is_err() {
             // No half-summed gradient is left for the next step.
-            self.stage.undo();
+            self.stage.undo(context.step);
             update::forget(context)?;
         }
         report

@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used)]
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
-    Algorithm, Environment, Model, Noise, Observation, OptimizerConfig, Result, Silent, StepContext, StepReport,
-    Strategy, ThreadRanks, Transition,
+    Algorithm, Environment, Error, Model, Noise, Observation, OptimizerConfig, Progress, Result, Silent, StepContext,
+    StepReport, Strategy, ThreadRanks, Transition,
 };
 use roll_testing::{Bigram, Descent};
 
@@ -55,6 +55,16 @@ fn algorithm(config: AgenticPpoConfig, works: bool) -> AgenticPpo {
 }
 
 fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64, learning_rate: f64) -> Result<StepReport> {
+    step_watched(algorithm, model, step, learning_rate, &Silent)
+}
+
+fn step_watched(
+    algorithm: &mut AgenticPpo,
+    model: &mut Bigram,
+    step: u64,
+    learning_rate: f64,
+    progress: &dyn Progress,
+) -> Result<StepReport> {
     algorithm.step(&mut StepContext {
         step,
         samples: &[],
@@ -63,7 +73,7 @@ fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64, learning_rate
         strategy: &mut Descent::default(),
         learning_rate,
         noise: &Noise::new(1),
-        progress: &Silent,
+        progress,
         want_videos: false,
     })
 }
@@ -302,6 +312,40 @@ fn a_run_whose_next_episodes_are_under_way_goes_on_from_its_checkpoint_bit_by_bi
         assert_eq!((a.records, a.metrics["env/policy_age"]), (b.records, b.metrics["env/policy_age"]));
     }
     assert_eq!(model.logits, copy.logits);
+}
+
+/// Asks to stop when it is asked for the n-th time, from 0, and from then on.
+struct StopAt(AtomicIsize);
+
+impl Progress for StopAt {
+    fn phase(&self, _phase: &str) {}
+
+    fn interrupted(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::Relaxed) <= 0
+    }
+}
+
+#[test]
+fn a_step_that_was_stopped_anywhere_is_done_again_from_the_episodes_played_for_it() {
+    // Before the rollout is taken, before the log-probabilities, before the update.
+    for question in 0..3 {
+        let run = |stopped: Option<isize>| {
+            let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+            let reports: Vec<StepReport> = (0..4)
+                .map(|i| {
+                    if let Some(question) = stopped.filter(|_| i > 0) {
+                        let progress = StopAt(AtomicIsize::new(question));
+                        let result = step_watched(&mut algorithm, &mut model, i, 1.0, &progress);
+                        assert!(matches!(result, Err(Error::Interrupted)), "question {question}");
+                    }
+                    step(&mut algorithm, &mut model, i, 1.0).unwrap()
+                })
+                .collect();
+            let seen = reports.into_iter().map(|r| (r.records, r.metrics["env/policy_age"])).collect::<Vec<_>>();
+            (seen, model.logits)
+        };
+        assert_eq!(run(Some(question)), run(None), "stopped at question {question}");
+    }
 }
 
 #[test]

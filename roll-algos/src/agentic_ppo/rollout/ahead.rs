@@ -73,10 +73,13 @@ impl Stage {
         Ok(state.taken.as_ref().map(|played| played.episodes.clone()))
     }
 
-    /// The step that took its rollout was not done: it will be done again, from the same episodes.
-    pub fn undo(&mut self) {
+    /// A step was not done, and will be done again. If it had taken its rollout, it gets the same episodes; the one that it
+    /// began is played again. If it was stopped before, its rollout is still there.
+    pub fn undo(&mut self, step: u64) {
         let mut state = self.landed();
-        state.played = state.taken.take().map(Ok);
+        if let Some(taken) = state.taken.take().filter(|taken| taken.step == step) {
+            state.played = Some(Ok(taken));
+        }
     }
 
     /// The rollout that was played ahead, for a checkpoint. One that failed is none: it is played again.

@@ -1,7 +1,7 @@
 //! Linear maps without weights: pixel shuffles, and the shortcuts of VAE 2.2.
 
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
-use burn::tensor::{Tensor, module};
+use burn::tensor::{DType, Tensor, module};
 
 /// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels ordered (C, column, row).
 pub fn patchify(x: Tensor<4>) -> Tensor<4> {
@@ -17,7 +17,12 @@ pub fn unpatchify(x: Tensor<4>) -> Tensor<4> {
 
 /// Every pixel four times: `[C, T, H, W]` to `[C, T, 2H, 2W]`. At this factor nearest and nearest-exact are one.
 pub fn nearest_double(x: Tensor<4>) -> Tensor<4> {
-    let [_, _, h, w] = x.dims();
+    let [c, t, h, w] = x.dims();
+    if x.dtype() != DType::F32 {
+        // Flex refuses the gradient of an interpolation in bf16.
+        let pixels: Tensor<6> = x.reshape([c, t, h, 1, w, 1]);
+        return pixels.expand([c, t, h, 2, w, 2]).reshape([c, t, 2 * h, 2 * w]);
+    }
     module::interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]))
 }
 

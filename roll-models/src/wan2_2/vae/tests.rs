@@ -150,7 +150,8 @@ fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
                 for (found, exact) in decoded(&narrow).iter().zip(&exact) {
                     let off = difference(found, exact);
                     println!("{backend} {version:?} {layout:?}: {off:.1e} of the largest value");
-                    assert!(0.0 < off && off < 12.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
+                    // Some fifty layers in a row round by up to 1/512 of a value.
+                    assert!(0.0 < off && off < 26.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
                 }
             }
             assert_eq!(decoded(&vae.decoding_in(DType::F32).unwrap())[0].as_bytes(), exact[0].as_bytes());
