@@ -37,6 +37,13 @@ fn moved(x: &Tensor, direction: &Tensor, by: f32) -> Tensor {
     Tensor::new(values.collect::<Vec<f32>>(), x.shape()).unwrap()
 }
 
+/// Relative to the length of `expected`.
+fn distance(found: &Tensor, expected: &Tensor) -> f64 {
+    let length = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let (found, expected) = (found.f32s().unwrap(), expected.f32s().unwrap());
+    length(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / length(&mut expected.iter().copied())
+}
+
 fn difference(a: &Tensor, b: &Tensor) -> f32 {
     assert_eq!(a.shape(), b.shape());
     let pairs = || a.f32s().unwrap().iter().zip(b.f32s().unwrap());
@@ -147,11 +154,18 @@ fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
             let exact = decoded(&vae);
             for layout in [Layout::Outermost, Layout::Innermost] {
                 let narrow = vae.clone().decoding_in(DType::BF16).unwrap().with_decoder(|d| d.layout = layout);
-                for (found, exact) in decoded(&narrow).iter().zip(&exact) {
-                    let off = difference(found, exact);
-                    println!("{backend} {version:?} {layout:?}: {off:.1e} of the largest value");
-                    // Some fifty layers in a row round by up to 1/512 of a value.
-                    assert!(0.0 < off && off < 26.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
+                let [frames, gradient, tiled_frames, tiled_gradient] = decoded(&narrow);
+                for (found, exact) in [(frames, &exact[0]), (tiled_frames, &exact[2])] {
+                    let off = difference(&found, exact);
+                    println!("{backend} {version:?} {layout:?}: frames {off:.1e} of the largest value");
+                    assert!(0.0 < off && off < 12.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
+                }
+                // A pixel at a bound of the frames, whose rounded value is on its other side, changes single numbers of
+                // the gradient by more.
+                for (found, exact) in [(gradient, &exact[1]), (tiled_gradient, &exact[3])] {
+                    let off = distance(&found, exact);
+                    println!("{backend} {version:?} {layout:?}: gradient {off:.1e} of its length");
+                    assert!(0.0 < off && off < 0.15, "{backend} {version:?} {layout:?}: {off:e}");
                 }
             }
             assert_eq!(decoded(&vae.decoding_in(DType::F32).unwrap())[0].as_bytes(), exact[0].as_bytes());
