@@ -73,8 +73,23 @@ fn without_its_files_the_error_says_what_to_run() {
     let output = program::roll().current_dir(dir.path()).env("ROLL_DEMO", dir.path()).arg("run").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("demo-world") && said.contains("git checkout assets/demo"), "{said}");
+    assert!(said.contains("ROLL_DEMO=") && said.contains("git checkout assets/demo"), "{said}");
     assert!(!dir.path().join("runs").exists());
+}
+
+#[test]
+fn an_algorithm_without_its_kind_of_model_says_which_to_take() {
+    let dir = tempfile::tempdir().unwrap();
+    for (arguments, parts) in [
+        (["--algo", "agentic_ppo"], ["trains language models", "`--model causal_lm`"]),
+        (["--algo", "sft"], ["trains language models", "`--model causal_lm`"]),
+        (["--model", "causal_lm"], ["trains video models", "agentic_ppo, sft"]),
+    ] {
+        let output = roll_run(dir.path(), &arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(parts.iter().all(|part| said.contains(part)), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

@@ -139,6 +139,25 @@ fn shards_are_split_merged_into_and_joined_again() {
 }
 
 #[test]
+fn a_lora_that_is_merged_into_the_other_expert_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    for name in ["high_noise_model", "low_noise_model"] {
+        std::fs::create_dir(here.join(name)).unwrap();
+        base(&here.join(name));
+    }
+    let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
+    let about = BTreeMap::from([("roll.expert".to_string(), "low_noise".to_string())]);
+    write_lora(&lora(true), options, &about, &here.join("low.safetensors")).unwrap();
+    for (base, told) in [("high_noise_model", true), ("low_noise_model", false)] {
+        let out = format!("{base}.safetensors");
+        let output = roll(here, &["merge-lora", &format!("{base}/base.safetensors"), "low.safetensors", &out]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("named as the other one") == told, "{base}: {said}");
+    }
+}
+
+#[test]
 fn mistakes_are_told_and_write_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();

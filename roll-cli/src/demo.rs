@@ -59,12 +59,39 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
     Ok(None)
 }
 
-/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: it names
-/// clips and no model, or a model and no clips. `None` where it names both, or neither.
+/// Algorithms that train video models, and those that train language models; the built-in model of each kind.
+const VIDEO: (&[&str], &str) = (&["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], "wan2_2");
+const TEXT: (&[&str], &str) = (&["agentic_ppo", "sft"], "causal_lm");
+
+/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its algorithm
+/// does not train its model, it names clips and no model, or a model and no clips. `None` where it names both, or
+/// neither.
 pub fn half_named(own: &MergedConfig) -> Option<String> {
+    wrong_model(own).or_else(|| half_named_video(own))
+}
+
+/// The reason, if the algorithm trains models of one kind and the model is the built-in one of the other kind.
+fn wrong_model(own: &MergedConfig) -> Option<String> {
+    let name = |key: &str| own.peek(key).and_then(|value| value.as_str());
+    let (algorithm, model) = (name("algo.name")?, name("model.name")?);
+    match (VIDEO.0.contains(&algorithm), TEXT.0.contains(&algorithm)) {
+        (true, _) if model == TEXT.1 => Some(format!(
+            "`{algorithm}` trains video models, and `{model}` is a language model: add `--model {}`, or choose another \
+             algorithm ({})",
+            VIDEO.1,
+            TEXT.0.join(", ")
+        )),
+        (_, true) if model == VIDEO.1 => Some(format!(
+            "`{algorithm}` trains language models, and `{model}` (the default) is a video model: add `--model {}`",
+            TEXT.1
+        )),
+        _ => None,
+    }
+}
+
+fn half_named_video(own: &MergedConfig) -> Option<String> {
     let is = |key: &str, names: &[&str]| own.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
-    let trained_by = ["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"];
-    if !(is("algo.name", &trained_by) && is("model.name", &["wan2_2"])) {
+    if !(is("algo.name", VIDEO.0) && is("model.name", &[VIDEO.1])) {
         return None;
     }
     // Flow matching has none, and one that is named is used.
@@ -134,7 +161,8 @@ fn names_another_reward(own: &MergedConfig) -> bool {
 /// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let checkout = manifest.parent().unwrap_or(manifest).join("assets/demo");
     let candidates = match std::env::var_os(VARIABLE) {
         Some(own) => vec![PathBuf::from(own)],
         None => installed.into_iter().chain([checkout]).collect(),
@@ -143,9 +171,10 @@ fn directory() -> Result<PathBuf> {
     found.map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone())).ok_or_else(|| {
         let last = candidates.last().map(|c| c.display().to_string()).unwrap_or_default();
         Error::Unsupported(format!(
-            "no model and no data are named, and the demo's files are not there ({last}): `git checkout assets/demo` \
-             brings them back, `cargo run --release -p demo-world -- all` makes them anew; or name your own with \
-             `model.model_paths` and `data.metadata` (see `roll config`)"
+            "no model and no data are named, and the demo's files are not in {last}. If the checkout was moved or \
+             `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/assets/demo. If files were deleted, \
+             `git checkout assets/demo` brings them back. Or name a model and data of your own: `model.model_paths` and \
+             `data.metadata`"
         ))
     })
 }

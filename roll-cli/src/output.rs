@@ -52,7 +52,8 @@ fn last_column(row: &str) -> usize {
 }
 
 /// Lines that are longer than `columns` go on below, between words, behind as many spaces as `indent` says of the line.
-/// Sequences of colours take no column; a word that fits nowhere stays where it is.
+/// Sequences of colours take no column; a word that fits nowhere stays where it is. In front of a double space a line
+/// ends rather than in the words behind it: `lr 2.3e-3` is not torn.
 pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String {
     let mut wrapped = String::with_capacity(text.len());
     for (i, line) in text.split('\n').enumerate() {
@@ -61,20 +62,31 @@ pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String 
         }
         let indent = indent(line);
         let mut column = 0;
-        for word in words(line) {
-            let (width, alone) = (console::measure_text_width(&word), console::measure_text_width(word.trim_start()));
-            if column > indent && column + width > columns && indent + alone <= columns {
+        let words = words(line);
+        for (at, word) in words.iter().enumerate() {
+            let (width, alone) = (console::measure_text_width(word), console::measure_text_width(word.trim_start()));
+            let apart = word.starts_with("  ") && !words[at + 1..].is_empty();
+            // The words up to the next double space stay together where a line has room for them.
+            let group = if apart { group_width(&words[at..]) } else { width };
+            let together = if indent + group <= columns { group } else { width };
+            if column > indent && column + together > columns && indent + alone <= columns {
                 wrapped.push('\n');
                 wrapped.extend(std::iter::repeat_n(' ', indent));
                 wrapped.push_str(word.trim_start());
                 column = indent + alone;
             } else {
-                wrapped.push_str(&word);
+                wrapped.push_str(word);
                 column += width;
             }
         }
     }
     wrapped
+}
+
+/// Columns of the first word and those behind it, up to the next double space.
+fn group_width(words: &[String]) -> usize {
+    let behind = words[1..].iter().take_while(|word| !word.starts_with("  "));
+    words[..1].iter().chain(behind).map(|word| console::measure_text_width(word)).sum()
 }
 
 /// Words, each with the spaces before it.
@@ -109,6 +121,9 @@ mod tests {
         let six = |columns| wrapped(line, columns, |_| 6);
         assert_eq!(six(30), "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654\n      kl 0  lr 6.0e-4\n");
         assert_eq!(six(80), line);
+        // Not between a name and its value.
+        assert_eq!(six(32), six(30));
+        assert_eq!(six(42), "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654  kl 0\n      lr 6.0e-4\n");
         let path = " INFO wrote /a/long/path/that/fits/nowhere\n";
         assert_eq!(wrapped(path, 20, |_| 6), path);
         assert_eq!(wrapped("", 10, |_| 6), "");

@@ -184,3 +184,11 @@ pub struct PhaseCost {
     /// How long it takes.
     pub seconds: f64,
 }
+
+/// "1.25 GB", or "31.4 MB" where GB would show no digit.
+pub fn in_words(bytes: usize) -> String {
+    match bytes as f64 / 1e9 {
+        gigabytes if gigabytes >= 0.1 => format!("{gigabytes:.2} GB"),
+        gigabytes => format!("{:.1} MB", gigabytes * 1e3),
+    }
+}

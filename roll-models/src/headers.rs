@@ -1,6 +1,6 @@
 //! Weight files by their headers alone: what is there, and whether it is what a network needs.
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, plan};
 
 use crate::weights::Checkpoint;
 
@@ -35,5 +35,5 @@ pub(crate) fn told(what: &str, file: &Checkpoint) -> String {
     let mut types: Vec<&str> = file.keys().filter_map(|key| Some(file.info(key)?.stored.as_str())).collect();
     types.sort_unstable();
     types.dedup();
-    format!("{what}: {files}, {:.2} GB, {} tensors of {}", bytes as f64 / 1e9, file.len(), types.join(", "))
+    format!("{what}: {files}, {}, {} tensors of {}", plan::in_words(bytes), file.len(), types.join(", "))
 }

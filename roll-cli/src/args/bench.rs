@@ -51,15 +51,15 @@ pub struct Bench {
     /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.
     #[arg(long)]
     pub without_vae: bool,
-    /// Make whole steps, as training does: all passes that are pulled back are recorded first. Phases are then those of
-    /// such steps, and the memory is the one that training needs.
+    /// Make whole steps, as training does: record all passes before the first pull. Times and memory are then those of
+    /// training.
     #[arg(long)]
     pub whole_step: bool,
-    /// The same shapes in PyTorch, by the Python in the variable PYTHON (`python3`, if it is not set). It runs first, in
-    /// a process of its own.
+    /// Measure the same shapes in PyTorch too: first, and in a process of its own. The variable PYTHON names the
+    /// interpreter; `python3` if it is not set.
     #[arg(long)]
     pub compare: bool,
-    /// Compare with what PyTorch answered before, to the line that `--request` prints.
+    /// Compare with an earlier answer of PyTorch to the line that `--request` prints.
     #[arg(long, value_name = "FILE", conflicts_with = "compare")]
     pub theirs: Option<PathBuf>,
     /// Print the line that bench/torch_reference.py takes, and measure nothing: `roll bench --request |
@@ -69,7 +69,7 @@ pub struct Bench {
     /// Kernel of PyTorch's attention in the transformer, on GPUs.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub torch_attention: TorchAttention,
-    /// What PyTorch's transformer computes in between products. Default: the dtype of its products.
+    /// Dtype of the activations between products in PyTorch's transformer. Default: that of its products.
     #[arg(long, value_name = "DTYPE")]
     pub torch_activations: Option<DTypeName>,
     /// Write the result as JSON too; `-` prints it instead of the table.

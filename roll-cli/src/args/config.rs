@@ -16,7 +16,7 @@ pub struct Config {
     /// `lora_rank`, `insightface`.
     #[arg(long, value_name = "KEY", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["template", "steps"])]
     pub reference: Option<String>,
-    /// What the reference is printed as.
+    /// Format of the reference.
     #[arg(long, value_enum, default_value = "text", requires = "reference")]
     pub format: ReferenceFormat,
     /// Print a configuration to begin with: every key with its meaning, those at their default commented out.
@@ -24,7 +24,7 @@ pub struct Config {
     pub template: bool,
 }
 
-/// What the reference is printed as.
+/// Format of the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReferenceFormat {
     /// For a terminal of 80 columns.

@@ -18,14 +18,10 @@ pub struct Data {
 pub enum DataAction {
     /// Read every clip as a run would; list the formats, and the clips that would be left out. With a reward, also the
     /// clips in which it finds nothing to compare with, such as a face.
-    #[command(
-        after_help = "Examples:\n  roll data inspect my/metadata.csv\n  roll data inspect my/clips --set data.fps=16 --set 'data.bucket_ratios=[1.78, 1, 0.56]'\n  roll data inspect my/clips --set reward.name=insightface --set reward.reward_model_path=antelopev2"
-    )]
+    #[command(after_help = super::examples::DATA_INSPECT)]
     Inspect(InspectData),
     /// Write the clips as a run would see them: cut, scaled, sampled at `data.fps`, as H.264 MP4 with a metadata.jsonl.
-    #[command(
-        after_help = "Example:\n  roll data prepare my/clips prepared --set data.fps=16 --set data.num_frames=81 --set data.max_pixels=399360"
-    )]
+    #[command(after_help = super::examples::DATA_PREPARE)]
     Prepare(PrepareData),
 }
 

@@ -3,6 +3,7 @@
 mod bench;
 mod config;
 mod data;
+mod examples;
 mod models;
 mod plugins;
 mod rewards;
@@ -25,6 +26,9 @@ pub use weights::{
     MergeShards, SplitShards, TinyKind, TinyModel,
 };
 
+/// Heading of the options that every command has, below its own.
+const GLOBAL: &str = "Options of every command";
+
 /// A number of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -40,17 +44,27 @@ fn positive(text: &str) -> Result<usize, String> {
     name = "roll",
     version = version(),
     arg_required_else_help = true,
-    after_help = "Examples:\n  roll run                                   the demo\n  roll run --config my.yaml --set training.learning_rate=1e-5\n  roll run --resume runs/my\n  roll report runs/my runs/other\n\nExit codes: 0 done, 2 your input is wrong, 1 something failed, 3 ended by `evaluation.stop_when`, 130 interrupted\n(after a checkpoint).\n`roll COMMAND --help` has examples of each command."
+    after_help = examples::ROLL
 )]
 pub struct Args {
     /// Warnings and errors only, and no progress bars.
-    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = GLOBAL)]
     pub quiet: bool,
     /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
-    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
-    /// Transport of collectives between processes; `nccl` needs a build with that feature, and a GPU for each process.
-    #[arg(long, global = true, value_enum, default_value = "mpi", hide_short_help = true)]
+    /// Transport between the processes of a job: `mpi`, the launcher's, in host memory; or `nccl`, which needs a build
+    /// with that feature and a GPU for each process, and leaves small messages to MPI.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "NAME",
+        default_value = "mpi",
+        hide_short_help = true,
+        hide_possible_values = true,
+        help_heading = GLOBAL
+    )]
     pub collectives: Collectives,
     /// What to do.
     #[command(subcommand)]
@@ -91,105 +105,77 @@ pub enum Collectives {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train.
-    #[command(
-        after_help = "Examples:\n  roll run                                                      the demo\n  roll run --algo agentic_ppo --model causal_lm                 the demo of an agent\n  roll init-tiny tiny && roll run --config examples/reward_fl_clip.yaml --steps 5\n  roll run --config my.yaml --set strategy.name=zero --set save_steps=10 --set max_ckpt_to_keep=3\n  roll run --resume runs/my                                     continue where it stopped\n  roll run --resume runs/my --steps 200                         continue, and train longer\n\nSIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a checkpoint and exit with 130; a second signal stops at once."
-    )]
+    #[command(after_help = examples::RUN)]
     Run(Run),
     /// Check everything that a run needs before it starts: files, data, faces, memory, time.
-    #[command(
-        after_help = "Examples:\n  roll check --config my.yaml\n  roll check --config my.yaml --on 1x80 --samples 100\n\nIt takes the arguments of `roll run`, reads headers of weights, writes nothing, and exits with 1 if the run would fail."
-    )]
+    #[command(after_help = examples::CHECK)]
     Check(Check),
     /// Generate a video from a prompt and an image, with or without an adapter.
-    #[command(
-        after_help = "Example:\n  roll generate --config examples/reward_fl_clip.yaml --prompt 'a person talks' \\\n    --image face.png --adapter runs/clip/checkpoints/step-000005/adapter.safetensors --output out.mp4"
-    )]
+    #[command(after_help = examples::GENERATE)]
     Generate(Generate),
     /// Ask a language model.
-    #[command(
-        after_help = "Examples:\n  roll ask --model-path Qwen2.5-0.5B-Instruct 'What is the capital of France?'\n  roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 'Tell me a story.'"
-    )]
+    #[command(after_help = examples::ASK)]
     Ask(Ask),
     /// Score a video or picture with the configured reward.
-    #[command(
-        after_help = "Example:\n  roll score clip.mp4 --reference portrait.png --reward insightface --set reward.reward_model_path=models"
-    )]
+    #[command(after_help = examples::SCORE)]
     Score(Score),
     /// Look at training data as a run would see it, or write it in that form.
-    #[command(
-        after_help = "Examples:\n  roll data inspect my/clips\n  roll data prepare my/clips prepared --set data.fps=16"
-    )]
+    #[command(after_help = examples::DATA)]
     Data(Data),
     /// Show the score and the gradient of a reward on a video.
-    #[command(
-        after_help = "Example:\n  roll rewards try sharpness clip.mp4 --set reward.wanted=reference --reference other.mp4 --output gradient.png"
-    )]
+    #[command(after_help = examples::REWARDS)]
     Rewards(Rewards),
     /// Write a small Wan checkpoint with random weights in the official file layout, for trials.
-    #[command(after_help = "Example:\n  roll init-tiny tiny --kind ti2v")]
+    #[command(after_help = examples::INIT_TINY)]
     InitTiny(InitTiny),
     /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
-    #[command(after_help = "Examples:\n  roll report runs/a\n  roll report runs/a runs/b --output compare.html")]
+    #[command(after_help = examples::REPORT)]
     Report(Report),
     /// Draw a metric of one or several runs, against the step or another metric.
-    #[command(after_help = "Example:\n  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png")]
+    #[command(after_help = examples::PLOT)]
     Plot(Plot),
     /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
-    #[command(after_help = "Example:\n  roll init-experts small --dim 256 --heads 8 --layers 12")]
+    #[command(after_help = examples::INIT_EXPERTS)]
     InitExperts(InitExperts),
     /// Turn the checkpoint of a full training into a weight file that can be used as the base.
-    #[command(
-        after_help = "Example:\n  roll export-expert runs/x/checkpoints/step-000100 --base wan/low_noise_model --out wan-trained/low_noise_model"
-    )]
+    #[command(after_help = examples::EXPORT_EXPERT)]
     ExportExpert(ExportExpert),
     /// Add a LoRA of any convention to its base.
-    #[command(
-        after_help = "Example:\n  roll merge-lora wan/low_noise_model high_noise_lora.safetensors merged --alpha 0.8 --dtype bf16\n\nOUT is a file if it ends in .safetensors, otherwise a new directory with the shards of the base."
-    )]
+    #[command(after_help = examples::MERGE_LORA)]
     MergeLora(MergeLora),
     /// Rewrite a LoRA file for another program.
-    #[command(
-        after_help = "Example:\n  roll convert-lora runs/x/checkpoints/step-000100/adapter.safetensors kohya.safetensors --to kohya\n  roll convert-lora lora.safetensors peft_adapter --to peft --names diffusers\n\nA file with adapters for both transformers becomes two, OUT_high_noise and OUT_low_noise."
-    )]
+    #[command(after_help = examples::CONVERT_LORA)]
     ConvertLora(ConvertLora),
     /// Join the shards of a network into one file.
-    #[command(after_help = "Example:\n  roll merge-shards wan/high_noise_model high_noise.safetensors --dtype bf16")]
+    #[command(after_help = examples::MERGE_SHARDS)]
     MergeShards(MergeShards),
     /// Split a weight file into shards with an index.
-    #[command(after_help = "Example:\n  roll split-shards high_noise.safetensors wan/high_noise_model --max-size 5GB")]
+    #[command(after_help = examples::SPLIT_SHARDS)]
     SplitShards(SplitShards),
     /// Describe a weight file: network, convention, sizes.
-    #[command(after_help = "Example:\n  roll inspect lora.safetensors")]
+    #[command(after_help = examples::INSPECT)]
     Inspect(Inspect),
     /// List the components that a configuration can name; inspect or check a plugin.
-    #[command(after_help = "Example:\n  roll plugins\n  roll plugins check target/release/libsharpness_reward.so")]
+    #[command(after_help = examples::PLUGINS)]
     Plugins(Plugins),
     /// Estimate a run before it starts: memory by item and time by phase.
-    #[command(
-        after_help = "Example:\n  roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero --set strategy.stage=3"
-    )]
+    #[command(after_help = examples::PLAN)]
     Plan(Plan),
     /// Time a Reward-FL step of random networks of a given size, phase by phase.
-    #[command(
-        after_help = "Examples:\n  roll bench\n  roll bench --preset a14b --backend libtorch-cuda --json a14b.json\n  roll bench --preset a14b --backend libtorch-cuda --whole-step --offload --compare\n  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416 --compare"
-    )]
+    #[command(after_help = examples::BENCH)]
     Bench(Bench),
     /// Print the resolved configuration and where each value came from, the reference of all keys, or a configuration to
     /// begin with.
-    #[command(
-        after_help = "Examples:\n  roll config --config my.yaml --set training.learning_rate=1e-5\n  roll config --reference training\n  roll config --reference lora_rank\n  roll config --template --algo flow_matching > my.yaml"
-    )]
+    #[command(after_help = examples::CONFIG)]
     Config(Config),
     /// Print completions for a shell.
-    #[command(
-        after_help = "Examples:\n  roll completions bash > ~/.local/share/bash-completion/completions/roll\n  roll completions zsh > \"${fpath[1]}/_roll\"\n  roll completions fish > ~/.config/fish/completions/roll.fish"
-    )]
+    #[command(after_help = examples::COMPLETIONS)]
     Completions {
         /// Shell to print completions for.
         shell: clap_complete::Shell,
     },
     /// Print the manual page, or write one for every command.
-    #[command(after_help = "Examples:\n  roll man | man -l -\n  roll man --out ~/.local/share/man/man1")]
+    #[command(after_help = examples::MAN)]
     Man {
         /// Directory to write roll.1, roll-run.1, ... to.
         #[arg(long, value_name = "DIR")]

@@ -25,22 +25,22 @@ pub struct Generate {
     /// Last frame, likewise.
     #[arg(long, value_name = "FILE", requires = "image")]
     pub end_image: Option<PathBuf>,
-    /// Adapter to load, of any convention: a file, a checkpoint or run directory, `HIGH,LOW` for both experts. FILE=0.8
-    /// is its strength; several are added up. The base model alone unless given.
+    /// Adapter to load, of any convention: a file, a checkpoint or run directory, or `HIGH,LOW` for both experts.
+    /// FILE=0.8 sets its strength; several adapters are added up. Default: the base model alone.
     #[arg(long, value_name = "ADAPTER")]
     pub adapter: Vec<String>,
-    /// Frames; as `data.num_frames` unless given, 81 where that is not set.
+    /// Number of frames. Default: `data.num_frames`, or 81.
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
-    /// Height in pixels; as `data.height` unless given, 480 where that is not set.
+    /// Height in pixels. Default: `data.height`, or 480.
     #[arg(long, value_name = "N")]
     pub height: Option<usize>,
-    /// Width in pixels; as `data.width` unless given, 832 where that is not set.
+    /// Width in pixels. Default: `data.width`, or 832.
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Frames per second of the file; unless given those that the model was made with (16; 24 for TI2V-5B).
+    /// Frames per second of the file. Default: the model's own rate (16; 24 for TI2V-5B).
     #[arg(long, value_name = "N")]
     pub fps: Option<f64>,
     /// Key of the starting noise.
@@ -57,14 +57,13 @@ pub struct Generate {
 /// How a video is sampled. Defaults are those of the configuration's `algo`, as in its evaluations.
 #[derive(Debug, ClapArgs)]
 pub struct SamplingArgs {
-    /// Denoising steps; as `algo.num_inference_steps` unless given, 8 where that is not set.
+    /// Number of denoising steps. Default: `algo.num_inference_steps`, or 8.
     #[arg(long, value_name = "N", conflicts_with = "timesteps")]
     pub steps: Option<usize>,
     /// The timesteps themselves, before the shift, as distilled models list theirs: 1000,750,500,250.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub timesteps: Option<Vec<u32>>,
-    /// Shift of the noise levels; as `algo.shift` unless given, that of the model's official configuration where that
-    /// is not set.
+    /// Shift of the noise levels. Default: `algo.shift`, or that of the model's official configuration.
     #[arg(long, value_name = "X")]
     pub shift: Option<f64>,
     /// euler or unipc, the sampler of the official inference.
@@ -96,7 +95,7 @@ pub struct Ask {
     #[arg(long)]
     pub raw: bool,
     /// Adapter to load, of any convention, or the weights of a full training: a file, a checkpoint or run directory.
-    /// FILE=0.8 is its strength; several are added up.
+    /// FILE=0.8 sets its strength; several adapters are added up.
     #[arg(long, value_name = "ADAPTER")]
     pub adapter: Vec<String>,
     /// 0 takes the likeliest token each time.

@@ -14,12 +14,12 @@ pub struct Run {
     /// The run directory itself; `output_dir`/`exp_name`-N unless given.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Optimizer steps, as `steps`.
+    /// Number of optimizer steps, as `steps`.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
     /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
-    /// given here override its configuration. Plugins and programs that its config.yaml names are started: look at it
-    /// before you continue somebody else's run.
+    /// given here override its configuration. Its config.yaml may name plugins and programs, which are started: read it
+    /// before you continue the run of another person.
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
     /// Check everything that the run needs, as `roll check` does, and do not train.
@@ -34,7 +34,7 @@ pub struct Check {
     pub run: Run,
     #[command(flatten)]
     pub machine: Machine,
-    /// Number of clips whose references are shown to the reward.
+    /// Number of references that the reward is tried on.
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub samples: usize,
 }

@@ -65,7 +65,7 @@ pub struct ExportExpert {
     /// Directory to write to; may be the base itself, with --force.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// How the weights are stored.
+    /// Dtype of the written weights.
     #[arg(long, value_enum, default_value_t = StoredDType::F32)]
     pub dtype: StoredDType,
     /// Write into a directory that is not empty; all shards of the transformer in it are replaced.
@@ -88,7 +88,7 @@ pub struct MergeLora {
     /// Dtype of the written weights. Default: that of each in the base.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
-    /// Merge what matches when some layers of the LoRA are not in the base.
+    /// Leave out layers of the LoRA that are not in the base.
     #[arg(long)]
     pub allow_missing: bool,
     /// Transformer to take from a LoRA file that has adapters for both.
@@ -156,7 +156,7 @@ pub struct SplitShards {
 /// Arguments of `roll inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// Weight file, index of shards, glob or directory; of a run its newest checkpoint is looked into.
+    /// Weight file, index of shards, glob or directory; for a run, its newest checkpoint is read.
     pub file: PathBuf,
     /// List every tensor.
     #[arg(long)]
@@ -231,7 +231,7 @@ pub enum StoredDType {
     F32,
     /// Two bytes, rounded.
     Bf16,
-    /// Two bytes, rounded, of less range.
+    /// Two bytes, rounded, with a smaller range.
     F16,
 }
 

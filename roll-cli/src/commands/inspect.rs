@@ -67,10 +67,12 @@ fn show(about: &About) {
     }
 }
 
-/// The beginning of a long text, and its length: `--json` prints all of it.
+/// The beginning of a long text, and its length: `--json` prints all of it. Commas are followed by spaces, so that a
+/// terminal has a place to end the line.
 fn shortened(text: &str) -> String {
-    let short: String = text.chars().take(SHOWN).collect();
-    match short.len() < text.len() {
+    let spaced = text.replace(", ", ",").replace(',', ", ");
+    let short: String = spaced.chars().take(SHOWN).collect();
+    match short.len() < spaced.len() {
         true => format!("{short} ... ({} characters; --json prints all)", grouped(text.chars().count() as u64)),
         false => short,
     }
@@ -83,6 +85,7 @@ mod tests {
     #[test]
     fn a_long_text_is_cut_and_its_length_told() {
         assert_eq!(shortened("short"), "short");
+        assert_eq!(shortened("q,k, v"), "q, k, v");
         let cut = shortened(&"a".repeat(1234));
         assert!(
             cut.starts_with(&"a".repeat(SHOWN)) && cut.ends_with("... (1,234 characters; --json prints all)"),

@@ -36,7 +36,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     let convention = file.convention;
     let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
-    if let Some(expert) = lora.expert.filter(|expert| other_directory(&args.base, *expert)) {
+    if let Some(expert) = lora.is_for().filter(|expert| other_directory(&args.base, *expert)) {
         tracing::warn!("the LoRA is for the expert {expert}, and {} is named as the other one", args.base.display());
     }
     let options = MergeOptions {

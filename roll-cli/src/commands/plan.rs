@@ -4,6 +4,7 @@ use roll_core::plan::{Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::Loaded;
+use roll_train::progress::counted;
 
 use super::bench::preset;
 use crate::args;
@@ -145,9 +146,9 @@ pub fn gigabytes(bytes: usize) -> f64 {
 
 fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     tellln!(
-        "{}: {} rank(s), ZeRO stage {}, {}, {}",
+        "{}: {}, ZeRO stage {}, {}, {}",
         machine.name,
-        input.ranks,
+        counted(input.ranks as u64, "rank"),
         input.division.stage,
         needs.work,
         passes_in_words(&input.passes),
@@ -177,7 +178,12 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     }
     if !machine.shared {
         let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
-        tellln!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {} share a machine", input.ranks);
+        match input.ranks {
+            1 => tellln!("host memory: {host:.1} GB"),
+            ranks => {
+                tellln!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {ranks} share a machine")
+            }
+        }
         if together > beside {
             tellln!("  that is more than the {beside:.0} GB of the devices: make sure that the machine has it");
         }

@@ -77,7 +77,7 @@ fn frame_norms(gradient: &Tensor) -> Result<Vec<f64>> {
     Ok(gradient.f32s()?.chunks_exact(frame.max(1)).map(norm).collect())
 }
 
-/// Prints how the score changes along the gradient, and what the gradient says.
+/// Prints the change of the score along the gradient, and the change that the gradient predicts.
 fn compare(
     scorer: &mut dyn RewardScorer,
     video: &Video,
@@ -102,10 +102,7 @@ fn compare(
     };
     if let (Some(above), Some(below)) = (moved(step)?, moved(-step)?) {
         let told = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
-        println!(
-            "  a step of 1/1000 along the gradient changes the score by {:.3e}; it says {told:.3e}",
-            above - below
-        );
+        println!("  change of the score by a step along the gradient: {:.3e}, predicted {told:.3e}", above - below);
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ impl Trainer {
         }
         let config = &loaded.config;
         let data_config = config.data.resolved(|path| context.resolve(path));
+        // Before the components, which open it too: an error is not theirs.
+        roll_backends::device(&context.backend)?;
         let mut reward = reward(&loaded, registry, context)?;
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
         let store = match algorithm.data_source() {

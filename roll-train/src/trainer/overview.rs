@@ -36,7 +36,11 @@ impl Trainer {
         if let Some(env) = &config.env {
             add("environment", format!("`{}`", env.name));
         }
-        let going_on = if self.done > 0 { format!(", {} done", self.done) } else { String::new() };
+        let going_on = match self.done {
+            0 => String::new(),
+            done if done >= self.steps => ", all done: a larger `steps` trains further".into(),
+            done => format!(", {done} done"),
+        };
         match &self.data {
             Some(data) => {
                 add("clips", clips(data));

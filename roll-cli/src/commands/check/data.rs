@@ -67,7 +67,7 @@ fn clips(
 ) -> Data {
     let config = &loaded.config;
     let data = config.data.resolved(|path| context.resolve(path));
-    let Some((dataset, largest)) = set("clips", &data, unit, found) else { return Data::default() };
+    let Some((dataset, largest)) = set("", &data, unit, found) else { return Data::default() };
     data.unit_note(unit).into_iter().for_each(|note| found.note(note));
     let dataset = Arc::new(dataset);
     let t = &config.training;
@@ -83,7 +83,7 @@ fn clips(
             base_path: config.evaluation.base_path.clone(),
             ..config.data.clone()
         };
-        set("clips to evaluate", &held_out.resolved(|path| context.resolve(path)), unit, found);
+        set(" to evaluate", &held_out.resolved(|path| context.resolve(path)), unit, found);
     }
     if !config.reward.is_empty() {
         found.section("reward");
@@ -98,7 +98,7 @@ fn clips(
 
 /// Counts, sizes and lengths of a data set; `None` when it cannot be opened. Gives its largest size too.
 fn set(
-    what: &str,
+    purpose: &str,
     config: &DataConfig,
     unit: VideoUnit,
     found: &mut Findings,
@@ -128,11 +128,12 @@ fn set(
         }
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
-    found.good(format!("{} {what}, {} can be read{limit}", rows.len(), looked_at - bad.len()));
+    let clips = counted(rows.len() as u64, "clip");
+    found.good(format!("{clips}{purpose}, {} can be read{limit}", looked_at - bad.len()));
     let mut named: Vec<_> = sizes.iter().collect();
     named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     let more = named.len().saturating_sub(SIZES);
-    let listed = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height}"));
+    let listed = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
     let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
     if !sizes.is_empty() {
         found.good(format!("{}{more}", listed.collect::<Vec<_>>().join(", ")));
@@ -211,7 +212,7 @@ fn references(loaded: &Loaded, dataset: &Dataset, reward: &mut dyn RewardScorer,
         let more = without.len().saturating_sub(NAMED);
         let told = without[..without.len() - more].join("\n");
         let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
-        let told = format!("not with:\n{told}{more}");
+        let told = format!("it cannot compare with these:\n{told}{more}");
         match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
             true => found.problem(told),
             false => found.note(told),

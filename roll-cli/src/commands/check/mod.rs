@@ -3,13 +3,14 @@
 mod data;
 mod findings;
 
+use roll_core::plan::in_words;
 use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
 use roll_train::config::Loaded;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
-use super::plan::{Machine, cluster, estimate, gigabytes, machine, totals};
+use super::plan::{Machine, cluster, estimate, machine, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
 
@@ -82,7 +83,10 @@ pub fn estimated(loaded: &Loaded, registry: &Registry) -> Option<String> {
         true => format!("{:.1} of {:.1} GB", device + host, machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
-    let text = format!("{memory}, {} a step (`roll plan` lists the items)", duration(seconds));
+    // Clips of sizes of their own: the estimate is for the largest that a run would take.
+    let bound = if size.is_some() { "" } else { "up to " };
+    let reward = if config.reward.is_empty() { "" } else { " without the reward" };
+    let text = format!("{bound}{memory}, {bound}{} a step{reward} (`roll plan` lists the items)", duration(seconds));
     Some(overview_line("estimate", &text))
 }
 
@@ -116,9 +120,8 @@ fn files(loaded: &Loaded, registry: &Registry, found: &mut Findings) -> Option<F
 
 fn memory(needs: &roll_core::plan::Needs, machine: &Machine, known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
-        let host =
-            if item.host > 0 { format!(", {:.2} GB of host memory", gigabytes(item.host)) } else { String::new() };
-        found.good(format!("{:<28} {:>8.2} GB{host}", item.name, gigabytes(item.device)));
+        let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
+        found.good(format!("{:<28} {:>11}{host}", item.name, in_words(item.device)));
     }
     let [device, host] = totals(needs);
     let need = if machine.shared { device + host } else { device };
@@ -142,7 +145,7 @@ fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings
     let ranks = communicator::current().world_size();
     let ranks = if ranks > 1 { format!(" on {ranks} ranks") } else { String::new() };
     found.good(format!(
-        "{} a step{}{ranks}, by estimate, without evaluations",
+        "{} a step{}{ranks}, by estimate, without rewards and evaluations",
         duration(seconds),
         all.unwrap_or_default()
     ));

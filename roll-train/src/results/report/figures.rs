@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::source::Source;
+use crate::progress::grouped;
 
 /// A row of a table that has one column per run.
 #[derive(Serialize)]
@@ -86,7 +87,7 @@ fn of(run: &Source) -> Vec<(String, String)> {
         figures.push(("kl, evaluated".into(), number(kl)));
     }
     if let Some(parameters) = summary.get("parameters").and_then(Value::as_u64) {
-        figures.push(("trainable parameters".into(), parameters.to_string()));
+        figures.push(("trainable parameters".into(), grouped(parameters)));
     }
     if let Some([adapter, ..]) = summary.get("adapter").and_then(Value::as_array).map(Vec::as_slice) {
         figures.push(("weights".into(), adapter.as_str().unwrap_or_default().into()));
