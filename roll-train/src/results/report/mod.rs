@@ -209,6 +209,19 @@ mod tests {
     }
 
     #[test]
+    fn figures_are_escaped_and_paths_may_break_behind_a_slash() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = run(dir.path(), "r", "1e-5");
+        let summary = r#"{"seconds": 1.0, "parameters": 319488, "adapter": ["a<i>/step/adapter.safetensors"]}"#;
+        std::fs::write(run.join("summary.json"), summary).unwrap();
+        let page = dir.path().join("report.html");
+        write(&page, &[run]).unwrap();
+        let html = std::fs::read_to_string(page).unwrap();
+        assert!(html.contains("319,488"), "{html}");
+        assert!(html.contains("a&lt;i&gt;/<wbr>step/<wbr>adapter.safetensors"), "{html}");
+    }
+
+    #[test]
     fn runs_are_compared_by_what_differs() {
         let dir = tempfile::tempdir().unwrap();
         let runs = [run(dir.path(), "a", "1e-5"), run(dir.path(), "b", "2e-5")];
