@@ -333,7 +333,7 @@ fn a_video_is_made_for_each_prompt_of_a_file_and_mistakes_are_found_before_the_w
     fails(&world.roll(&generate("end.gif", &PROMPT)), 2, &["end.gif", "--force"]);
     for (output, more, word) in [
         ("x.avi", &[][..], ".avi"),
-        ("none/x.mp4", &[], "none is no directory"),
+        ("none/x.mp4", &[], "none is not a directory"),
         ("x.mp4", &["--fps", "0"], "--fps"),
         ("tiny.mp4", &["--adapter", "0.png=loud"], "loud"),
     ] {

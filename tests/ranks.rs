@@ -14,7 +14,7 @@ use roll_core::{
 use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
 use roll_train::config::ConfigLayers;
-use roll_train::{Session, Trainer};
+use roll_train::{RunSession, Trainer};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -163,7 +163,7 @@ fn an_agent_on_divided_weights_validates_though_its_ranks_play_different_numbers
         let registry = Registry::linked()?;
         let layers = settings.iter().try_fold(ConfigLayers::new(), |layers, one| layers.set(one))?;
         let context = BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None };
-        Trainer::new(layers.load(Some(&registry))?, &registry, &context)?.run(None, &Session::default())
+        Trainer::new(layers.load(Some(&registry))?, &registry, &context)?.run(None, &RunSession::default())
     });
     for result in results {
         assert_eq!(result.unwrap_or_else(|error| panic!("{}", error.chain())).steps, 1);

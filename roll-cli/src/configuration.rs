@@ -1,7 +1,7 @@
 //! The configuration of a command: what files, the environment and arguments say, and the components it may name.
 
 use roll_core::{BuildContext, Registry, Replaces, Result, communicator, plugin};
-use roll_train::config::{ConfigLayers, Loaded, MergedConfig};
+use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 
 use crate::args::ConfigArgs;
 use crate::{demo, ranks};
@@ -99,7 +99,7 @@ impl Configuration {
     }
 
     /// Checks it, with the options of components, and logs its notes.
-    pub fn load(self, registry: &Registry) -> Result<Loaded> {
+    pub fn load(self, registry: &Registry) -> Result<LoadedConfig> {
         let loaded = self.merged.load(Some(registry))?;
         for note in &loaded.notes {
             tracing::warn!("{note}");
@@ -109,7 +109,7 @@ impl Configuration {
 }
 
 /// What implementations are made with. Relative paths start from the working directory.
-pub fn build_context(loaded: &Loaded) -> BuildContext {
+pub fn build_context(loaded: &LoadedConfig) -> BuildContext {
     BuildContext {
         backend: ranks::device(&loaded.config.backend),
         seed: loaded.config.seed,

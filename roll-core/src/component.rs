@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Options;
 
-/// A named implementation and its options; what options there are is the implementation's to say
-/// ([`crate::Registration::defaults`]).
+/// The name of an implementation, and its options; [`crate::Registration::defaults`] lists them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Component {

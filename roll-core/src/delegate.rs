@@ -1,4 +1,4 @@
-//! Forwarding of the model traits, for types that wrap a model and change some of what it does.
+//! Forwarding of the model traits, for types that wrap a model and change some of its methods.
 //!
 //! Most methods of [`Model`](crate::Model) and [`DiffusionModel`](crate::DiffusionModel) have defaults that mean "this
 //! model cannot", so a wrapper that forgets one takes the capability away without a word. A wrapper therefore forwards

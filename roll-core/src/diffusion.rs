@@ -172,15 +172,15 @@ pub trait DiffusionModel {
     /// zero gradient outside. The pullback gives the cotangent of the latents.
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>;
 
-    /// A key that is another one whenever [`DiffusionModel::encode`] or [`DiffusionModel::encode_video`] may give
-    /// something else for the same input: of the networks they use, and their settings. What they give may then be kept
-    /// beyond this run. `None`: the model cannot tell.
+    /// A cache key for [`DiffusionModel::encode`] and [`DiffusionModel::encode_video`]. It must change whenever their
+    /// output for the same input may change, so derive it from the weights and settings of the networks they use.
+    /// `Some` allows the caller to keep encodings beyond this run; `None` does not.
     fn encoding_key(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Frames a second of the videos that the checkpoint was made with, at which what it generates moves as it should.
-    /// `None`: it does not tell.
+    /// Frames per second of the videos that the checkpoint was trained on: at this rate, generated videos move
+    /// naturally. `None` if the model does not know it.
     fn frame_rate(&self) -> Option<f64> {
         None
     }

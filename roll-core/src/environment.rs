@@ -80,8 +80,8 @@ pub trait Environment: Send {
     /// Applies the agent's text.
     fn step(&mut self, action: &str) -> Result<Transition>;
 
-    /// The task and what the agent may answer; shown once, before the first observation. Empty when observations say
-    /// it all.
+    /// The task and the possible answers, shown to the agent once, before the first observation. Empty if observations
+    /// contain them.
     fn instructions(&self) -> String {
         String::new()
     }

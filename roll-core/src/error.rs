@@ -35,12 +35,12 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// A file was read but does not hold what it should.
+    /// A file was read, and its contents are wrong.
     #[error("{}: {problem}", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
-        /// Expected and found, and what to do about it.
+        /// Expected and found, and a remedy.
         problem: String,
     },
 
@@ -101,10 +101,10 @@ pub enum Error {
 
     // Samples
     /// The reference of a reward holds nothing to compare with (no face in it). The fault of one sample and
-    /// not of the run: the reward's [`crate::OnMissing`] decides what follows.
+    /// not of the run: the reward's [`crate::OnMissing`] chooses the reaction.
     #[error("{reason}")]
     NothingToScore {
-        /// What was looked for, where, and what to do about it.
+        /// The object that was not found, the place, and a remedy.
         reason: String,
     },
 
@@ -208,7 +208,7 @@ impl Error {
         }
     }
 
-    /// The messages of this error and of what caused it, each once.
+    /// The messages of this error and of its causes, each once.
     pub fn messages(&self) -> Vec<String> {
         let mut messages = vec![self.to_string()];
         let mut source = std::error::Error::source(self);
@@ -257,7 +257,7 @@ impl Error {
     }
 }
 
-/// Adds to an error what was being done, or where the configuration says it.
+/// Adds the action under way to an error, or the place in the configuration.
 pub trait ResultExt<T> {
     /// Wraps an error with `doing()`, evaluated only on error.
     fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T>;
@@ -276,7 +276,7 @@ impl<T> ResultExt<T> for Result<T> {
     }
 }
 
-/// The known name nearest to `name`, when it is near enough to be what was meant.
+/// The known name nearest to `name`, if it is near enough to be meant.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()

@@ -1,4 +1,4 @@
-//! What is measured between steps, without training.
+//! Measurements between steps, without training.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct EvaluationContext<'a> {
     pub rewards: Vec<&'a mut dyn RewardScorer>,
     /// Source of every random draw.
     pub noise: &'a Noise,
-    /// Told what goes on.
+    /// Receives progress.
     pub progress: &'a dyn Progress,
 }
 
@@ -31,7 +31,7 @@ pub struct Evaluated {
     pub video: Option<Video>,
 }
 
-/// How well the model does what it is trained for, on tasks that training never sees.
+/// The result of a validation: metrics of tasks that training never sees.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validation {
     /// Metrics by name: `val/env/success`.

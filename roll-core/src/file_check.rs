@@ -1,4 +1,4 @@
-//! What a component finds in its files before a run: headers are read, weights are not, and nothing is written.
+//! A look at the files of a component before a run: headers are read, weights are not, and nothing is written.
 
 use crate::{BuildContext, Kind, Options, Result, VideoUnit};
 
@@ -18,7 +18,7 @@ pub struct FileCheck {
 pub struct FilesFound {
     /// A line for each part, for people: "VAE: 1 file, 0.51 GB, 194 tensors".
     pub lines: Vec<String>,
-    /// Files that a run would download first: what depends on them cannot be told.
+    /// Files that a run would download first; nothing can be said about their contents.
     pub missing: Option<String>,
     /// Steps in which the model's videos go.
     pub unit: VideoUnit,

@@ -49,7 +49,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_atomically_with(path, |file| file.write_all(bytes))
 }
 
-/// Replaces the file at `path` by what `write` writes. At every instant the path holds the old file or the whole new
+/// Replaces the file at `path` by the output of `write`. At every instant the path holds the old file or the whole new
 /// one, also after a power cut: the bytes go to a new file beside it, are synced, and renamed into place. On error the
 /// old file stays and the new one is removed.
 ///

@@ -1,4 +1,4 @@
-//! What something was computed from, in a few characters: the keys of caches.
+//! Keys of caches: a few characters that identify the inputs of a computation.
 
 use std::fmt::Display;
 use std::io::{Read, Seek, SeekFrom};
@@ -42,7 +42,7 @@ impl Fingerprint {
 
     /// Adds the contents of a file; its name and time do not count, so that a copy is the same. Of files above 16 MiB a
     /// block of 4 KiB is read in every MiB: weights that were trained on differ everywhere, and reading tens of
-    /// gigabytes for a key would take longer than what the key saves.
+    /// gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
         let mut file = crate::files::open(path).map_err(failed())?;

@@ -89,11 +89,11 @@ pub trait Model: Send {
     }
 
     /// The result of training for users, as files: name of the file (without directory or extension) and its
-    /// tensors under the names other programs read. What the header of a file shall say of it is an entry of its own
+    /// tensors under the names other programs read. The entries of a file's header are an entry of their own
     /// ([`header`]).
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;
 
-    /// Loads what [`Model::export_adapter`] gave. Fails when a tensor is missing, unexpected or misshapen, and then
+    /// Loads the result of [`Model::export_adapter`]. Fails if a tensor is missing, unexpected or misshapen, and then
     /// changes nothing.
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()>;
 }
@@ -109,11 +109,11 @@ pub trait ParameterParts {
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
 }
 
-/// Takes gradients while a pull goes on, so that what is done with them overlaps the rest of the pull.
+/// Takes gradients during a pull, so that their reduction overlaps the rest of the pull.
 pub trait GradientSink: Send + Sync {
-    /// The gradient of the parameter at `position` in [`Model::parameters`]: what earlier pulls accumulated and what
-    /// this one adds, row-major. The model does not keep it. A parameter that is used twice comes twice, and the parts
-    /// add up. Gives false when it does not want it: then it is accumulated as if there were no sink.
+    /// Takes the gradient of the parameter at `position` in [`Model::parameters`]: the sum of earlier pulls and of this
+    /// one, row-major. The model does not keep it. A parameter that is used twice is delivered twice, and the parts add
+    /// up. Returns false to refuse the gradient: the model then accumulates it as if there were no sink.
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool;
 }
 

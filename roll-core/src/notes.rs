@@ -1,4 +1,4 @@
-//! Options that are accepted and do nothing: how a component says that one has no effect beside the others.
+//! Options that are accepted and have no effect beside others: a component says so in a note.
 //!
 //! A value that can only be a mistake is an error. A value that changes nothing is a note, which a run prints once at its
 //! start. Only values other than the defaults are worth a word: the configuration that a run leaves holds every default.
@@ -7,16 +7,16 @@ use serde_json::Value as Json;
 
 use crate::{Kind, Options, Result};
 
-/// What a component says of the configuration that it stands in. Submit with `inventory::submit!`, beside the
+/// The notes of a component on the configuration around it. Submit with `inventory::submit!`, beside the
 /// [`crate::Registration`] of the same kind and name.
 pub struct OptionNotes {
     /// The kind of the component.
     pub kind: Kind,
     /// Its name.
     pub name: &'static str,
-    /// A sentence for each key without effect, which names it in full (`model.lora_alpha`). Fails on what can only be a
-    /// mistake. It is called once for each component of this name, before any is made.
-    pub notes: fn(&Said<'_>) -> Result<Vec<String>>,
+    /// A sentence for each key without effect, which names it in full (`model.lora_alpha`). Fails on values that can only
+    /// be mistakes. It is called once for each component of this name, before any is made.
+    pub notes: fn(&ConfiguredOptions<'_>) -> Result<Vec<String>>,
 }
 
 inventory::collect!(OptionNotes);
@@ -30,12 +30,12 @@ impl OptionNotes {
 
 /// A whole configuration beside its defaults, as keys with dots find it.
 #[derive(Clone, Copy, Debug)]
-pub struct Said<'a> {
+pub struct ConfiguredOptions<'a> {
     config: &'a Options,
     defaults: &'a Options,
 }
 
-impl<'a> Said<'a> {
+impl<'a> ConfiguredOptions<'a> {
     /// `config` has every default filled in; `defaults` has the same sections, with the defaults of the components that
     /// `config` names.
     pub fn new(config: &'a Options, defaults: &'a Options) -> Self {
@@ -121,11 +121,11 @@ mod tests {
 
     use super::*;
 
-    fn said(check: impl Fn(Said<'_>)) {
+    fn said(check: impl Fn(ConfiguredOptions<'_>)) {
         let of = |value: Json| value.as_object().unwrap().clone();
         let defaults = of(json!({"model": {"rank": 32, "alpha": null, "shift": 5.0}, "reward": [], "seed": 1}));
         let config = of(json!({"model": {"rank": 0, "alpha": 4, "shift": 5}, "reward": [{"name": "a"}], "seed": 1}));
-        check(Said::new(&config, &defaults));
+        check(ConfiguredOptions::new(&config, &defaults));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a run will need, told by its components before anything is opened.
+//! The needs of a run, told by its components before anything is opened.
 //!
 //! The strategy says how it divides the work, the algorithm how often it passes through the model, and the model what
 //! follows from both: bytes and seconds. All of it follows from options, so that a plan costs no memory; a model may
@@ -120,7 +120,7 @@ pub struct Speed {
     pub read: f64,
 }
 
-/// What a model plans for.
+/// The work that a model plans for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanInput {
     /// A published network, by the model's own name for it, in place of the files of its options.
@@ -136,15 +136,15 @@ pub struct PlanInput {
     pub samples: usize,
     /// Ranks of the job.
     pub ranks: usize,
-    /// What the algorithm does with a sample.
+    /// Passes of the algorithm over a sample.
     pub passes: Passes,
-    /// What the strategy divides.
+    /// Division of the work by the strategy.
     pub division: Division,
     /// How fast a rank is.
     pub speed: Speed,
 }
 
-/// What one rank needs.
+/// Memory and time of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Needs {
     /// The work in words, such as "81 frames of 832x480, 32760 tokens".
@@ -155,14 +155,14 @@ pub struct Needs {
     pub memory: Vec<MemoryItem>,
     /// A step by phase.
     pub time: Vec<PhaseCost>,
-    /// What would make the run smaller, as settings with their effect.
+    /// Settings that would make the run smaller, with their effect.
     pub hints: Vec<String>,
 }
 
 /// Memory of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryItem {
-    /// What it holds.
+    /// Contents of the memory.
     pub name: String,
     /// Bytes on the device.
     pub device: usize,
@@ -175,7 +175,7 @@ pub struct MemoryItem {
 /// Work of one phase of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseCost {
-    /// What is done.
+    /// The phase.
     pub name: String,
     /// Floating-point operations.
     pub flops: f64,

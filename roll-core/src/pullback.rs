@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{Result, Tensor};
 
-/// Whether a call keeps what its pullback needs.
+/// Whether a call records for a pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grad {
     /// Return a pullback.

@@ -91,7 +91,7 @@ pub struct Registration {
 inventory::collect!(Registration);
 
 impl Registration {
-    /// Every option with its default: what `roll config` shows and unknown keys are compared with.
+    /// Every option with its default: `roll config` shows them, and unknown keys are compared with them.
     pub fn options(&self) -> Options {
         match self.factory {
             #[cfg(feature = "host")]
@@ -167,8 +167,8 @@ impl Registry {
         Ok(Self { entries })
     }
 
-    /// With what a plugin offers too (feature `host`). Fails when a name of one kind then stands twice, unless the plugin `replaces`
-    /// what is linked in: then its components take the place of those.
+    /// Adds the components of a plugin (feature `host`). Fails if a name of one kind then occurs twice, unless `replaces`
+    /// lets the plugin's components take the place of linked ones.
     #[cfg(feature = "host")]
     pub fn with_plugin(self, plugin: &Plugin, replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;

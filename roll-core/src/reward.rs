@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::{Grad, Pullback, Result, Tensor, Video};
 
-/// What a scorer computed from the reference, once per sample. Plain tensors: it can be cached and sent.
+/// The result of [`RewardScorer::prepare`], computed from the reference once per sample. It consists of plain tensors,
+/// so that it can be cached and sent.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
     /// Named tensors, the scorer's own.
@@ -49,7 +50,7 @@ pub enum OnMissing {
     Value(f64),
 }
 
-/// What a reward measures, for labels, file names and metrics.
+/// The quantity that a reward measures, for labels, file names and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measure {
     /// A noun in lower case: `identity`, `sharpness`.
@@ -122,7 +123,7 @@ pub trait RewardScorer: Send {
     /// Name for logs and messages.
     fn name(&self) -> &str;
 
-    /// What it measures.
+    /// The quantity that it measures.
     fn measures(&self) -> Measure {
         Measure::default()
     }
@@ -130,9 +131,9 @@ pub trait RewardScorer: Send {
     /// Whether [`RewardScorer::score`] can return a pullback.
     fn differentiable(&self) -> bool;
 
-    /// Computes what depends on the reference alone. Fails with [`crate::Error::NothingToScore`] when the reference
+    /// Computes the part of the score that depends on the reference alone. Fails with [`crate::Error::NothingToScore`] when the reference
     /// holds nothing to compare with (no face in it): that is the fault of one sample, and
-    /// [`RewardScorer::on_missing`] decides what follows. Any other error ends the run.
+    /// [`RewardScorer::on_missing`] chooses the reaction. Any other error ends the run.
     fn prepare(&mut self, reference: &Video) -> Result<Target>;
 
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
@@ -155,7 +156,7 @@ pub trait RewardScorer: Send {
         false
     }
 
-    /// What to do with a [`Score::Missing`], and with a reference that gave [`crate::Error::NothingToScore`].
+    /// The reaction to a [`Score::Missing`], and to a reference that gave [`crate::Error::NothingToScore`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip
     }

@@ -59,7 +59,7 @@ impl FromStr for Sampler {
     }
 }
 
-/// A trajectory under way: what a sampler remembers of the steps before.
+/// A trajectory under way: the memory of a sampler of earlier steps.
 #[derive(Clone, Debug)]
 pub struct Integration {
     sampler: Sampler,

@@ -100,7 +100,7 @@ impl FlowSchedule {
         Timestep(f64::from(self.timesteps[i]))
     }
 
-    /// `sigma_{i+1} - sigma_i`, negative: what step `i < steps()` multiplies the velocity by. Panics beyond.
+    /// `sigma_{i+1} - sigma_i`, negative: the factor of the velocity in step `i < steps()`. Panics beyond.
     pub fn delta(&self, i: usize) -> f32 {
         self.sigmas[i + 1] - self.sigmas[i]
     }

@@ -20,13 +20,13 @@ pub struct StepContext<'a> {
     pub learning_rate: f64,
     /// Source of every random draw.
     pub noise: &'a Noise,
-    /// Told what goes on inside a long step.
+    /// Receives progress inside a long step.
     pub progress: &'a dyn Progress,
     /// Whether the caller wants [`StepReport::videos`].
     pub want_videos: bool,
 }
 
-/// Told what goes on inside a long step.
+/// Receives progress inside a long step.
 pub trait Progress: Sync {
     /// `phase` has begun: "denoising step 3 of 8".
     fn phase(&self, phase: &str);
@@ -36,7 +36,7 @@ pub trait Progress: Sync {
     }
 }
 
-/// Says nothing.
+/// Progress that is shown nowhere.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 impl Progress for Silent {
@@ -52,7 +52,7 @@ pub struct StepReport {
     pub skipped: Vec<(String, String)>,
     /// Generated videos by name.
     pub videos: Vec<(String, Video)>,
-    /// Lines for `trajectories.jsonl`: what an agent saw and did, as JSON objects that a person can read.
+    /// Lines for `trajectories.jsonl`: the observations and answers of an agent, as JSON objects that a person can read.
     pub records: Vec<serde_json::Value>,
     /// False when a non-finite value left the parameters as they were.
     pub applied: bool,

@@ -21,14 +21,14 @@ pub struct Batch {
 ///
 /// All passes over the data form one endless sequence: pass p is the rows in their order, or in the permutation p of
 /// the run's noise. Step s takes the samples `s * n .. (s + 1) * n` of it, n being those of all ranks together, and a
-/// rank its own slice of them. So what a step sees depends on the step alone: not on the number of ranks (at the same
+/// rank its own slice of them. So the samples of a step depend on the step alone: not on the number of ranks (at the same
 /// n), nor on whether the run was resumed. The last step of a run is filled up from the pass after.
 ///
 /// Of a data set with buckets, passes are sequences of micro-batches instead: each holds clips of one shape, in the
 /// order of the permutation, and the last one of a shape is filled up from the first clips of that shape; the
 /// micro-batches of a pass are then put into an order drawn as well. All else is the same with micro-batches for rows.
 ///
-/// While a step runs, the samples of the next `data.prefetch` steps are read. What a step gets is the same without.
+/// While a step runs, the samples of the next `data.prefetch` steps are read. The samples are the same without that.
 #[derive(Debug)]
 pub struct Batches {
     dataset: Arc<Dataset>,
@@ -76,7 +76,7 @@ impl Batches {
         self
     }
 
-    /// What is dealt out.
+    /// The data set that is dealt out.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
     }

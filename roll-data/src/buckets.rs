@@ -26,7 +26,7 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
 /// The shape of each row; `None` of one that cannot be read, where such rows are left out.
 pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Bucket>>> {
     let of = |row| -> Result<Option<Bucket>> {
-        let row: &crate::metadata::Row = row;
+        let row: &crate::metadata::MetadataRow = row;
         let found = probe(&row.video, config.decoder).and_then(|probed| {
             bucket(&probed, config, unit).map_err(|problem| roll_core::Error::bad_file(&row.video, problem))
         });

@@ -53,7 +53,7 @@ pub struct DataConfig {
     /// `skip`.
     pub on_bad_sample: OnBadSample,
     /// Decoder of videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
-    /// with `ffprobe`), or `auto`, ffmpeg for what the own reader cannot read.
+    /// with `ffprobe`), or `auto`, ffmpeg for all other files.
     pub decoder: Decoder,
     /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`.
     #[schemars(range(max = MAX_PREFETCH))]
@@ -67,7 +67,7 @@ pub struct DataConfig {
     /// several runs and ranks may share it. `none`: each run computes them anew. `auto`: the directory that the
     /// environment's `ROLL_CACHE` names (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
     pub cache_dir: CacheDir,
-    /// Upper limit, in bytes, on what `cache_dir` holds: what was not used for longest leaves.
+    /// Upper limit, in bytes, on the contents of `cache_dir`: the least recently used leave first.
     pub cache_limit: u64,
 }
 

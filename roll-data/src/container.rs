@@ -1,4 +1,4 @@
-//! What a file is, by its first bytes: names lie.
+//! The format of a file, by its first bytes: names lie.
 
 use std::io::Read;
 use std::path::Path;

@@ -8,7 +8,7 @@ use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video, VideoUnit};
 
 use crate::buckets::{self, Bucket};
 use crate::config::{DataConfig, OnBadSample};
-use crate::metadata::{Metadata, Row};
+use crate::metadata::{Metadata, MetadataRow};
 use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
 
 /// The rows of a metadata file. Reading a sample decodes its clip; the last used ones are kept, within
@@ -85,7 +85,7 @@ impl Dataset {
         self.read(index, row).while_doing(|| format!("reading {}", self.metadata.place(row)))
     }
 
-    /// As [`Dataset::sample`]; with `on_bad_sample: skip` a bad row is `Err` inside: what stands for it, and why.
+    /// As [`Dataset::sample`]; with `on_bad_sample: skip` a bad row is `Err` inside: its stand-in, and the reason.
     pub fn sample_or_skip(&self, index: usize) -> Result<Result<Sample, (String, String)>> {
         let error = match self.sample(index) {
             Ok(sample) => return Ok(Ok(sample)),
@@ -100,7 +100,7 @@ impl Dataset {
         Ok(Err((place, reason)))
     }
 
-    fn read(&self, index: usize, row: &Row) -> Result<Sample> {
+    fn read(&self, index: usize, row: &MetadataRow) -> Result<Sample> {
         if let Some(reason) = &row.no_prompt {
             return Err(Error::bad_file(&row.video, format!("has no prompt: {reason}")));
         }
@@ -124,7 +124,7 @@ impl Dataset {
         })
     }
 
-    fn decode(&self, row: &Row, bucket: Option<Bucket>) -> Result<Clip> {
+    fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
         let config = &self.config;
         let unit = self.unit;
         let sizing = match (bucket, config.height, config.width) {

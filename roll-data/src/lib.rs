@@ -25,8 +25,8 @@
 //! # }
 //! ```
 //!
-//! Files are not trusted: what is truncated, lies about sizes or is no video is an error that names the file and the
-//! reason, and memory is bounded by what was asked for.
+//! Files are not trusted. A file that is truncated, lies about sizes or is no video is an error that names the file and
+//! the reason, and memory is bounded by the sizes that the caller asks for.
 
 mod batches;
 mod buckets;
@@ -52,7 +52,7 @@ pub use buckets::Bucket;
 pub use config::{CacheDir, DataConfig, Decoder, OnBadSample};
 pub use container::format;
 pub use dataset::Dataset;
-pub use metadata::{Metadata, Row};
+pub use metadata::{Metadata, MetadataRow};
 pub use picture::Picture;
 pub use probe::{Probed, probe};
 pub use read::{ReadOptions, Sizing, read_image, read_video};

@@ -2,7 +2,7 @@
 
 use crate::picture::Picture;
 
-/// How what is stored becomes what is shown: mirrored left to right first, if at all, then turned.
+/// The way from stored to shown pixels: mirrored left to right first, if at all, then turned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Orientation {
     pub mirrored: bool,

@@ -24,7 +24,7 @@ pub struct Probed {
     pub fps: f64,
 }
 
-/// Reads size and length of what [`read_video`](crate::read_video) reads. Of a video only the index is read; what is
+/// Reads size and length of a file or directory that [`read_video`](crate::read_video) takes. Of a video only the index is read; what is
 /// damaged behind it shows when the video is.
 pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
     let path = path.as_ref();

@@ -48,7 +48,7 @@ pub struct ReadOptions {
 /// frame), and through the program ffmpeg what else it reads. Anything else, and anything damaged, is an error that
 /// names the file and the reason.
 ///
-/// Frames are as players show them: turned and mirrored as the file says, without what its edit list leaves out, in
+/// Frames are as players show them: turned and mirrored as the file says, without the parts that its edit list cuts, in
 /// square pixels. Decoding stops with the last frame that is wanted.
 pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video> {
     let path = path.as_ref();

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
-    /// bf16 on GPUs, whatever the file has; on the CPU as in the file. Four bytes on a device without bf16. Matrices
-    /// that `wan2_2`'s files have in fp8 or int8 stay so.
+    /// bf16 on GPUs; on the CPU as in the file. Four bytes on a device without bf16. Matrices that `wan2_2`'s files
+    /// have in fp8 or int8 stay so.
     #[default]
     Auto,
     /// Four bytes.

@@ -18,7 +18,7 @@ pub struct Bigram {
     /// The parameters, 128 x 128: a row for the last character.
     pub logits: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
-    /// The template leaves out what the assistant said once more messages follow.
+    /// The template leaves out an answer of the assistant once more messages follow.
     pub forgets: bool,
     /// Most tokens that it takes.
     pub context: usize,

@@ -11,7 +11,7 @@ use roll_core::*;
 
 use crate::{Descent, MockDiffusion, Sines};
 
-/// An algorithm and what it trains with.
+/// An algorithm with a model, a reward and a strategy.
 pub struct Bench<A> {
     /// The algorithm.
     pub algorithm: A,

@@ -15,7 +15,7 @@ use roll_core::{
 };
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{Session, Trainer};
+use roll_train::{RunSession, Trainer};
 
 // A crate that is only named in Cargo.toml registers nothing.
 use roll_algos as _;
@@ -110,7 +110,7 @@ sample_steps: 0
 
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = RunDir::create(directory, Existing::Refuse)?;
-    let summary = Trainer::new(loaded, &registry, &context)?.run(Some(&run), &Session::default())?;
+    let summary = Trainer::new(loaded, &registry, &context)?.run(Some(&run), &RunSession::default())?;
     for name in ["actor/score", "actor/kl_loss"] {
         println!("{name}: {:.4} at the first step, {:.4} at the last", summary.first[name], summary.last[name]);
     }

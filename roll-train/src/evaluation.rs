@@ -9,7 +9,7 @@ use roll_core::{
 use roll_data::{DataConfig, Dataset};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Loaded;
+use crate::config::LoadedConfig;
 use crate::progress::Watch;
 use crate::statistics::{Gain, paired_gain};
 use checks::Checks;
@@ -112,7 +112,7 @@ impl Evaluator {
     /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none. A clip that cannot be read is an error,
     /// or left out, as `data.on_bad_sample` says; if the number of clips is limited, the next one takes its place.
     pub fn open(
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         train: &Dataset,
         unit: VideoUnit,
         registry: &Registry,

@@ -1,6 +1,6 @@
 //! Training runs as a library: what `roll run` does, for programs.
 //!
-//! A [`config::ConfigLayers`] becomes a checked [`config::Loaded`]; a [`Trainer`] opens data and components from it,
+//! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from it,
 //! trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
 //! ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
 //!
@@ -10,7 +10,7 @@
 //! use roll_core::{BuildContext, Registry};
 //! use roll_train::config::ConfigLayers;
 //! use roll_train::run_dir::{Existing, RunDir};
-//! use roll_train::{Session, Trainer};
+//! use roll_train::{RunSession, Trainer};
 //!
 //! # fn main() -> roll_core::Result<()> {
 //! let registry = Registry::linked()?; // components of crates that are linked, and of this program
@@ -23,14 +23,14 @@
 //! };
 //! let trainer = Trainer::new(loaded, &registry, &context)?;
 //! let run = RunDir::create("runs/mine", Existing::Refuse)?;
-//! let summary = trainer.run(Some(&run), &Session::default())?;
+//! let summary = trainer.run(Some(&run), &RunSession::default())?;
 //! println!("{} steps in {:.0} s", summary.steps, summary.seconds);
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! `examples/own_reward.rs` trains with a reward that the program defines. To show progress or to stop a run, see
-//! [`Session`].
+//! [`RunSession`].
 
 pub mod cache;
 pub mod checkpoint;
@@ -45,5 +45,5 @@ mod sample_prompts;
 pub mod statistics;
 pub mod trainer;
 
-pub use progress::{Session, StopSignal};
-pub use trainer::{Summary, Trainer};
+pub use progress::{RunSession, StopSignal};
+pub use trainer::{RunSummary, Trainer};

@@ -9,7 +9,7 @@ use roll_core::process::ChildGroup;
 use roll_core::{Error, Fault, Result};
 use serde_json::{Value, json};
 
-use crate::trainer::Summary;
+use crate::trainer::RunSummary;
 
 /// A command that takes longer is killed: a run that is over must not hold its machine. What it started ends with it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -32,14 +32,14 @@ impl OnFinish {
     }
 
     /// Runs the command. What goes wrong with it is a warning: the run ended as it did.
-    pub(crate) fn tell(&self, steps: u64, outcome: &Result<Summary>) {
+    pub(crate) fn tell(&self, steps: u64, outcome: &Result<RunSummary>) {
         if let Err(problem) = self.run(steps, outcome, TIME_LIMIT) {
             // Without its arguments, which may hold a password.
             tracing::warn!("`on_finish`: {} {problem}", self.command[0]);
         }
     }
 
-    fn run(&self, steps: u64, outcome: &Result<Summary>, limit: Duration) -> Result<(), String> {
+    fn run(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
         let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let error = outcome.as_ref().err().map(Error::chain).unwrap_or_default();
         let facts = facts(&dir, steps, outcome);
@@ -62,7 +62,7 @@ impl OnFinish {
 }
 
 /// What the command gets on its standard input.
-fn facts(dir: &Path, steps: u64, outcome: &Result<Summary>) -> Value {
+fn facts(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
     let (status, error) = match outcome {
         Ok(summary) if summary.stopped.is_some() => ("stopped", None),
         Ok(_) => ("done", None),

@@ -40,14 +40,14 @@ pub fn overview_line(subject: &str, text: &str) -> String {
 }
 
 /// The surroundings of a run: where progress is shown, and who may stop it. The default shows nothing and never stops.
-pub struct Session {
+pub struct RunSession {
     /// Shows progress on rank 0.
     pub display: Box<dyn Display>,
     /// Asks the run to stop after a checkpoint.
     pub stop: StopSignal,
 }
 
-impl Default for Session {
+impl Default for RunSession {
     fn default() -> Self {
         Self { display: Box::new(Hidden), stop: StopSignal::default() }
     }
@@ -114,7 +114,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Shows `total` units where `shown`; with `stop` the work may be left in its middle.
-    pub(crate) fn begin(session: &Session, total: u64, unit: &str, shown: bool, stop: bool) -> Self {
+    pub(crate) fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, stop: bool) -> Self {
         let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
         Self { bar, stop: stop.then(|| session.stop.clone()) }
     }

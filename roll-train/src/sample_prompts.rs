@@ -9,7 +9,7 @@ use roll_core::{
 };
 use roll_data::{Sizing, read_image, target_size};
 
-use crate::config::{Loaded, SamplePrompt};
+use crate::config::{LoadedConfig, SamplePrompt};
 
 /// Their key in a configuration.
 const KEY: &str = "evaluation.prompts";
@@ -29,7 +29,7 @@ impl SamplePrompts {
     /// Reads the pictures of the prompts that the configuration names; `None` when it names none. Fails when the model
     /// makes no videos.
     pub fn open(
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         model: &mut dyn Model,
         unit: VideoUnit,
         context: &BuildContext,
@@ -82,7 +82,12 @@ fn diffusion<'a>(model: &'a mut dyn Model, name: &str) -> Result<&'a mut dyn Dif
 
 /// A prompt with its pictures. Size and length are those of `data`; where that says no size, the picture's, as a clip's
 /// would be.
-fn input(loaded: &Loaded, prompt: &SamplePrompt, unit: VideoUnit, context: &BuildContext) -> Result<ConditionInput> {
+fn input(
+    loaded: &LoadedConfig,
+    prompt: &SamplePrompt,
+    unit: VideoUnit,
+    context: &BuildContext,
+) -> Result<ConditionInput> {
     let data = &loaded.config.data;
     let unit_size = [unit.height, unit.width];
     let size = match (data.height.zip(data.width), &prompt.image) {

@@ -13,7 +13,7 @@ use roll_core::{BuildContext, Registry, Tensor, Video};
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{Session, Summary, Trainer};
+use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
 // For what they register.
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// The same through the library, in this process; it must succeed.
-    pub fn train(&self, out: &str, steps: u64, settings: &[&str]) -> Summary {
+    pub fn train(&self, out: &str, steps: u64, settings: &[&str]) -> RunSummary {
         let registry = Registry::linked().unwrap();
         let steps = format!("steps={steps}");
         // As for the program: the backend alone comes from whoever runs the test.
@@ -107,7 +107,7 @@ impl World {
             placement: None,
         };
         let run = RunDir::create(self.path(out), Existing::Refuse).unwrap();
-        let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &Session::default()));
+        let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &RunSession::default()));
         trained.unwrap_or_else(|error| panic!("{}", error.chain()))
     }
 

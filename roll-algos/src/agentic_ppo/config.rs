@@ -74,8 +74,8 @@ pub struct AgenticPpoConfig {
     pub top_k: usize,
     /// Texts that end an answer.
     pub stop: Vec<String>,
-    /// 1: while a step trains, the episodes of the next one are played by the policy before the update, and the ratios of
-    /// the loss are to the log-probabilities that they were written with. 0: episodes are played between updates.
+    /// 1: while a step trains, the policy before the update plays the episodes of the next step; the ratios of the
+    /// loss are to its log-probabilities. 0: episodes are played between updates.
     #[schemars(range(max = 1))]
     pub async_generation_ratio: usize,
     /// Most prompts that are continued at once.
@@ -94,7 +94,7 @@ pub struct AgenticPpoConfig {
     pub history_length: Option<usize>,
     /// Commands that the agent may call before it answers: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
     pub tools: Vec<ToolOptions>,
-    /// Most calls of a turn; an answer after them is for the environment, whatever it says.
+    /// Most calls of a turn; an answer after them goes to the environment in any case.
     #[schemars(range(min = 1))]
     pub max_tool_calls: usize,
 

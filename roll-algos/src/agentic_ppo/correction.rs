@@ -72,7 +72,7 @@ impl Default for IsWeight {
 pub struct Filter {
     /// Whether the rule applies.
     pub enabled: bool,
-    /// Over what ratio and difference are taken.
+    /// The tokens over which ratio and difference are taken.
     pub agg_type: Granularity,
     /// Whether the ratio `pi_old / pi_infer` is bounded.
     pub ratio_enabled: bool,

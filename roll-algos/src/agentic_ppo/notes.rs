@@ -1,6 +1,6 @@
 //! Options of agentic PPO that do nothing beside others.
 
-use roll_core::{Kind, OptionNotes, Result, Said};
+use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
 
 use super::NAME;
 use crate::notes::own_data;
@@ -10,7 +10,7 @@ roll_core::inventory::submit! {
 }
 
 /// Keys that only one value of another key reads: (the keys, when they are read, why they are not).
-type Rule = (&'static [&'static str], fn(&Said<'_>) -> bool, &'static str);
+type Rule = (&'static [&'static str], fn(&ConfiguredOptions<'_>) -> bool, &'static str);
 
 const RULES: &[Rule] = &[
     (
@@ -74,7 +74,7 @@ const RULES: &[Rule] = &[
     (&["algo.kimi15_tau"], |said| said.is("algo.pg_variant", "kimi15"), "`algo.pg_variant` is not `kimi15`"),
 ];
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let unread = RULES.iter().filter(|(_, is_read, _)| !is_read(said));
     let mut notes: Vec<String> = unread.filter_map(|(keys, _, because)| said.idle(keys, because)).collect();
     let number = |key: &str| said.value(key).and_then(|value| value.as_u64());
@@ -107,7 +107,7 @@ mod tests {
             *place = value.clone();
         }
         let [config, defaults]: [Options; 2] = [config, defaults].map(|tree| tree.as_object().unwrap().clone());
-        notes(&Said::new(&config, &defaults)).unwrap()
+        notes(&ConfiguredOptions::new(&config, &defaults)).unwrap()
     }
 
     #[test]

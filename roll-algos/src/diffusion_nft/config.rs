@@ -76,7 +76,7 @@ pub struct DiffusionNftConfig {
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
-    /// for every update: abilities that the reward does not measure are not forgotten. 0 leaves it out.
+    /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
     /// The gradient of the reward beside the regression, for rewards that have one.
@@ -102,7 +102,8 @@ pub struct DiffusionNftConfig {
     pub sampler: Sampler,
     /// The same in evaluations; as `sampler` when absent.
     pub evaluation_sampler: Option<Sampler>,
-    /// Scale of classifier-free guidance in videos, one number or `[high, low]`; 1 is none. The regression has none.
+    /// Scale of classifier-free guidance in videos, one number or `[high, low]`; 1 turns it off. The regression has
+    /// none.
     pub guidance_scale: GuidanceScale,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,

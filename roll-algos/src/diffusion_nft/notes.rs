@@ -1,6 +1,6 @@
 //! Options of DiffusionNFT that do nothing beside others.
 
-use roll_core::{Kind, OptionNotes, Result, Said};
+use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
 
 use crate::notes::{buckets, shift};
 
@@ -10,7 +10,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let of_loss = |loss: &str, keys: &[&str]| match said.is("algo.loss", loss) {
         true => None,
         false => said.idle(keys, &format!("`algo.loss` is not `{loss}`")),

@@ -31,7 +31,7 @@ impl ActionPattern {
         let compiled = regex::RegexBuilder::new(pattern).dot_matches_new_line(true).size_limit(PATTERN_BYTES).build();
         let pattern = compiled.map_err(|e| Error::config("env.action_pattern", e.to_string()))?;
         if pattern.captures_len() < 2 {
-            return Err(Error::config("env.action_pattern", "the pattern needs a group: what it holds is the action"));
+            return Err(Error::config("env.action_pattern", "the pattern needs a group, which holds the action"));
         }
         Ok(Self { pattern, removed })
     }

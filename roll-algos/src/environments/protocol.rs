@@ -30,8 +30,7 @@ pub struct Answer {
 impl Answer {
     /// Reads one; the error says what it is instead.
     pub fn parse(text: &str) -> Result<Self, String> {
-        serde_json::from_str(text)
-            .map_err(|e| format!("its answer {} is not what was expected: {e}", shortened(text.as_bytes())))
+        serde_json::from_str(text).map_err(|e| format!("its answer {} is not valid: {e}", shortened(text.as_bytes())))
     }
 
     /// The answer, unless it is the report of an error.

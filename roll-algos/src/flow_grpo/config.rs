@@ -47,7 +47,7 @@ pub struct FlowGrpoConfig {
     /// The level of that noise; `wan` has none.
     pub eta: f64,
     /// Bound on the standard deviation of a step's noise; where `sde` and `eta` ask for more, which they do near pure
-    /// noise, the step has this much. When absent there is none.
+    /// noise, the step has this much. If it is `null`, there is no bound.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub noise_limit: Option<f64>,
     /// Stochastic steps of a video: those that are trained.
@@ -90,7 +90,7 @@ pub struct FlowGrpoConfig {
     /// That distance: of `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
-    /// for every update: abilities that the reward does not measure are not forgotten. 0 leaves it out.
+    /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
     /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
@@ -109,7 +109,7 @@ pub struct FlowGrpoConfig {
     pub shift: Option<f64>,
     /// The step of evaluations from one noise level to the next: `euler` or `unipc`. Training takes Euler steps.
     pub evaluation_sampler: Option<Sampler>,
-    /// Scale of classifier-free guidance, one number or `[high, low]`; 1 is none.
+    /// Scale of classifier-free guidance, one number or `[high, low]`; 1 turns it off.
     pub guidance_scale: GuidanceScale,
     /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
     pub guidance_gradient: GuidanceGradient,

@@ -1,6 +1,6 @@
 //! Options of Flow-GRPO that do nothing beside others.
 
-use roll_core::{Kind, OptionNotes, Result, Said};
+use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
 
 use crate::notes::{buckets, shift};
 
@@ -10,7 +10,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let eta = match said.is("algo.sde", "wan") {
         true => said.idle(&["algo.eta"], "`algo.sde: wan` sets the noise by the table of levels alone"),
         false => None,

@@ -45,7 +45,8 @@ pub struct FlowMatchingConfig {
     pub timesteps: Option<Vec<u32>>,
     /// The step of sample videos from one noise level to the next: `euler` or `unipc`.
     pub sampler: Sampler,
-    /// Scale of classifier-free guidance in sample videos: one number, or `[high, low]` for the two experts; 1 is none.
+    /// Scale of classifier-free guidance in sample videos: one number, or `[high, low]` for the two experts; 1 turns
+    /// it off.
     pub guidance_scale: GuidanceScale,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,

@@ -89,7 +89,7 @@ impl SlowCopies {
     /// Restores [`SlowCopies::state`].
     pub(crate) fn load(&mut self, state: &StateDict) -> Result<()> {
         if let Some(name) = state.keys().find(|name| *name != OLD && *name != EVALUATED) {
-            return Err(Error::Misuse(format!("the tensor `{name}` is none of this algorithm's")));
+            return Err(Error::Misuse(format!("the tensor `{name}` does not belong to this algorithm")));
         }
         let copy = |name: &str| state.get(name).map(|tensor| Ok::<_, Error>(tensor.f32s()?.to_vec())).transpose();
         *self = Self { old: copy(OLD)?, evaluated: copy(EVALUATED)? };

@@ -20,7 +20,7 @@ pub struct RewardFlConfig {
     pub timesteps: Option<Vec<u32>>,
     /// First step with gradient; the steps before run without.
     pub mid_timestep: usize,
-    /// Last step; what follows it is decoded.
+    /// Last step; the latents after it are decoded.
     pub final_timestep: usize,
     /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
     /// from several noisings of the finished latents, `{renoised: N}`. Fewer take less memory and time, and their
@@ -54,7 +54,7 @@ pub struct RewardFlConfig {
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// Weight of the loss of flow matching on the sample's own clip, at one noise level that is drawn anew for every
-    /// sample of every step: abilities that the reward does not measure are not forgotten. 0 leaves it out.
+    /// sample of every step. It keeps abilities that the reward does not measure. 0 leaves it out.
     pub data_weight: f64,
     /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
     #[schemars(extend("exclusiveMinimum" = 0))]

@@ -1,6 +1,6 @@
 //! Options of Reward-FL that do nothing beside others.
 
-use roll_core::{Kind, OptionNotes, Result, Said};
+use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
 
 use crate::notes::{buckets, shift};
 
@@ -10,7 +10,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let number = |key: &str| said.value(key).and_then(|value| value.as_u64());
     let listed = said.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
     let steps = listed.or_else(|| number("algo.num_inference_steps"));
@@ -56,7 +56,7 @@ mod tests {
         let told = |change: &dyn Fn(&mut Options)| {
             let mut config = defaults.clone();
             change(&mut config);
-            notes(&Said::new(&config, &defaults)).unwrap().join("; ")
+            notes(&ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
         assert_eq!(told(&|_| ()), "");
         assert_eq!(told(&|c| c["algo"]["shift"] = 3.into()), "", "one shift is one");
@@ -82,7 +82,7 @@ mod tests {
         let told = |scale: serde_json::Value| {
             let mut config = defaults.clone();
             (config["algo"]["negative_prompt"], config["algo"]["guidance_scale"]) = ("blurred".into(), scale);
-            notes(&Said::new(&config, &defaults)).unwrap().join("; ")
+            notes(&ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
         let off = told(1.0.into());
         assert!(off.contains("`algo.negative_prompt: blurred` has no effect") && off.contains("is 1"), "{off}");

@@ -33,7 +33,7 @@ impl GuidanceScale {
         let problem = |problem: String| Err(Error::config("guidance_scale", problem));
         for scale in [self.high, self.low] {
             if !(scale.is_finite() && scale >= 1.0) {
-                return problem(format!("must be at least 1, which is no guidance; found {scale}"));
+                return problem(format!("must be at least 1, which means no guidance; found {scale}"));
             }
         }
         match self.high == self.low || facts.boundary.is_some() {

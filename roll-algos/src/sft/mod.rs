@@ -35,7 +35,7 @@ pub enum TrainOn {
     /// Those of the assistant's messages.
     #[default]
     Responses,
-    /// All, what the template writes included: pretraining.
+    /// All tokens, also those of the template: pretraining.
     All,
 }
 

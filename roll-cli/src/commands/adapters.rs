@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_core::{BuildContext, Error, Model, Registry, Result, ResultExt};
-use roll_train::config::Loaded;
+use roll_train::config::LoadedConfig;
 use serde_json::Value as Json;
 
 /// Options that speak of an adapter; its file knows better than the configuration of another run.
@@ -14,7 +14,7 @@ const OF_ADAPTERS: [&str; 5] =
 /// The configured model with `adapters` on it, each as `model.lora_checkpoint` takes it; they are added up. What `--set`
 /// says of the adapter stands.
 pub fn open_model(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     registry: &Registry,
     context: &BuildContext,
     adapters: &[String],

@@ -30,7 +30,7 @@ pub fn ask(args: Ask) -> Result<()> {
     }
     let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let model =
-        model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is no language model")))?;
+        model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is not a language model")))?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
     messages.push(Message::new("user", args.prompt.as_str()));
     let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, true)? };

@@ -56,7 +56,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         let written = write_lora(lora, WriteOptions { convention, names }, &metadata, &out)?;
         println!("{}: {} layers, {from} to {convention}", written.display(), lora.layers.len());
         if convention == Convention::Peft {
-            println!("{}: what PEFT reads beside it", written.with_file_name(PEFT_CONFIG).display());
+            println!("{}: its configuration for PEFT", written.with_file_name(PEFT_CONFIG).display());
         }
     }
     Ok(())

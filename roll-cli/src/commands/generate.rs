@@ -7,7 +7,7 @@ use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit, files,
 };
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
-use roll_train::config::{DataConfig, Loaded};
+use roll_train::config::{DataConfig, LoadedConfig};
 
 use super::adapters::open_model;
 use super::plan::host_memory;
@@ -104,7 +104,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     outputs.iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let parent = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
-        return Err(Error::Unsupported(format!("--output: {} is no directory; make it first", parent.display())));
+        return Err(Error::Unsupported(format!("--output: {} is not a directory; make it first", parent.display())));
     }
     if let Some(directory) = outputs.iter().find(|path| path.extension().is_some() && path.is_dir()) {
         return Err(Error::Unsupported(format!("--output: {} is a directory", directory.display())));
@@ -155,7 +155,7 @@ fn fits(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
 }
 
 /// Lets a model that has the option take the last frame.
-fn ask_for_end_image(loaded: &mut Loaded) {
+fn ask_for_end_image(loaded: &mut LoadedConfig) {
     if let Some(inputs) = loaded.config.model.options.get_mut("extra_inputs") {
         *inputs = "input_image,end_image".into();
     }

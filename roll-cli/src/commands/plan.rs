@@ -3,7 +3,7 @@
 use roll_core::plan::{Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
-use roll_train::config::Loaded;
+use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
 
 use super::bench::preset;
@@ -35,7 +35,7 @@ fn network_name(name: &str) -> String {
 /// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is
 /// `None`.
 pub fn estimate(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     registry: &Registry,
     network: Option<String>,
     size: Option<[usize; 2]>,
@@ -96,7 +96,7 @@ pub fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
 }
 
 /// The machine that the arguments name, or this one.
-pub fn machine(args: &args::Machine, loaded: &Loaded) -> Result<Machine> {
+pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
     let (cluster, devices) = cluster(args)?;
     let mut machine = match cluster {
         Some(Cluster { memory, speed, .. }) => {

@@ -54,7 +54,7 @@ fn info(path: &Path) -> Result<()> {
         let names: Vec<_> = registry.entries().iter().map(|entry| entry.name).collect();
         let near = path.to_str().and_then(|name| nearest(name, names.iter().copied()));
         let hint = near.map(|near| format!("did you mean `{near}`?")).unwrap_or_else(|| "see `roll plugins`".into());
-        return Err(Error::Unsupported(format!("{} is no file and no component; {hint}", path.display())));
+        return Err(Error::Unsupported(format!("{} is neither a file nor a component; {hint}", path.display())));
     }
     let plugin = load(path)?;
     head(&plugin);

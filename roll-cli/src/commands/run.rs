@@ -6,7 +6,7 @@ use roll_core::{Error, Result, ResultExt, communicator};
 use roll_train::config::{ConfigLayers, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{Session, Summary, Trainer, checkpoint};
+use roll_train::{RunSession, RunSummary, Trainer, checkpoint};
 
 use super::{Ended, check};
 use crate::args::Run;
@@ -60,7 +60,7 @@ pub fn run(args: Run) -> Result<Ended> {
     let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
     dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
     estimated.iter().for_each(|line| tracing::info!("{line}"));
-    let session = Session { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
+    let session = RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
     let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
         // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
         dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
@@ -116,7 +116,7 @@ fn tell_programs(config: &RunConfig) {
 }
 
 /// The results of a run that is over, for people.
-fn print(summary: &Summary, dir: &RunDir) {
+fn print(summary: &RunSummary, dir: &RunDir) {
     println!("{} in {:.0} s", counted(summary.steps, "step"), summary.seconds);
     for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         let (first, last) = (summary.first.get(&headline.metric), summary.last.get(&headline.metric));

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors of communication between ranks.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 #[cfg(feature = "noise")]
 mod draws;
 
-/// What a draw is for; its number is part of the key.
+/// Purpose of a draw; its number is part of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 #[non_exhaustive]
@@ -57,7 +57,7 @@ impl Noise {
         self
     }
 
-    /// The seed, and that of the fixed latents: what makes the same source again.
+    /// The seed, and that of the fixed latents: both make the same source again.
     pub fn keys(&self) -> (u64, Option<u32>) {
         (self.seed, self.fixed)
     }

@@ -29,7 +29,7 @@ pub struct Finding {
     pub promise: String,
     /// How it was kept.
     pub verdict: Verdict,
-    /// What was measured, or what went wrong.
+    /// The measurement, or the failure.
     pub detail: String,
 }
 

@@ -234,7 +234,7 @@ pub(super) unsafe fn take_json<T: serde::de::DeserializeOwned>(text: RollOwned<u
 
 /// `what` with its verb, for the message: "the state of an algorithm is".
 pub(super) fn json<T: serde::de::DeserializeOwned>(text: &str, what: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} no JSON of the kind that is expected: {e}")))
+    serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} not JSON of the expected kind: {e}")))
 }
 
 impl Answer for Vec<(String, f64)> {

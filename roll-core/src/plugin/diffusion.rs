@@ -32,7 +32,7 @@ crossing! {
 }
 
 fn of(model: &mut Target) -> Result<&mut dyn DiffusionModel> {
-    model.as_diffusion().ok_or_else(|| Error::Misuse("this is no diffusion model".into()))
+    model.as_diffusion().ok_or_else(|| Error::Misuse("this is not a diffusion model".into()))
 }
 
 impl Calls<RollDiffusionTable> for ForeignModel {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{PATH_VARIABLE, Plugin, load};
 
-/// The plugins in `directories` (a value of [`PATH_VARIABLE`]). What cannot be loaded is logged and left out: a
+/// The plugins in `directories` (a value of [`PATH_VARIABLE`]). A library that cannot be loaded is logged and left out: a
 /// directory may hold other libraries, and a broken one must not stop a run that does not use it.
 pub fn discover(directories: &OsStr) -> Vec<Plugin> {
     let mut plugins = Vec::new();

@@ -1,4 +1,4 @@
-//! What can go wrong with a plugin.
+//! Errors of plugins.
 
 #[cfg(feature = "host")]
 use {
@@ -19,7 +19,7 @@ pub enum PluginError {
     NotLoadable {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// Expected and found.
         problem: String,
     },
 
@@ -71,12 +71,12 @@ pub enum PluginError {
     },
 
     // Calls
-    /// What it says of itself makes no sense.
+    /// Its description of itself makes no sense.
     #[error("the plugin {} describes itself wrongly: {problem}", path.display())]
     Description {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// Expected and found.
         problem: String,
     },
     /// A call failed.
@@ -88,7 +88,7 @@ pub enum PluginError {
         path: PathBuf,
         /// The method.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -20,7 +20,7 @@ use crate::{
     BuildContext, Communicator, Error, Factory, Kind, Options, Planner, Registration, Registry, Result, communicator,
 };
 
-/// What a plugin says of itself, from its `Cargo.toml`.
+/// Description of a plugin, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // as in Cargo.toml
 pub struct Metadata {
@@ -166,7 +166,7 @@ unsafe extern "C" fn plan(
             Some(Planner::Algorithm(plan)) => own_json(&plan(&options)?),
             Some(Planner::Strategy(plan)) => own_json(&plan(&options)?),
             Some(Planner::Model(plan)) => {
-                let (input, context): (PlanInput, BuildContext) = json(input, "what the host plans with is")?;
+                let (input, context): (PlanInput, BuildContext) = json(input, "the host's plan is")?;
                 own_json(&plan(&options, &input, &context)?)
             }
             None => return Err(Error::Unsupported(format!("`{}` does not say what it needs", registration.name))),
@@ -214,7 +214,7 @@ macro_rules! export_plugin {
     };
 }
 
-/// Makes a crate of type `cdylib` a plugin that offers what other crates registered with `inventory`:
+/// Makes a crate of type `cdylib` a plugin with the components that other crates registered with `inventory`:
 ///
 /// ```ignore
 /// use roll_models as _; // or its registrations are not linked

@@ -29,7 +29,7 @@ crossing! {
 }
 
 fn of(model: &mut Target) -> Result<&mut dyn LanguageModel> {
-    model.as_language().ok_or_else(|| Error::Misuse("this is no language model".into()))
+    model.as_language().ok_or_else(|| Error::Misuse("this is not a language model".into()))
 }
 
 impl Calls<RollLanguageTable> for ForeignModel {

@@ -41,7 +41,7 @@ pub struct Plugin {
     pub version: String,
     /// Who wrote it; may be empty.
     pub authors: String,
-    /// What it is; may be empty.
+    /// Its description; may be empty.
     pub about: String,
     /// The file.
     pub path: PathBuf,
@@ -49,7 +49,7 @@ pub struct Plugin {
     pub abi: [u32; 2],
     /// Whether it describes its types, and they were compared: Rust plugins with the feature `abi_stable` do.
     pub layout_checked: bool,
-    /// What it offers.
+    /// Its components.
     pub components: Vec<&'static LoadedComponent>,
 }
 
@@ -243,7 +243,7 @@ unsafe fn component_of(
     let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || !name.chars().all(plain) {
-        return Err(Error::Misuse(format!("{name:?} is no name for a {kind}: use letters, digits and `_`")));
+        return Err(Error::Misuse(format!("{name:?} is not a name for a {kind}: use letters, digits and `_`")));
     }
     let mut specs = Vec::new();
     for option in options {
@@ -347,7 +347,8 @@ impl LoadedComponent {
             return Err(Error::Unsupported(problem));
         };
         let options = self.complete("plan", options)?;
-        let input = serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("what to plan with: {e}")))?;
+        let input =
+            serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("writing the input of the plan: {e}")))?;
         let (mut out, mut error) = (RollOwned::default(), RollError::default());
         let _entered = self.source.entered("plan");
         // SAFETY: P1, P3 and P7.

@@ -1,6 +1,6 @@
 //! Components from libraries that were compiled elsewhere.
 //!
-//! What crosses, and the contract that both sides keep, stands in the crate `roll-abi`: tables of `extern "C"` functions
+//! The crate `roll-abi` has the types that cross, and the contract that both sides keep: tables of `extern "C"` functions
 //! over `#[repr(C)]` types. This module turns traits into tables and tables into traits, so that what a library offers
 //! are [`crate::Registration`]s as those that are linked in. Comments about safety name the numbers of the contract (P1
 //! to P9).
@@ -69,7 +69,7 @@ pub use under_way::under_way;
 /// Lists directories, separated as in `PATH`, whose libraries are loaded when they are plugins.
 pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
 
-/// What the macros need; not for use by hand.
+/// Parts of the macros; not for use by hand.
 #[doc(hidden)]
 pub mod interface {
     pub use super::export::{Metadata, init, linked, made};

@@ -34,7 +34,7 @@ pub(super) fn check(path: &Path) -> Result<(), PluginError> {
     let bad = |problem: String| PluginError::NotLoadable { path: path.into(), problem };
     let metadata = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?;
     if !metadata.is_file() {
-        return Err(bad("it is no file; name the library itself (lib….so)".into()));
+        return Err(bad("it is not a file; name the library itself (lib….so)".into()));
     }
     if !cfg!(target_os = "linux") {
         return Ok(());
@@ -46,7 +46,7 @@ pub(super) fn check(path: &Path) -> Result<(), PluginError> {
 
 fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
     if !bytes.starts_with(b"\x7fELF") {
-        return Err("it is no shared library (it does not begin as an ELF file)".into());
+        return Err("it is not a shared library (it does not begin as an ELF file)".into());
     }
     if bytes.len() < HEADER {
         return Err(format!("it is cut off: {} bytes, the header alone has {HEADER}", bytes.len()));
@@ -63,7 +63,7 @@ fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
         return Err(format!("it is built for {found}, this program runs on {arch}"));
     }
     if u16_at(bytes, 16) != SHARED {
-        return Err("it is no shared library but an ELF file of another type".into());
+        return Err("it is not a shared library but an ELF file of another type".into());
     }
     let mut end = 0u64;
     let segments = (u64_at(bytes, 32), u16_at(bytes, 54), u16_at(bytes, 56));
@@ -167,6 +167,6 @@ mod tests {
     #[test]
     fn a_file_of_another_machine_or_kind_is_an_error_that_says_so() {
         assert!(check_elf(&elf(183), "x86_64").unwrap_err().contains("aarch64"));
-        assert!(check_elf(b"#!/bin/sh\n", "x86_64").unwrap_err().contains("no shared library"));
+        assert!(check_elf(b"#!/bin/sh\n", "x86_64").unwrap_err().contains("not a shared library"));
     }
 }

@@ -1,4 +1,4 @@
-//! What options a component has.
+//! The options of a component.
 
 use serde_json::Value as Json;
 
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use crate::{Error, Result};
 use crate::{Key, Options};
 
-/// What an option's value may be.
+/// Type of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum OptionKind {
@@ -77,11 +77,11 @@ impl OptionKind {
 pub struct OptionSpec {
     /// Its key.
     pub name: String,
-    /// What it may be.
+    /// Type of its value.
     pub kind: OptionKind,
-    /// What it is when nothing is said.
+    /// Its default.
     pub default: Json,
-    /// What it does; may be empty.
+    /// Its effect; may be empty.
     pub about: String,
 }
 

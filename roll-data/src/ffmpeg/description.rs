@@ -1,4 +1,4 @@
-//! What ffprobe says of a video stream.
+//! ffprobe's description of a video stream.
 
 use std::ffi::OsString;
 use std::path::Path;

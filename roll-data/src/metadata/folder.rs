@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
 
-use super::{Row, text_of};
+use super::{MetadataRow, text_of};
 use crate::config::OnBadSample;
 
 /// A caption is a few hundred bytes.
@@ -22,7 +22,7 @@ const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "me
 
 /// The videos in `directory`, by name, with the text of the `.txt` of the same name. Where bad samples are left out, a
 /// video without such a text is a row that says so; it is an error otherwise, and where no video has one.
-pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<Row>> {
+pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
@@ -87,6 +87,6 @@ fn text(caption: &Path) -> Result<String> {
     Ok(lines.join(" ").trim().into())
 }
 
-fn row(video: PathBuf, prompt: String, no_prompt: Option<String>) -> Row {
-    Row { line: 0, prompt, no_prompt, video, image: None, end_image: None }
+fn row(video: PathBuf, prompt: String, no_prompt: Option<String>) -> MetadataRow {
+    MetadataRow { line: 0, prompt, no_prompt, video, image: None, end_image: None }
 }

@@ -7,7 +7,7 @@ use roll_core::serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use roll_core::serde_json::{self, Map, Value};
 use roll_core::{Error, Result};
 
-use super::{Row, named};
+use super::{MetadataRow, named};
 
 /// Bytes of an object on its line. As values it may take thirty times the room of its text.
 const MAX_OBJECT: usize = 4 << 20;
@@ -15,7 +15,7 @@ const MAX_OBJECT: usize = 4 << 20;
 const MAX_LIST: usize = 64 << 20;
 
 /// Objects one a line.
-pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
+pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let mut found = Vec::new();
     for (i, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
         let line = i as u64 + 1;
@@ -32,7 +32,7 @@ pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
 }
 
 /// A list of objects; rows have their numbers in it.
-pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
+pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     if text.len() > MAX_LIST {
         let problem =
             format!("{} bytes are too many for a list (at most {MAX_LIST}); write its objects one a line", text.len());
@@ -55,7 +55,7 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
 
 /// The rows of a list, up to the first object that has a problem.
 struct Collected<'a> {
-    found: Vec<Row>,
+    found: Vec<MetadataRow>,
     problem: Option<String>,
     base: &'a Path,
 }
@@ -83,7 +83,7 @@ impl<'de> Visitor<'de> for &mut Collected<'_> {
 }
 
 /// The rows of one object: one, or one for each of its clips.
-fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Row>, String> {
+fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<MetadataRow>, String> {
     let missing = |name: &str| {
         let found: Vec<_> = object.keys().map(String::as_str).collect();
         let hint = nearest(name, found.iter().copied()).map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
@@ -110,7 +110,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Row>,
     let prompt = text_of("prompt")?.unwrap_or_default();
     let image = text_of("image")?.or(text_of("input_image")?).map(|s| base.join(s));
     let end_image = text_of("end_image")?.map(|s| base.join(s));
-    let row = |video: String| Row {
+    let row = |video: String| MetadataRow {
         line,
         prompt: prompt.clone(),
         no_prompt: None,

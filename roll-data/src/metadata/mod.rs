@@ -17,7 +17,7 @@ const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// One row; paths are resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct MetadataRow {
     /// Line of the file, or the object's number in a JSON list, from 1; 0 of a clip in a directory.
     pub line: u64,
     /// Text prompt; empty where there is none.
@@ -39,11 +39,11 @@ pub struct Metadata {
     /// The file or directory.
     pub path: PathBuf,
     /// Its rows, in order; at least one.
-    pub rows: Vec<Row>,
+    pub rows: Vec<MetadataRow>,
 }
 
 impl Metadata {
-    /// Reads what `config` names. With `on_bad_sample: error` a row whose files are not there, or a clip without a
+    /// Reads the table or directory that `config` names. With `on_bad_sample: error` a row whose files are not there, or a clip without a
     /// caption, is an error now rather than after hours of training. With `skip` reading the row finds it.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
@@ -98,7 +98,7 @@ impl Metadata {
     }
 
     /// "metadata.csv line 3 (clips/a.mp4)", for messages.
-    pub fn place(&self, row: &Row) -> String {
+    pub fn place(&self, row: &MetadataRow) -> String {
         match row.line {
             0 => row.video.display().to_string(),
             line => format!("{} line {line} ({})", self.path.display(), row.video.display()),

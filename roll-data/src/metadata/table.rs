@@ -5,12 +5,12 @@ use std::path::Path;
 use roll_core::error::nearest;
 use roll_core::{Error, Result};
 
-use super::{Row, named};
+use super::{MetadataRow, named};
 
 /// What may stand between columns.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
-pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
+pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let bad = |problem: String| Error::bad_file(path, problem);
     let delimiter = delimiter(text);
     if let Some(line) = unclosed_quote(text, delimiter) {
@@ -39,7 +39,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<Row>> {
         let path_in =
             |column: Option<usize>| column.and_then(|c| record.get(c)).filter(|s| !s.is_empty()).map(|s| base.join(s));
         let video = path_in(Some(video)).ok_or_else(|| bad(format!("line {line}: the column `video` is empty")))?;
-        rows.push(Row {
+        rows.push(MetadataRow {
             line,
             prompt: record.get(prompt).unwrap_or("").into(),
             no_prompt: None,

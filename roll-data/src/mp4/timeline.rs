@@ -46,7 +46,7 @@ impl Timeline {
         // What is cut out between two edits does not count.
         let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
         let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
-            return Err("its edit list shows none of its frames".into());
+            return Err("its edit list shows no frame".into());
         };
         let ticks: Vec<Option<[i64; 2]>> = shown
             .iter()
@@ -176,7 +176,7 @@ mod tests {
         let parts = [2, 200, 2, 0x1_0000, 0, 6, 0x1_0000];
         assert_eq!(read(&parts).unwrap(), [Some(0), Some(1), None, None, Some(2), Some(3)]);
         assert!(read(&[2, 300, 4, 0x1_0000, 300, 2, 0x1_0000]).unwrap_err().contains("again"));
-        assert!(read(&[1, 300, 90, 0x1_0000]).unwrap_err().contains("none of its frames"));
+        assert!(read(&[1, 300, 90, 0x1_0000]).unwrap_err().contains("shows no frame"));
         assert!(read(&[9, 300]).is_err());
     }
 

@@ -7,7 +7,8 @@ use roll_backends::{Backend, Memory};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Registration, Result, ResultExt, Said,
+    BuildContext, ConfiguredOptions, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Registration, Result,
+    ResultExt,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,8 +59,8 @@ pub struct CausalLmOptions {
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
-    /// Most sequences that are written at a time: when one ends, the next takes its place. What is written does not
-    /// depend on it; the memory for keys and values does.
+    /// Most sequences that are written at a time: when one ends, the next takes its place. The texts do not depend on
+    /// it; the memory for keys and values does.
     pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,
@@ -115,7 +116,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "causal_lm", notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     if said.value("model.lora_rank").and_then(|rank| rank.as_u64()) == Some(0) {
         let keys = ["model.lora_alpha", "model.lora_target_modules"];

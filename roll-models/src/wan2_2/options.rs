@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
 use roll_core::registry::parse_options;
-use roll_core::{Error, Kind, OptionNotes, Result, ResultExt, Said, WeightPlacement};
+use roll_core::{ConfiguredOptions, Error, Kind, OptionNotes, Result, ResultExt, WeightPlacement};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;
@@ -62,15 +62,15 @@ pub struct WanOptions {
     #[serde(deserialize_with = "comma_list::required")]
     #[schemars(schema_with = "comma_list::required_schema")]
     pub extra_inputs: String,
-    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs (what an f32 file has of the embedding of time
-    /// and of the head stays f32), as in the file on the CPU; matrices that a file has in fp8 or int8, with scales,
-    /// stay so. `int8` and `fp8` round the matrices of the blocks at loading, each row to its own scale: half the
-    /// memory of bf16.
+    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU. On GPUs the time
+    /// embedding and the head of an f32 file stay f32. Matrices that a file has in fp8 or int8, with scales, stay so.
+    /// `int8` and `fp8` round the matrices of the blocks at loading, each row to its own scale: half the memory of
+    /// bf16.
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the weights
     /// are and the device is a GPU. Embeddings, head, norms, residuals, adapters' weights and gradients are f32 either
-    /// way; with bf16, block inputs that wait for the backward pass are kept in bf16, and so is what the layers of a
-    /// block hand on to one another on `libtorch-cuda`.
+    /// way. With bf16, block inputs that wait for the backward pass are kept in bf16; on `libtorch-cuda` also the
+    /// values between the layers of a block.
     pub compute_dtype: ComputeDType,
     /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
     /// block, `host`: in host memory, which is faster than files, `sharded` over the ranks (weights that are trained
@@ -78,9 +78,9 @@ pub struct WanOptions {
     /// `strategy.offload_param`).
     pub weight_store: Placement,
     /// Where the weights of the expert that is not in use are, if the weights are resident: `keep` them on the device;
-    /// `host`: in host memory; `drop` them, and read the files again (a copy less, and what the system caches of them is
-    /// shared by ranks). `auto`: on GPUs away, unless both experts take at most half of a memory that is known; kept on the
-    /// CPU.
+    /// `host`: in host memory; `drop` them, and read the files again (one copy less, and ranks share the system's
+    /// cache of them). `auto`: on GPUs away, unless both experts take at most half of a memory that is known; kept on
+    /// the CPU.
     pub idle_expert: IdleExpert,
     /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
     pub num_heads: Option<usize>,
@@ -93,10 +93,10 @@ pub struct WanOptions {
     pub vae_tile_size: TileSize,
     /// Distance of the tiles, `[height, width]` in latent pixels.
     pub vae_tile_stride: Option<[usize; 2]>,
-    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation, and results
-    /// are the same. `auto`: 4 on the CPU; on a GPU whose memory is known as many as half of what is left has room for;
-    /// with `model.use_gradient_checkpointing_offload` they wait in host memory, as many as half of what is free there
-    /// holds.
+    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation, and
+    /// results are the same. `auto`: 4 on the CPU; on a GPU whose memory is known, as many as fit into half of the
+    /// memory that is left. With `model.use_gradient_checkpointing_offload` they wait in host memory, as many as fit
+    /// into half of its free part.
     pub vae_checkpoints: Checkpoints,
     /// Precision of the VAE's decoder. With `bf16` weights and activations are rounded and sums are f32; latents,
     /// attention and the layer that makes the frames stay f32, and so does the encoder. On `libtorch-cuda` convolutions
@@ -117,7 +117,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "wan2_2", notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let options: WanOptions = match said.value("model") {
         Some(Json::Object(options)) => {
             let own = options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -131,7 +131,9 @@ fn notes(said: &Said<'_>) -> Result<Vec<String>> {
         && options.lora_rank != Some(0)
         && split(base) != split(models)
     {
-        notes.extend(said.idle(&["model.trainable_models"], "`model.lora_base_model` says what carries the LoRA"));
+        notes.extend(
+            said.idle(&["model.trainable_models"], "`model.lora_base_model` names the network that carries the LoRA"),
+        );
     }
     if options.lora_rank == Some(0) {
         let experts = options.lora_base_model.as_ref().or(options.trainable_models.as_ref());
@@ -362,7 +364,7 @@ impl WanOptions {
         match split(&self.extra_inputs).iter().find(|input| !INPUTS.contains(&input.as_str())) {
             Some(unknown) => {
                 let problem =
-                    format!("`{unknown}` is no input; there are {}", INPUTS.map(|i| format!("`{i}`")).join(", "));
+                    format!("`{unknown}` is not an input; there are {}", INPUTS.map(|i| format!("`{i}`")).join(", "));
                 Err(Error::config("model.extra_inputs", problem))
             }
             None => Ok(()),
@@ -378,7 +380,9 @@ impl WanOptions {
         };
         let names = split(list);
         match names.iter().find(|name| !["dit", "dit2"].contains(&name.as_str())) {
-            Some(unknown) => Err(Error::config(key, format!("`{unknown}` is no expert; there are `dit` and `dit2`"))),
+            Some(unknown) => {
+                Err(Error::config(key, format!("`{unknown}` is not an expert; there are `dit` and `dit2`")))
+            }
             None => Ok(Some((key, names))),
         }
     }
@@ -562,7 +566,7 @@ mod tests {
             for (key, value) in changes.as_object().unwrap() {
                 config["model"][key] = value.clone();
             }
-            notes(&Said::new(&config, &defaults)).map_err(|e| e.to_string())
+            notes(&ConfiguredOptions::new(&config, &defaults)).map_err(|e| e.to_string())
         };
         assert_eq!(told(json!({})).unwrap(), Vec::<String>::new());
         assert_eq!(told(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);

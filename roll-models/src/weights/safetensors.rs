@@ -113,7 +113,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
     let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
     let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
     let header: Header =
-        serde_json::from_str(text).map_err(|e| problem(format!("the header is no safetensors header: {e}")))?;
+        serde_json::from_str(text).map_err(|e| problem(format!("the header is not a safetensors header: {e}")))?;
     Ok((locate(path, header.tensors, start, length)?, header.metadata))
 }
 

@@ -97,7 +97,7 @@ mod imp {
         // A relative path would be looked for beside the program first.
         let path = path.canonicalize().map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         if !path.is_file() {
-            return Err(Problem(format!("{LIBRARY} is {}, which is no file", path.display())));
+            return Err(Problem(format!("{LIBRARY} is {}, which is not a file", path.display())));
         }
         let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;

@@ -21,7 +21,7 @@ pub struct Input {
     pub shorter_side: Option<usize>,
     /// How it is resized.
     pub filter: Filter,
-    /// For `letterbox`: what surrounds the frame, from 0 (black) to 1 (white).
+    /// For `letterbox`: brightness around the frame, from 0 (black) to 1 (white).
     pub padding: f32,
     /// The numbers of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
     pub range: [f32; 2],

@@ -18,7 +18,7 @@ pub enum Filter {
     Bicubic,
     /// Pillow's `LANCZOS`.
     Lanczos,
-    /// OpenCV's `INTER_LINEAR`, PyTorch's `interpolate` without `antialias`: two neighbours, whatever the scale.
+    /// OpenCV's `INTER_LINEAR`, PyTorch's `interpolate` without `antialias`: two neighbours at every scale.
     PlainBilinear,
     /// OpenCV's `INTER_CUBIC`, PyTorch's `interpolate` without `antialias` (a = -0.75): four neighbours.
     PlainBicubic,

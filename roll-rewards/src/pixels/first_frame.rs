@@ -58,7 +58,7 @@ pub enum Likeness {
     /// Structural similarity of each channel, at most 1.
     #[default]
     Ssim,
-    /// Minus the root mean square difference of what a network says of both.
+    /// Minus the root mean square difference of a network's outputs for both.
     Perceptual,
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::compose::compose;
-use super::loaded::Loaded;
+use super::loaded::LoadedConfig;
 use super::merged::MergedConfig;
 use super::reference;
 use super::schema;
@@ -205,7 +205,7 @@ impl ConfigLayers {
     }
 
     /// Merges the layers and checks them, as [`MergedConfig::load`].
-    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
+    pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         self.merge()?.load(registry)
     }
 }

@@ -79,7 +79,7 @@ pub struct Entry {
 
 /// A checked configuration.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The values.
     pub config: RunConfig,
     /// Where they came from.
@@ -88,7 +88,7 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of the
     /// environment stands in it as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
@@ -174,7 +174,7 @@ mod tests {
     register!(Model, "wan2_1");
     register!(Reward, "face_identity");
 
-    fn load(layers: Result<ConfigLayers>) -> Result<Loaded> {
+    fn load(layers: Result<ConfigLayers>) -> Result<LoadedConfig> {
         layers?.load(Some(&Registry::linked()?))
     }
     fn from_file(dir: &Path, text: &str) -> Result<ConfigLayers> {

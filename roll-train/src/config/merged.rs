@@ -6,7 +6,7 @@ use config::{Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::RunConfig;
-use super::loaded::{Loaded, Provenance};
+use super::loaded::{LoadedConfig, Provenance};
 use super::{schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
@@ -46,7 +46,7 @@ impl MergedConfig {
 
     /// Checks every key and value. With a registry, component names and the options of components are checked too, and
     /// their defaults filled in.
-    pub fn load(self, registry: Option<&Registry>) -> Result<Loaded> {
+    pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes } = self;
         notes.extend(trackers::settle(&mut tree));
         schema::fill_nulls(&mut tree);
@@ -64,7 +64,7 @@ impl MergedConfig {
             Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
         })?;
         config.check().map_err(|e| provenance.placed(e))?;
-        Ok(Loaded { config, provenance, notes })
+        Ok(LoadedConfig { config, provenance, notes })
     }
 }
 

@@ -4,7 +4,7 @@
 //! (`ROLL_TRAINING__LEARNING_RATE=1e-5`), and `--set training.learning_rate=1e-5`. Maps merge; everything else, lists
 //! too, is replaced. Unknown keys are errors that name the nearest known one, in every layer and inside the options of
 //! components as well. A file may be composed as Hydra does (`defaults`, `${a.b}`), and ROLL's own `reward_fl_config.yaml`
-//! is read as it is. [`Loaded`] remembers which layer each value came from.
+//! is read as it is. [`LoadedConfig`] remembers which layer each value came from.
 
 mod compose;
 mod evaluation;
@@ -24,7 +24,7 @@ mod yaml;
 
 pub use evaluation::{EvaluationConfig, SamplePrompt, StopWhen};
 pub use layers::{ConfigLayers, RESERVED_VARIABLES};
-pub use loaded::{Entry, Loaded, Provenance};
+pub use loaded::{Entry, LoadedConfig, Provenance};
 pub use merged::MergedConfig;
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};

@@ -1,12 +1,12 @@
 //! What a configuration says without effect, as its components and the sections around them know.
 
-use roll_core::{Kind, OptionNotes, Options, Registry, Result, Said};
+use roll_core::{ConfiguredOptions, Kind, OptionNotes, Options, Registry, Result};
 use serde_json::Value as Json;
 
 use super::RunConfig;
-use super::loaded::Loaded;
+use super::loaded::LoadedConfig;
 
-impl Loaded {
+impl LoadedConfig {
     /// A sentence for each key that has no effect beside the others; a run prints them once at its start. Fails on a
     /// value that can only be a mistake.
     pub fn without_effect(&self, registry: &Registry) -> Result<Vec<String>> {
@@ -21,7 +21,7 @@ impl Loaded {
                 defaults.insert(section.clone(), options.into());
             }
         }
-        let said = Said::new(&config, &defaults);
+        let said = ConfiguredOptions::new(&config, &defaults);
         let mut notes: Vec<String> =
             said.idle(&["training.num_train_epochs"], "`steps` says how long the run is").into_iter().collect();
         if said.value("steps").is_none() {

@@ -51,7 +51,7 @@ pub struct RunConfig {
     /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard
     /// input, and is killed after 60 seconds. An empty list: none.
     pub on_finish: Vec<String>,
-    /// Libraries (dylibs) with further components; `roll plugins` lists what they offer.
+    /// Libraries (dylibs) with further components; `roll plugins` lists these.
     pub plugins: Vec<PathBuf>,
     /// Let components of `plugins` replace built-in ones of the same name. Without it such a name is
     /// an error.

@@ -40,9 +40,9 @@ pub struct TrainingConfig {
     /// A gradient with a larger global L2 norm is scaled down to this norm. 0 turns clipping off.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
-    /// The run stops after this many steps if none of them trained anything, and says why: every sample was left out,
-    /// or every update, or no parameter changed. Later it stops after ten times as many such steps in a row, and so
-    /// does an agent from its beginning; a run that never changed a parameter fails at its end. 0: never.
+    /// The run stops after this many steps if nothing was trained in them, and says why: every sample was left out, or
+    /// every update, or no parameter changed. Later it stops after ten times as many such steps in a row; an agent
+    /// does so from the beginning. A run that never changed a parameter fails at its end. 0: never.
     pub max_skipped_steps: u64,
 }
 

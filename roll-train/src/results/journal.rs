@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::Loaded;
+use crate::config::LoadedConfig;
 use crate::metrics::MetricsWriter;
 use crate::run_dir::RunDir;
 use roll_core::{Headline, Result, StepReport};
@@ -42,7 +42,7 @@ impl Journal {
     }
 
     /// Writes the configuration of a run that has none yet: with it the run can go on, from its beginning if need be.
-    pub(crate) fn begin(&self, loaded: &Loaded) -> Result<()> {
+    pub(crate) fn begin(&self, loaded: &LoadedConfig) -> Result<()> {
         match &self.dir {
             Some(dir) if !dir.config_path().exists() => dir.write_config(&loaded.resolved_yaml()?),
             _ => Ok(()),
@@ -50,7 +50,7 @@ impl Journal {
     }
 
     /// Writes the configuration and opens the metrics, which keep only the steps of earlier processes.
-    pub(crate) fn open(&mut self, loaded: &Loaded, record: &Record, labels: &SetLabels) -> Result<()> {
+    pub(crate) fn open(&mut self, loaded: &LoadedConfig, record: &Record, labels: &SetLabels) -> Result<()> {
         let (Some(dir), None) = (&self.dir, &self.metrics) else { return Ok(()) };
         dir.write_config(&loaded.resolved_yaml()?)?;
         headlines::write(dir, &self.headlines)?;

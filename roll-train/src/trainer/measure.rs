@@ -9,14 +9,14 @@ use roll_data::write_mp4;
 use super::Trainer;
 use crate::checkpoint::step_name;
 use crate::evaluation::{self, Kept, Means, Results};
-use crate::progress::{Session, Watch, counted};
+use crate::progress::{RunSession, Watch, counted};
 use crate::results::record::{self, Evaluation, Skipped, Validated};
 use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
 
 impl Trainer {
     /// Generates and scores the clips of `evaluation`, if there are any, and keeps what came of it.
-    pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &Session) -> Result<Option<Results>> {
+    pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<Option<Results>> {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
         let ranks = self.strategy.communicator();
@@ -55,7 +55,7 @@ impl Trainer {
     }
 
     /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be divided; rank 0 writes.
-    pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &Session) -> Result<()> {
+    pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.prompts else { return Ok(()) };
         let ranks = self.strategy.communicator();

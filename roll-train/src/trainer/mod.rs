@@ -23,10 +23,10 @@ use roll_data::{Batch, Batches};
 
 use crate::cache::CacheStore;
 use crate::checkpoint::Checkpoint;
-use crate::config::Loaded;
+use crate::config::LoadedConfig;
 use crate::evaluation::Evaluator;
 use crate::on_finish::OnFinish;
-use crate::progress::{Session, Watch};
+use crate::progress::{RunSession, Watch};
 use crate::results::record::{self, Record};
 use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
@@ -34,14 +34,14 @@ use crate::sample_prompts::SamplePrompts;
 
 pub use open::reward;
 pub use overview::epochs;
-pub use summary::Summary;
+pub use summary::RunSummary;
 
 /// Prompts that a model is told of before it is asked to encode them.
 const EXPECTED_PROMPTS: usize = 64;
 
 /// Everything a run consists of, checked before anything is written.
 pub struct Trainer {
-    loaded: Loaded,
+    loaded: LoadedConfig,
     model: Box<dyn Model>,
     reward: Option<Box<dyn RewardScorer>>,
     algorithm: Box<dyn Algorithm>,
@@ -81,7 +81,7 @@ impl Trainer {
     /// Trains, writing to `dir`, which only rank 0 has. What the run needs to go on is there before its first evaluation;
     /// a mistake of the user that shows before the first step is done leaves nothing. When the session asks it to stop,
     /// it ends with [`Error::Interrupted`], after a checkpoint.
-    pub fn run(self, dir: Option<&RunDir>, session: &Session) -> Result<Summary> {
+    pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
         let (done, outcome) = self.run_to_its_end(dir, session);
         if let Some(on_finish) = on_finish {
@@ -91,7 +91,7 @@ impl Trainer {
     }
 
     /// Gives the number of steps done as well.
-    fn run_to_its_end(mut self, dir: Option<&RunDir>, session: &Session) -> (u64, Result<Summary>) {
+    fn run_to_its_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
         let bar = Watch::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
         bar.set(self.done);
         let mut journal = Journal::new(dir, self.done, self.headlines.clone());
@@ -117,7 +117,7 @@ impl Trainer {
         (self.done, outcome)
     }
 
-    fn train(&mut self, journal: &mut Journal, session: &Session, bar: &Watch, start: Instant) -> Result<()> {
+    fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &Watch, start: Instant) -> Result<()> {
         if self.done == 0 {
             let begun = Instant::now();
             if self.record.evaluations.is_empty() {
@@ -210,7 +210,7 @@ impl Trainer {
     fn complete(
         &mut self,
         journal: &mut Journal,
-        session: &Session,
+        session: &RunSession,
         bar: &Watch,
         mut metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
@@ -273,7 +273,7 @@ impl Trainer {
     }
 
     /// Whether any rank was asked to stop: signals do not reach all of them at once.
-    fn is_asked_to_stop(&self, session: &Session) -> Result<bool> {
+    fn is_asked_to_stop(&self, session: &RunSession) -> Result<bool> {
         let mut asked = [f32::from(u8::from(session.stop.is_asked()))];
         self.strategy.communicator().all_reduce(&mut asked)?;
         Ok(asked[0] > 0.0)

@@ -8,7 +8,7 @@ use roll_rewards::WeightedSum;
 
 use super::Trainer;
 use crate::cache::{self, CachedModel, CachedReward};
-use crate::config::Loaded;
+use crate::config::LoadedConfig;
 use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
 use crate::results::record::Record;
@@ -16,7 +16,7 @@ use crate::sample_prompts::SamplePrompts;
 
 impl Trainer {
     /// Opens data and networks.
-    pub fn new(loaded: Loaded, registry: &Registry, context: &BuildContext) -> Result<Self> {
+    pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let notes = loaded.without_effect(registry)?;
         if communicator::current().rank().0 == 0 {
             notes.iter().for_each(|note| tracing::warn!("{note}"));
@@ -132,7 +132,7 @@ impl Trainer {
 }
 
 /// A note when the metadata name last frames that the model is not asked to take.
-fn unused_end_images(loaded: &Loaded, metadata: Option<&Metadata>) -> Option<String> {
+fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures beside the prompt.
     let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
     let given = metadata?.rows.iter().filter(|row| row.end_image.is_some()).count();
@@ -145,7 +145,11 @@ fn unused_end_images(loaded: &Loaded, metadata: Option<&Metadata>) -> Option<Str
 }
 
 /// The configured rewards as one.
-pub fn reward(loaded: &Loaded, registry: &Registry, context: &BuildContext) -> Result<Option<Box<dyn RewardScorer>>> {
+pub fn reward(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<Box<dyn RewardScorer>>> {
     match loaded.config.reward.as_slice() {
         [] => Ok(None),
         rewards => WeightedSum::from_config(rewards, registry, context).map(Some),

@@ -14,7 +14,7 @@ use crate::run_dir::RunDir;
 
 /// How a run ended; written to `summary.json`.
 #[derive(Debug, serde::Serialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// Steps taken.
     pub steps: u64,
     /// What ended the run before its last step (`evaluation.stop_when`), in words.
@@ -59,13 +59,13 @@ pub struct Summary {
 
 impl Trainer {
     /// Writes what a run leaves at its end.
-    pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<Summary> {
+    pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<RunSummary> {
         let encodings = self.store.as_ref().map(CacheStore::counts);
         if let Some([found, computed]) = encodings {
             tracing::info!("encodings: {found} read from the cache, {computed} computed");
         }
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
-        let mut summary = Summary {
+        let mut summary = RunSummary {
             steps: self.done,
             stopped: self.stopped.clone(),
             seconds: self.record.seconds,

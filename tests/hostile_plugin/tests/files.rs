@@ -90,7 +90,7 @@ fn a_truncated_plugin_is_refused_at_every_length() {
     let whole = std::fs::read(library("sharpness_reward")).unwrap();
     for length in [0, 3, 16, 63, 64, 500, 4096, whole.len() / 2, whole.len() - 1] {
         let told = refused("libcut.so", &whole[..length]);
-        assert!(told.contains("cut off") || told.contains("no shared library"), "{length}: {told}");
+        assert!(told.contains("cut off") || told.contains("not a shared library"), "{length}: {told}");
     }
 }
 
@@ -105,7 +105,7 @@ fn another_architecture_is_named() {
 
 #[test]
 fn what_is_no_plugin_is_told_apart() {
-    assert!(refused("notes.txt", b"a text").contains("no shared library"));
+    assert!(refused("notes.txt", b"a text").contains("not a shared library"));
     let directory = tempfile::tempdir().unwrap();
     assert!(Chain::line(&load(directory.path()).unwrap_err()).contains("no file"));
     assert!(Chain::line(&load("nowhere/libnone.so").unwrap_err()).contains("nowhere/libnone.so"));

@@ -143,7 +143,7 @@ fn a_plan_that_is_no_json_or_another_one_is_an_error_that_names_the_plugin() {
         let Some(plugin) = sizes(&[&format!("PLAN={plan}"), "KIND=4"]) else { return };
         let plugin = plugin.unwrap();
         let told = Chain::line(&registry(&plugin).passes("sizes", &Options::new()).unwrap_err());
-        for part in ["the plan is no JSON of the kind that is expected", "`plan`", "libsizes.so"] {
+        for part in ["the plan is not JSON of the expected kind", "`plan`", "libsizes.so"] {
             assert!(told.contains(part), "{plan}: no {part} in: {told}");
         }
     }

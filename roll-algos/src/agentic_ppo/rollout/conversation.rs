@@ -68,7 +68,7 @@ impl Conversation {
     fn after_answer(&self, model: &dyn LanguageModel, rendered: &str) -> Result<String> {
         let Some(at) = rendered.rfind(MARK) else {
             let problem =
-                "the chat template leaves out what the assistant said: several turns are not possible with it";
+                "the chat template leaves out the assistant's messages: several turns are not possible with it";
             return Err(Error::Unsupported(problem.into()));
         };
         let rest = &rendered[at + MARK.len()..];

@@ -93,7 +93,7 @@ impl TurnTemplate {
             let (name, after) = name.ok_or_else(|| bad("a brace is not closed; write `{{` for a brace".into()))?;
             let Some((_, piece)) = FACTS.iter().find(|(known, _)| *known == name) else {
                 let known = FACTS.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
-                return Err(bad(format!("`{{{name}}}` is no fact of a turn; known: {known}")));
+                return Err(bad(format!("`{{{name}}}` is not a fact of a turn; known: {known}")));
             };
             pieces.extend((!text.is_empty()).then(|| Piece::Text(std::mem::take(&mut text))));
             pieces.push(piece.clone());

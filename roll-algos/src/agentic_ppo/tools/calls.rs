@@ -47,9 +47,9 @@ fn read(text: &str) -> Result<Value, String> {
         // Some models write the object as a string.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(Value::Object(arguments)) => Value::Object(arguments),
-            _ => return Err(format!("{expected}: `arguments` is no object")),
+            _ => return Err(format!("{expected}: `arguments` is not an object")),
         },
-        Some(_) => return Err(format!("{expected}: `arguments` is no object")),
+        Some(_) => return Err(format!("{expected}: `arguments` is not an object")),
     };
     Ok(serde_json::json!({ "name": name, "arguments": arguments }))
 }

@@ -35,8 +35,8 @@ fn calls_are_read_as_hermes_and_qwen_write_them() {
     for (text, word) in [
         ("add(1)", "expected {\"name\""),
         ("[]", "no `name`"),
-        (r#"{"name": "add", "arguments": [1]}"#, "no object"),
-        (r#"{"name": "add", "arguments": "one"}"#, "no object"),
+        (r#"{"name": "add", "arguments": [1]}"#, "is not an object"),
+        (r#"{"name": "add", "arguments": "one"}"#, "is not an object"),
     ] {
         let problem = call(text).remove(0).unwrap_err();
         assert!(problem.contains(word), "{text}: {problem}");

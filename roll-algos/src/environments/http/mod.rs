@@ -47,8 +47,8 @@ pub struct HttpOptions {
     /// Seconds that a request may take.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often a request is repeated after a failure, where that cannot repeat an action: a `reset` after any failure
-    /// of the connection and 5xx, a `step` if nobody listens.
+    /// How often a request is repeated after a failure, where that cannot repeat an action: a `reset` after any
+    /// failure of the connection and 5xx, a `step` if the connection was refused.
     pub retries: u32,
     /// Seconds that a service may be busy (429 or 503) before the episode is given up.
     #[schemars(extend("exclusiveMinimum" = 0))]

@@ -166,7 +166,7 @@ fn what_a_service_does_wrong_is_said() {
         (said(200, r#"{"observation": 3}"#), "observation"),
         (said(200, r#"{"reward": 1}"#), "no `observation`"),
         (said(200, &long), "more than 4096 bytes"),
-        (said(200, &"[".repeat(4000)), "not what was expected"),
+        (said(200, &"[".repeat(4000)), "is not valid"),
     ] {
         let (url, served) = serve(vec![answer]);
         let problem = told(world(&url, |o| (o.retries, o.max_answer_bytes) = (0, 4096)).unwrap().reset(0));

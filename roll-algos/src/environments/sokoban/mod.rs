@@ -98,7 +98,7 @@ impl Sokoban {
             return Err(Error::config("env.num_boxes", problem));
         }
         if let Some(unknown) = options.grid_lookup.iter().flat_map(|l| l.keys()).find(|k| **k > 6) {
-            return Err(Error::config("env.grid_lookup", format!("{unknown} is no kind of cell; there are 0 to 6")));
+            return Err(Error::config("env.grid_lookup", format!("{unknown} is not a kind of cell; there are 0 to 6")));
         }
         let pattern = ActionPattern::new(&options.action_pattern, options.special_token_list.clone())?;
         Ok(Self { options, pattern, room: None, steps: 0 })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use roll_core::keys::check_ranges;
 use roll_core::plan::Division;
-use roll_core::{Error, Kind, OptionNotes, Result, Said, WeightPlacement};
+use roll_core::{ConfiguredOptions, Error, Kind, OptionNotes, Result, WeightPlacement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -14,8 +14,8 @@ use crate::optimizer::AdamRule;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroOptions {
-    /// What is divided among the ranks: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also the frozen
-    /// weights of models that can (`model.weight_store`).
+    /// The parts that are divided among the ranks: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also
+    /// the frozen weights of models that can (`model.weight_store`).
     #[schemars(range(max = 3))]
     pub stage: u8,
     /// Elements that are reduced at a time. A tensor is never cut: a larger one is a bucket of its own.
@@ -75,7 +75,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Strategy, name: "zero", notes }
 }
 
-fn notes(said: &Said<'_>) -> Result<Vec<String>> {
+fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let optimizer = said.idle(
         &["strategy.offload_optimizer.pin_memory"],
         "the optimizer's state is in ordinary host memory, where it is updated",

@@ -84,7 +84,7 @@ impl Theirs {
     /// What was compared.
     pub fn about(&self) -> String {
         let Self { version, device, dtype, activations, attention, threads, .. } = self;
-        let offload = if self.offload { ", what is recorded in pinned host memory" } else { "" };
+        let offload = if self.offload { ", recorded tensors in pinned host memory" } else { "" };
         let error = self.error.as_ref().map(|e| format!("; it stopped: {e}")).unwrap_or_default();
         format!(
             "PyTorch {version} on {device}: products {dtype}, between them {activations}, attention {attention}, \

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roll_algos::reward_fl::{Reference, reference_video};
 use roll_core::{BuildContext, DataSource, Rank, Registry, Result, RewardScorer, VideoUnit};
 use roll_data::{Batches, DataConfig, Dataset, OnBadSample, probe};
-use roll_train::config::Loaded;
+use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
 use roll_train::trainer::{epochs, reward};
 
@@ -31,7 +31,7 @@ pub struct Data {
 }
 
 /// Looks at the data of the algorithm, and at the references of `samples` clips.
-pub fn look(loaded: &Loaded, registry: &Registry, unit: VideoUnit, samples: usize, found: &mut Findings) -> Data {
+pub fn look(loaded: &LoadedConfig, registry: &Registry, unit: VideoUnit, samples: usize, found: &mut Findings) -> Data {
     let config = &loaded.config;
     let context = build_context(loaded);
     let algorithm = match registry.algorithm(&config.algo.name, &config.algo.options, &context) {
@@ -58,7 +58,7 @@ pub fn look(loaded: &Loaded, registry: &Registry, unit: VideoUnit, samples: usiz
 }
 
 fn clips(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     registry: &Registry,
     context: &BuildContext,
     unit: VideoUnit,
@@ -184,7 +184,13 @@ fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
 }
 
 /// In how many of the first references the reward finds something to compare with.
-fn references(loaded: &Loaded, dataset: &Dataset, reward: &mut dyn RewardScorer, samples: usize, found: &mut Findings) {
+fn references(
+    loaded: &LoadedConfig,
+    dataset: &Dataset,
+    reward: &mut dyn RewardScorer,
+    samples: usize,
+    found: &mut Findings,
+) {
     let kind = loaded.config.algo.options.get("reference").cloned();
     let kind = kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip);
     let looked_at = dataset.len().min(samples);

@@ -5,7 +5,7 @@ mod findings;
 
 use roll_core::plan::in_words;
 use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
-use roll_train::config::Loaded;
+use roll_train::config::LoadedConfig;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::run_dir::{Existing, RunDir};
 
@@ -72,7 +72,7 @@ pub fn check(args: Check) -> Result<()> {
 }
 
 /// Memory and time of a run in one line; `None` where they cannot be told.
-pub fn estimated(loaded: &Loaded, registry: &Registry) -> Option<String> {
+pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&crate::args::Machine::default(), loaded).ok()?;
     let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
@@ -96,7 +96,7 @@ fn on_the_host(config: &roll_train::config::RunConfig) -> bool {
 }
 
 /// What is there of the model's files; `None` when opening them would fail.
-fn files(loaded: &Loaded, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
+fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked());
     let Some(check) = FileCheck::of(Kind::Model, &model.name).filter(|_| linked) else {

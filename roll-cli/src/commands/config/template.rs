@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roll_core::serde_json::{self, Map, Value as Json};
 use roll_core::{Error, Key, Kind, Result};
-use roll_train::config::{Loaded, Section, general};
+use roll_train::config::{LoadedConfig, Section, general};
 
 use super::reference::wrapped;
 
@@ -14,7 +14,7 @@ const COLUMNS: usize = 100;
 const LEVEL: usize = 2;
 
 /// The configuration as YAML, which `--config` takes.
-pub fn template(loaded: &Loaded, sections: &[Section]) -> Result<String> {
+pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
     let tree = serde_json::to_value(&loaded.config).map_err(Error::failed("the configuration cannot be serialised"))?;
     let said = loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
     let mut text = String::from(

@@ -152,7 +152,7 @@ impl Running {
         // A thread that is gone says so through `answers`.
         let _ = self.requests.send(line + "\n");
         match self.answers.recv_timeout(LIMIT) {
-            Ok(answer) => Ok(serde_json::from_slice(&answer).map_err(|e| format!("its answer is none: {e}"))?),
+            Ok(answer) => Ok(serde_json::from_slice(&answer).map_err(|e| format!("its answer is not valid: {e}"))?),
             Err(RecvTimeoutError::Timeout) => Err(format!("it took longer than {} s and was ended", LIMIT.as_secs())),
             Err(RecvTimeoutError::Disconnected) => {
                 let ended = self.group.wait_for(LAST_MOMENT);

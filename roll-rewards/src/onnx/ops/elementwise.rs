@@ -68,7 +68,7 @@ pub(super) fn one(build: &mut Build) -> Built {
             other => return Err(format!("`approximate` should be none or tanh, found {other}").into()),
         },
         "Clip" => clip(build)?,
-        other => return Err(format!("{other} is no function of one element").into()),
+        other => return Err(format!("{other} is not a function of one element").into()),
     };
     Ok(Box::new(one))
 }
@@ -178,7 +178,7 @@ pub(super) fn two(build: &mut Build) -> Built {
         "Sum" => (Two::Add, 1..=64),
         "Max" => (Two::Max, 1..=64),
         "Min" => (Two::Min, 1..=64),
-        other => return Err(format!("{other} is no function of two elements").into()),
+        other => return Err(format!("{other} is not a function of two elements").into()),
     };
     build.arity(inputs, 1)?;
     let power = match (two, build.inputs[1..].first()) {

@@ -23,7 +23,7 @@ pub(super) fn transpose(build: &mut Build) -> Built {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             if !sorted.iter().copied().eq(0..order.len()) {
-                return Err(format!("`perm` {perm:?} is no permutation").into());
+                return Err(format!("`perm` {perm:?} is not a permutation").into());
             }
             Some(order)
         }

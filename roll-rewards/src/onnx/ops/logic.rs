@@ -36,7 +36,7 @@ pub(super) fn two(build: &mut Build) -> Built {
         "And" => Two::And,
         "Or" => Two::Or,
         "Xor" => Two::Xor,
-        other => return Err(format!("{other} is no comparison").into()),
+        other => return Err(format!("{other} is not a comparison").into()),
     }))
 }
 

@@ -371,7 +371,7 @@ fn place(value: &Value) -> String {
 mod tests {
     use super::super::super::ConfigLayers;
     use super::*;
-    use crate::config::Loaded;
+    use crate::config::LoadedConfig;
 
     /// Environments in ROLL's words, in a file of their own.
     const ENVIRONMENTS: &str = "\
@@ -473,7 +473,7 @@ custom_envs:
   Shop: ${custom_env.Shop}
 ";
 
-    fn load(change: impl Fn(String) -> String) -> Result<Loaded> {
+    fn load(change: impl Fn(String) -> String) -> Result<LoadedConfig> {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in
             [("config/own_envs.yaml", ENVIRONMENTS.to_string()), ("run/agents.yaml", change(CONFIG.into()))]
@@ -580,7 +580,7 @@ custom_envs:
             std::fs::write(&file, CONFIG.replace("../config/", "").replace("grpo", "gigpo")).unwrap();
             ConfigLayers::new().file(file).unwrap().load(None).unwrap()
         };
-        let history = |loaded: &Loaded| loaded.config.algo.options.get("history_length").cloned();
+        let history = |loaded: &LoadedConfig| loaded.config.algo.options.get("history_length").cloned();
         let loaded = load(&manager("    history_length: 5\n"));
         assert_eq!(history(&loaded), Some(5.into()));
         assert!(!loaded.notes[0].contains("env_manager_cls"), "{}", loaded.notes[0]);

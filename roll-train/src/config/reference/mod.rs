@@ -299,7 +299,7 @@ mod tests {
 
     use super::super::ConfigLayers;
     use super::*;
-    use crate::config::Loaded;
+    use crate::config::LoadedConfig;
 
     /// A configuration in ROLL's words, with the DeepSpeed block in a file of its own.
     fn write(dir: &Path, change: impl Fn(String) -> String) -> PathBuf {
@@ -328,7 +328,7 @@ mod tests {
         path
     }
 
-    fn load(change: impl Fn(String) -> String) -> Result<Loaded> {
+    fn load(change: impl Fn(String) -> String) -> Result<LoadedConfig> {
         let dir = tempfile::tempdir().unwrap();
         let path = write(dir.path(), change);
         ConfigLayers::new().file(path)?.set("seed=8")?.load(None)
