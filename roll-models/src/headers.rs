@@ -1,4 +1,4 @@
-//! Weight files by their headers alone: what is there, and whether it is what a network needs.
+//! Weight files by their headers alone: their tensors, compared with the needs of a network.
 
 use roll_core::{Error, Result, plan};
 

@@ -1,4 +1,4 @@
-//! What is in a weight file: format, network, convention.
+//! Description of a weight file: format, network, convention.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

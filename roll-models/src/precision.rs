@@ -1,4 +1,4 @@
-//! What frozen weights are stored in, and products computed in.
+//! Dtypes of frozen weights and of products.
 
 use burn::tensor::{DType, Device};
 use roll_backends::EightBits;

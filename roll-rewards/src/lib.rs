@@ -1,4 +1,4 @@
-//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, what pixels tell without a
+//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, scores of pixels without a
 //! network, programs and services elsewhere, and weighted sums.
 //!
 //! *What it is for*: rewards by configuration, and [`onnx`] for networks of your own with gradients. *What it is not*:

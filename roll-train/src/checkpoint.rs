@@ -257,7 +257,7 @@ pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
     Ok(None)
 }
 
-/// Deletes all but the newest `keep` checkpoints, and what killed writers left. At least one is kept.
+/// Deletes all but the newest `keep` checkpoints, and leftovers of killed writers. At least one is kept.
 pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
     let all = list(checkpoints)?;
     let surplus = all.len().saturating_sub(keep.max(1));
@@ -270,7 +270,7 @@ pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Deletes what writers that were killed left in `checkpoints`. Only when no other process writes there.
+/// Deletes leftovers of killed writers in `checkpoints`. Only when no other process writes there.
 pub fn remove_leftovers(checkpoints: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(checkpoints) else { return Ok(()) };
     for entry in entries.flatten() {

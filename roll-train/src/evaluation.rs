@@ -21,7 +21,7 @@ mod kept;
 
 pub(crate) use kept::{Kept, forget, key};
 
-/// What is evaluated, and the rewards that are measured only. The clips are shared out among the ranks.
+/// The clips of an evaluation, and the rewards that are measured only. The clips are divided among the ranks.
 pub struct Evaluator {
     sets: Vec<Set>,
     checks: Checks,
@@ -77,11 +77,11 @@ impl Clip {
     }
 }
 
-/// What an evaluation works with, besides its clips and rewards.
+/// Inputs of an evaluation besides its clips and rewards.
 pub(crate) struct Means<'a> {
-    /// What evaluates.
+    /// The algorithm that evaluates.
     pub algorithm: &'a mut dyn Algorithm,
-    /// What is evaluated.
+    /// The model that is evaluated.
     pub model: &'a mut dyn Model,
     /// The reward that is trained on.
     pub reward: Option<&'a mut (dyn RewardScorer + 'static)>,
@@ -89,7 +89,7 @@ pub(crate) struct Means<'a> {
     pub noise: &'a Noise,
     /// The ranks that share the clips.
     pub ranks: &'a dyn Communicator,
-    /// Told what goes on.
+    /// Receives progress.
     pub progress: &'a Watch,
 }
 

@@ -1,4 +1,4 @@
-//! Training runs as a library: what `roll run` does, for programs.
+//! Training runs as a library: `roll run` for programs.
 //!
 //! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from it,
 //! trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report

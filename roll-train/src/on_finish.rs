@@ -14,7 +14,7 @@ use crate::trainer::RunSummary;
 /// A command that takes longer is killed: a run that is over must not hold its machine. What it started ends with it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the variables of the command are called: status ("done", "stopped", "failed", "interrupted"), directory, steps
+/// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
 /// done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
@@ -31,7 +31,7 @@ impl OnFinish {
         Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
     }
 
-    /// Runs the command. What goes wrong with it is a warning: the run ended as it did.
+    /// Runs the command. Its failure is a warning: the run has ended already.
     pub(crate) fn tell(&self, steps: u64, outcome: &Result<RunSummary>) {
         if let Err(problem) = self.run(steps, outcome, TIME_LIMIT) {
             // Without its arguments, which may hold a password.
@@ -61,7 +61,7 @@ impl OnFinish {
     }
 }
 
-/// What the command gets on its standard input.
+/// The JSON on the standard input of the command.
 fn facts(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
     let (status, error) = match outcome {
         Ok(summary) if summary.stopped.is_some() => ("stopped", None),

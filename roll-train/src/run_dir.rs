@@ -101,7 +101,7 @@ impl RunDir {
         }
     }
 
-    /// Deletes what writers that were killed left. Only while the run is locked.
+    /// Deletes leftovers of killed writers. Only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
         let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Keys and values of what sequences have so far.
+//! Keys and values of the tokens that sequences have so far.
 //!
 //! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. What a sequence writes lies in
 //! a slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling. A sequence that

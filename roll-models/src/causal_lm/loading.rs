@@ -1,4 +1,4 @@
-//! From options to a model: where it comes from, what is trained, on which device.
+//! From options to a model: its source, its trained parameters, its device.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a language model is put together from.
+//! The parts of a language model.
 
 use std::collections::BTreeMap;
 

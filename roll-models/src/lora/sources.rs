@@ -1,4 +1,4 @@
-//! What `lora_checkpoint` and `--adapter` name: files, directories, pairs of files, with strengths.
+//! Values of `lora_checkpoint` and `--adapter`: files, directories, pairs of files, with strengths.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

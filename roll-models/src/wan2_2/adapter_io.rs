@@ -1,4 +1,4 @@
-//! What a trained model is saved as: the adapter of each trained expert, or all of its weights.
+//! Saving and loading a trained model: the adapter of each trained expert, or all of its weights.
 
 use std::collections::BTreeMap;
 

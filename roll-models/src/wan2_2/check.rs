@@ -1,4 +1,4 @@
-//! The files of a model by their headers: what opening it would find wrong, without opening it.
+//! The files of a model by their headers: the errors of opening it, without opening it.
 
 use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit};

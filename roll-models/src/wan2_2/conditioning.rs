@@ -1,4 +1,4 @@
-//! What image-to-video models are conditioned on: known frames as latents, and the mask that says which are known.
+//! Conditions of image-to-video models: known frames as latents, and the mask of the known ones.
 
 use roll_core::{DType, Error, Grad, Result, Tensor};
 

@@ -1,4 +1,4 @@
-//! A transformer of the model, and what is trained of it.
+//! A transformer of the model, and its trained parameters.
 
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 

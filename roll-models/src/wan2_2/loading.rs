@@ -1,4 +1,4 @@
-//! From options to a model: which files, what is trained, on which device.
+//! From options to a model: its files, its trained parameters, its device.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Wan2.2, and the Wan2.1 models that share its code. One implementation, configured by what the checkpoint says.
+//! Wan2.2, and the Wan2.1 models that share its code. One implementation, configured by the checkpoint.
 
 mod adapter;
 mod adapter_io;

@@ -1,4 +1,4 @@
-//! What `config.json` and `preprocessor_config.json` of a CLIP or SigLIP directory say.
+//! `config.json` and `preprocessor_config.json` of a CLIP or SigLIP directory.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The reward `clip`: CLIP, SigLIP and what is made of them, from a Hugging Face directory as it is.
+//! The reward `clip`: CLIP, SigLIP and scorers made of them, from a Hugging Face directory as it is.
 
 mod attention_pool;
 mod config;

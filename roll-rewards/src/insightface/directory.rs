@@ -1,4 +1,4 @@
-//! Finds the face networks in a directory, by file name or by what the files hold.
+//! Finds the face networks in a directory, by file name or by contents.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The two networks of the identity score, and what can be asked of them.
+//! The two networks of the identity score, and their operations.
 
 use std::path::Path;
 

@@ -6,7 +6,7 @@
 //!
 //! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).
 //!
-//! What the executor cannot run is refused when the file is opened, by operator, node and file.
+//! Opening a file refuses operators that the executor cannot run, by operator, node and file.
 
 mod attributes;
 mod batch;

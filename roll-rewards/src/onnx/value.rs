@@ -1,4 +1,4 @@
-//! What flows between nodes: float tensors on the device, integer tensors on the host.
+//! Values between nodes: float tensors on the device, integer tensors on the host.
 
 use std::cell::Cell;
 

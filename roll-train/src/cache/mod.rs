@@ -1,6 +1,6 @@
 //! `data.cache_dir`: encodings of prompts and clips, and the rewards' targets, kept beyond a run.
 //!
-//! Model and reward are wrapped; algorithms see no difference. What is kept is found by what it was computed from: the
+//! Model and reward are wrapped; algorithms see no difference. Entries are found by the inputs of their computation: the
 //! networks, their settings, and the input, pixel by pixel.
 
 mod limit;

@@ -19,7 +19,7 @@ pub struct CachedModel {
 }
 
 impl CachedModel {
-    /// A model that is no diffusion model, or cannot tell what its encodings depend on, is given back as it is.
+    /// A model that is not a diffusion model, or has no key for its encodings, is returned unchanged.
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
         let told = match inner.as_diffusion() {
             Some(model) => {

@@ -12,7 +12,7 @@ pub struct CachedReward {
 }
 
 impl CachedReward {
-    /// A reward that cannot tell what its targets depend on is given back as it is.
+    /// A reward that has no key for its targets is returned unchanged.
     pub fn wrap(inner: Box<dyn RewardScorer>, store: &CacheStore) -> Result<Box<dyn RewardScorer>> {
         match inner.target_key()? {
             Some(key) => Ok(Box::new(Self { inner, key, store: store.clone() })),

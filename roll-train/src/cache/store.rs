@@ -1,4 +1,4 @@
-//! Tensors in files that are called after what they were computed from.
+//! Tensors in files whose names are fingerprints of the inputs they were computed from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::limit::Limit;
 use roll_core::{Error, Fingerprint, Result, StateDict};
 use roll_models::weights::{Checkpoint, save_safetensors};
 
-/// What the values hashed to when they were written.
+/// Hash of the values when they were written.
 const SUM: &str = "sha256";
 
 /// A directory of kept tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
@@ -41,7 +41,7 @@ impl CacheStore {
         &self.directory
     }
 
-    /// What is kept under `key`, or else what `compute` gives, which is then kept. A file that is damaged is as good as
+    /// The entry of `key`; without one, the result of `compute`, which is then kept. A damaged file is as good as
     /// none; one that cannot be written costs a warning.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal

@@ -1,6 +1,6 @@
 //! Hydra's composition of configuration files: a `defaults` list names other files, whose mappings merge.
 //!
-//! What is understood: entries `name`, `dir/name`, `/absolute`, `group: option`, `optional`, `null`, lists of options,
+//! Supported: entries `name`, `dir/name`, `/absolute`, `group: option`, `optional`, `null`, lists of options,
 //! `_self_` (the file's own keys; last when it is not in the list), packages (`@_here_`, `@_global_`, `@a.b`, a
 //! `# @package` line). Anything else is an error that names it. The number of files is bounded.
 

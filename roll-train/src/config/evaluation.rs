@@ -1,4 +1,4 @@
-//! The section `evaluation`: what is generated and scored before and after training.
+//! The section `evaluation`: clips that are generated and scored before and after training.
 
 use std::path::PathBuf;
 
@@ -67,7 +67,7 @@ impl StopWhen {
 }
 
 impl EvaluationConfig {
-    /// Fails on weights that are no numbers, and on what could never stop a run; errors name the key.
+    /// Fails on weights that are not numbers, and on conditions that could never stop a run; errors name the key.
     pub fn check(&self) -> Result<()> {
         for (i, RewardComponent { weight, .. }) in self.check.iter().enumerate() {
             if !weight.is_finite() {
@@ -78,7 +78,7 @@ impl EvaluationConfig {
         self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self))
     }
 
-    /// What the checks are called in metrics and figures: by their names, numbered where one stands twice.
+    /// Names of the checks in metrics and figures; a name that occurs twice is numbered.
     pub fn check_labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
         for (i, check) in self.check.iter().enumerate() {

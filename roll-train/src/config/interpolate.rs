@@ -1,7 +1,7 @@
 //! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for what must be
 //! given.
 //!
-//! What is understood: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
+//! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
 //! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
 //! memory.
 

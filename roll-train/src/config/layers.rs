@@ -194,7 +194,7 @@ impl ConfigLayers {
         Self { layers, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
     }
 
-    /// What the layers say together. Fails when two of them do not fit together; values are not checked yet.
+    /// The layers merged. Fails if two of them contradict each other; values are not checked yet.
     pub fn merge(&self) -> Result<MergedConfig> {
         let mut builder = Config::builder().add_source(defaults());
         for layer in &self.layers {

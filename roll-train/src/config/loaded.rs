@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use super::{RunConfig, secrets};
 use roll_core::{Error, Result};
 
-/// Where each value came from, by dotted key; what is not there is a default.
+/// The origin of each value, by dotted key; values without an entry are defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provenance(BTreeMap<String, String>);
 
@@ -100,7 +100,7 @@ impl LoadedConfig {
         serde_saphyr::to_string(&tree).map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
-    /// Every value with its origin, in the order of the types: what `roll config` prints. Lists of plain values are
+    /// Every value with its origin, in the order of the types, as `roll config` prints them. Lists of plain values are
     /// one entry.
     pub fn listing(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();

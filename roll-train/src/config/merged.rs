@@ -1,4 +1,4 @@
-//! The layers merged: what they say together, to be asked before and after it is checked.
+//! The merged layers, which can be asked for values before they are checked.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a configuration says without effect, as its components and the sections around them know.
+//! Values of a configuration without effect, as told by its components and the sections around them.
 
 use roll_core::{ConfiguredOptions, Kind, OptionNotes, Options, Registry, Result};
 use serde_json::Value as Json;

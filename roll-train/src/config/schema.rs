@@ -1,4 +1,4 @@
-//! Which keys there are, and what to say about the others.
+//! The known keys, and messages about the others.
 
 use serde_json::{Map, Value as Json};
 
@@ -95,7 +95,7 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
-/// Checks names and options of components, and fills in the defaults of options. Returns what to tell the user.
+/// Checks names and options of components, and fills in the defaults of options. Returns notes for the user.
 pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for kind in Kind::ALL {

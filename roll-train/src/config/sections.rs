@@ -21,7 +21,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// What a page calls it: `training`, "reward `insightface`".
+    /// Its title on a page: `training`, "reward `insightface`".
     pub fn title(&self) -> String {
         match self.component {
             Some((kind, name)) => format!("{kind} `{name}`"),
@@ -68,7 +68,7 @@ pub fn sections(registry: &Registry) -> Vec<Section> {
     sections
 }
 
-/// What the options of a component begin with. Of rewards there is a list.
+/// Prefix of the options of a component. Rewards are a list.
 fn prefix(kind: Kind) -> String {
     match kind {
         Kind::Reward => format!("{}.N.", kind.section()),

@@ -28,7 +28,7 @@ pub(super) type Map = HashMap<String, Value>;
 pub(super) struct Document {
     /// The file, as the user named it.
     pub path: PathBuf,
-    /// What it says, comments included.
+    /// Its text, comments included.
     pub text: String,
     /// Its mapping; values remember their origin as `file:line`.
     pub map: Map,

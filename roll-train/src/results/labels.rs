@@ -1,4 +1,4 @@
-//! Names of the evaluated sets, and of what is measured on them, in metrics, summaries and file names.
+//! Names of the evaluated sets and of their measurements, in metrics, summaries and file names.
 
 use roll_core::Measure;
 
@@ -12,7 +12,7 @@ pub(crate) struct SetLabels {
 }
 
 impl SetLabels {
-    /// The set of training clips is called by what the reward measures, or `train` if the reward does not declare it.
+    /// The set of training clips has the name of the quantity that the reward measures, or `train` without one.
     /// `checks` are the labels of the rewards of `evaluation.check`.
     pub(crate) fn new(measure: &Measure, checks: Vec<String>) -> Self {
         let said = measure.label != Measure::SCORE;

@@ -89,7 +89,7 @@ pub struct Validated {
 }
 
 impl Record {
-    /// Counts what a step left out or clipped. `parameters` is a hash of them after the step.
+    /// Counts samples and gradients that a step left out or clipped. `parameters` is a hash of them after the step.
     pub fn step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters: Option<u64>) {
         let changed = report.applied && (parameters.is_none() || parameters != self.parameters);
         self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };

@@ -1,4 +1,4 @@
-//! What is measured between steps: clips that are not trained on, and what the algorithm itself calls validation.
+//! Measurements between steps: clips that are not trained on, and the algorithm's own validation.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ impl Trainer {
         sampled
     }
 
-    /// Lets the model do what it is trained for, if the algorithm has such a notion; returns the metrics.
+    /// Runs the algorithm's validation, if it has one; returns the metrics.
     pub(super) fn validate(&mut self, journal: &mut Journal, bar: &Watch) -> Result<BTreeMap<String, f64>> {
         let Some(Validation { metrics, records }) = self.validation(journal.dir.as_ref(), bar)? else {
             return Ok(BTreeMap::new());

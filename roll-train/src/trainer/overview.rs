@@ -1,4 +1,4 @@
-//! What a run is about to do, in a few lines at its start.
+//! An overview of a run in a few lines, at its start.
 
 use std::collections::BTreeMap;
 

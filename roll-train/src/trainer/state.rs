@@ -1,4 +1,4 @@
-//! Checkpoints: what a run is made of besides its files, written and taken up again.
+//! Checkpoints: writing and reading the state of a run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

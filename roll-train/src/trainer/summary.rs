@@ -1,4 +1,4 @@
-//! What a run leaves at its end.
+//! Results of a run, written at its end.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::run_dir::RunDir;
 pub struct RunSummary {
     /// Steps taken.
     pub steps: u64,
-    /// What ended the run before its last step (`evaluation.stop_when`), in words.
+    /// The reason, if the run ended before its last step (`evaluation.stop_when`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
     /// Wall-clock seconds of the loop.

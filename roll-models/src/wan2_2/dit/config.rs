@@ -1,4 +1,4 @@
-//! What a checkpoint says about its transformer.
+//! Sizes of the transformer, read from its checkpoint.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a run with a reward needs, before it is started: memory by item, and time by phase.
+//! The needs of a run with a reward, before it is started: memory by item, and time by phase.
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. What a step holds beyond them is a
 //! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.

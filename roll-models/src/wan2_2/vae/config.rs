@@ -1,4 +1,4 @@
-//! What a checkpoint says about its VAE, and the list of layers that follows from it.
+//! Sizes of the VAE, read from its checkpoint, and the list of layers that follows from them.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! Comparisons, logic, and the choice between two tensors by a third. Booleans are the integers 0 and 1 on the host:
-//! only [`Choose`] has a gradient, with respect to what it chooses from.
+//! only [`Choose`] has a gradient, with respect to its choices.
 
 use std::cmp::Ordering;
 

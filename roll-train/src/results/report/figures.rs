@@ -1,4 +1,4 @@
-//! Figures of the report: how far each run came, and what it reached.
+//! Figures of the report: progress and results of each run.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::progress::grouped;
 /// A row of a table that has one column per run.
 #[derive(Serialize)]
 pub struct Row {
-    /// What the values are.
+    /// Name of the values.
     pub name: String,
     /// One per run.
     pub values: Vec<String>,

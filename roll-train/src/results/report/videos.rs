@@ -58,7 +58,7 @@ pub struct TrainingSample {
     pub step: u64,
     /// Number of the sample.
     pub name: String,
-    /// What was generated from it.
+    /// The generated video.
     pub video: Video,
 }
 
