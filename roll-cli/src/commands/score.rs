@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Video};
+use roll_core::{Error, Grad, Result, ResultExt, RewardScorer, Score, Target, Video};
 use roll_data::{ReadOptions, read_video};
 use roll_train::trainer::reward;
 
 use crate::args;
 use crate::configuration::{Configuration, build_context};
 
-/// A reward, a video, and what the reward compares it with.
+/// A reward, a video, and the target that the reward compares it with.
 pub(super) struct Scored {
     pub(super) scorer: Box<dyn RewardScorer>,
     pub(super) video: Video,
@@ -36,11 +36,14 @@ pub(super) fn prepared(
         )
     })?;
     let video = read_video(video, &ReadOptions { every, ..ReadOptions::default() })?;
-    let reference = match reference {
+    let clip = match reference {
         Some(path) => read_video(path, &ReadOptions::default())?,
         None => video.clone(),
     };
-    let target = scorer.prepare(&reference)?;
+    let target = scorer.prepare(&clip).while_doing(|| match reference {
+        Some(path) => format!("preparing the reference {}", path.display()),
+        None => "preparing the reference, which is the video itself (no `--reference` is given)".into(),
+    })?;
     Ok(Scored { scorer, video, target })
 }
 
