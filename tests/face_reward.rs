@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
 use roll_data::{ReadOptions, read_video};
 use roll_rewards::insightface::align::Alignment;
-use roll_rewards::insightface::{ChannelOrder, Config, Face, FaceNetworks, IdentityReward, Padding, Undetected};
+use roll_rewards::insightface::{
+    ChannelOrder, Face, FaceNetworks, IdentityConfig, IdentityReward, Padding, Undetected,
+};
 
 /// Networks, and what they are tried on.
 struct Cast {
@@ -86,16 +88,21 @@ fn real(root: &Path) -> Cast {
 }
 
 impl Cast {
-    fn config(&self) -> Config {
+    fn config(&self) -> IdentityConfig {
         let detector = Some(self.detectors[0].0.into());
-        Config { reward_model_path: "models".into(), det_size: self.side, detector, ..Config::default() }
+        IdentityConfig {
+            reward_model_path: "models".into(),
+            det_size: self.side,
+            detector,
+            ..IdentityConfig::default()
+        }
     }
 
-    fn load(&self, config: &Config) -> FaceNetworks {
+    fn load(&self, config: &IdentityConfig) -> FaceNetworks {
         FaceNetworks::load(&self.networks, config, &roll_backends::device("flex").unwrap()).unwrap()
     }
 
-    fn reward(&self, config: Config) -> IdentityReward {
+    fn reward(&self, config: IdentityConfig) -> IdentityReward {
         IdentityReward::new(self.load(&config), config)
     }
 
@@ -155,7 +162,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 fn every_detector_finds_the_portraits_face_where_onnx_runtime_does() {
     for cast in casts() {
         for (file, key) in cast.detectors {
-            let networks = cast.load(&Config { detector: Some((*file).into()), ..cast.config() });
+            let networks = cast.load(&IdentityConfig { detector: Some((*file).into()), ..cast.config() });
             let face = only(networks.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap());
             let expected = &cast.golden[key];
             let off = furthest(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
@@ -171,7 +178,7 @@ fn every_detector_finds_the_portraits_face_where_onnx_runtime_does() {
 fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
     for (cast, (order, key)) in casts().iter().flat_map(|cast| ORDERS.map(|order| (cast, order))) {
         let (picture, golden) = (&cast.portrait, &cast.golden);
-        let networks = cast.load(&Config { channel_order: order, ..cast.config() });
+        let networks = cast.load(&IdentityConfig { channel_order: order, ..cast.config() });
         let mut face = only(networks.detect(picture.frame(0), size(picture)).unwrap());
         // The same landmarks, so that only the crop and the embedder differ.
         let landmarks = numbers(&golden["scrfd"]["landmarks"]);
@@ -223,12 +230,12 @@ fn the_person_of_a_clip_has_one_face_in_every_frame_and_is_himself_but_not_the_p
 }
 
 /// Every option that says what is computed, but those of the detector.
-fn options() -> Vec<Config> {
-    let plain = Config::default();
-    let bgr = Config { channel_order: ChannelOrder::Bgr, ..plain.clone() };
-    let aligned = Config { align: Alignment::Reference, ..plain.clone() };
-    let alone = Config { frames_per_batch: 1, ..plain.clone() };
-    let sparse = Config { sample_every: 2, ..plain };
+fn options() -> Vec<IdentityConfig> {
+    let plain = IdentityConfig::default();
+    let bgr = IdentityConfig { channel_order: ChannelOrder::Bgr, ..plain.clone() };
+    let aligned = IdentityConfig { align: Alignment::Reference, ..plain.clone() };
+    let alone = IdentityConfig { frames_per_batch: 1, ..plain.clone() };
+    let sparse = IdentityConfig { sample_every: 2, ..plain };
     vec![bgr, aligned, alone, sparse]
 }
 
@@ -242,13 +249,13 @@ fn the_gradient_of_the_score_agrees_with_central_differences_with_every_option()
             for options in options() {
                 let (det_size, detector) = (usual.det_size, usual.detector.clone());
                 let reward_model_path = usual.reward_model_path.clone();
-                agrees_with_differences(&cast, Config { reward_model_path, det_size, detector, ..options });
+                agrees_with_differences(&cast, IdentityConfig { reward_model_path, det_size, detector, ..options });
             }
         }
     }
 }
 
-fn agrees_with_differences(cast: &Cast, config: Config) {
+fn agrees_with_differences(cast: &Cast, config: IdentityConfig) {
     let every = config.sample_every;
     let named =
         format!("{:?}, {:?}, {} at once, every {every}", config.channel_order, config.align, config.frames_per_batch);
@@ -342,7 +349,7 @@ fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
         let (score, pullback) = plain.score(&nothing, "", &target, Grad::Record).unwrap();
         assert!(matches!(score, Score::Missing { reason } if reason.contains("face")) && pullback.is_none());
 
-        let mut supplied = cast.reward(Config { undetected: Undetected::ReferenceLandmarks, ..cast.config() });
+        let mut supplied = cast.reward(IdentityConfig { undetected: Undetected::ReferenceLandmarks, ..cast.config() });
         let target = supplied.prepare(&cast.portrait).unwrap();
         let (score, pullback) = supplied.score(&nothing, "", &target, Grad::Record).unwrap();
         assert_eq!(valued(score).1["frames_with_face"], 0.0);
@@ -356,15 +363,15 @@ fn only_the_frames_that_are_sampled_count_and_batches_change_nothing() {
     for cast in casts() {
         let some = [0, 2, 4, 6].map(|i| cast.sampled[i]);
         let (video, every_other) = (cast.frames(&some), cast.frames(&[some[0], some[2]]));
-        let score = |video: &Video, config: Config| {
+        let score = |video: &Video, config: IdentityConfig| {
             let mut reward = cast.reward(config);
             let target = reward.prepare(&cast.portrait).unwrap();
             valued(reward.score(video, "", &target, Grad::Skip).unwrap().0).0
         };
         let plain = score(&video, cast.config());
-        let alone = score(&video, Config { frames_per_batch: 1, ..cast.config() });
+        let alone = score(&video, IdentityConfig { frames_per_batch: 1, ..cast.config() });
         assert!((plain - alone).abs() < 1e-5, "{plain} {alone}");
-        let sparse = score(&video, Config { sample_every: 2, ..cast.config() });
+        let sparse = score(&video, IdentityConfig { sample_every: 2, ..cast.config() });
         let expected = score(&every_other, cast.config());
         assert!((sparse - expected).abs() < 1e-5 && (sparse - plain).abs() > 1e-4, "{sparse} {expected} {plain}");
     }
@@ -373,14 +380,15 @@ fn only_the_frames_that_are_sampled_count_and_batches_change_nothing() {
 #[test]
 fn a_face_stays_where_it_is_when_the_detector_is_fed_otherwise() {
     for cast in casts() {
-        let found =
-            |config: Config| only(cast.load(&config).detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap());
+        let found = |config: IdentityConfig| {
+            only(cast.load(&config).detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap())
+        };
         let plain = found(cast.config());
         let side = size(&cast.portrait).into_iter().max().unwrap() as f32;
         for config in [
-            Config { det_divisor: 128.0, ..cast.config() },
-            Config { det_padding: Padding::Black, ..cast.config() },
-            Config { det_threshold: 0.75, nms_iou: 0.1, ..cast.config() },
+            IdentityConfig { det_divisor: 128.0, ..cast.config() },
+            IdentityConfig { det_padding: Padding::Black, ..cast.config() },
+            IdentityConfig { det_threshold: 0.75, nms_iou: 0.1, ..cast.config() },
         ] {
             let face = found(config);
             let pairs = face.landmarks.as_flattened().iter().zip(plain.landmarks.as_flattened());
@@ -388,7 +396,7 @@ fn a_face_stays_where_it_is_when_the_detector_is_fed_otherwise() {
             println!("moved by {off:.3} pixels of {side}");
             assert!(off < side / 20.0, "{off}");
         }
-        let strict = cast.load(&Config { det_threshold: 1.0, ..cast.config() });
+        let strict = cast.load(&IdentityConfig { det_threshold: 1.0, ..cast.config() });
         assert_eq!(strict.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap().len(), 0);
     }
 }

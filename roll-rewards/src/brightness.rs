@@ -12,13 +12,13 @@ use crate::picture::luma::LUMA;
 /// Options of the reward `brightness`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct BrightnessConfig {
     /// Wanted mean luma of every frame, 0 (black) to 1 (white).
     #[schemars(range(min = 0, max = 1))]
     pub target: f64,
 }
 
-impl Default for Config {
+impl Default for BrightnessConfig {
     fn default() -> Self {
         Self { target: 0.5 }
     }
@@ -27,12 +27,12 @@ impl Default for Config {
 /// Minus the squared distance of each frame's mean luma from the target, averaged over frames: 0 at best.
 #[derive(Clone, Debug)]
 pub struct Brightness {
-    config: Config,
+    config: BrightnessConfig,
 }
 
 impl Brightness {
     /// Fails when the target is outside [0, 1].
-    pub fn new(config: Config) -> Result<Self> {
+    pub fn new(config: BrightnessConfig) -> Result<Self> {
         check_ranges("reward", &config)?;
         Ok(Self { config })
     }
@@ -90,8 +90,8 @@ roll_core::inventory::submit! {
         summary: "Distance of each frame's mean luma from a target; needs no files",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<BrightnessConfig>,
+        keys: roll_core::keys::of::<BrightnessConfig>,
         factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
         planner: None,
     }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn score(video: &Video, grad: Grad) -> (f64, Option<Pullback>) {
-        let mut scorer = Brightness::new(Config { target: 0.75 }).unwrap();
+        let mut scorer = Brightness::new(BrightnessConfig { target: 0.75 }).unwrap();
         match scorer.score(video, "", &Target::default(), grad).unwrap() {
             (Score::Value { value, .. }, pullback) => (value, pullback),
             other => panic!("{other:?}"),
@@ -118,8 +118,8 @@ mod tests {
     fn the_wanted_brightness_scores_best() {
         assert!(score(&grey(0.5), Grad::Skip).0.abs() < 1e-12);
         assert!((score(&grey(-1.0), Grad::Skip).0 + 0.5625).abs() < 1e-12);
-        assert!(Brightness::new(Config { target: 1.5 }).is_err());
-        assert!(Brightness::new(Config { target: f64::NAN }).is_err());
+        assert!(Brightness::new(BrightnessConfig { target: 1.5 }).is_err());
+        assert!(Brightness::new(BrightnessConfig { target: f64::NAN }).is_err());
     }
 
     #[test]

@@ -265,7 +265,7 @@ fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) 
 mod tests {
     use super::*;
     use crate::Brightness;
-    use crate::brightness::Config;
+    use crate::brightness::BrightnessConfig;
 
     /// Scores nothing, or 3 without gradient.
     struct Fake {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     fn brightness(target: f64) -> Box<dyn RewardScorer> {
-        Box::new(Brightness::new(Config { target }).unwrap())
+        Box::new(Brightness::new(BrightnessConfig { target }).unwrap())
     }
 
     fn missing(on_missing: OnMissing) -> Box<dyn RewardScorer> {

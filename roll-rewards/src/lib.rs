@@ -9,10 +9,10 @@
 //! ```
 //! use roll_core::{Grad, RewardScorer, Score, Target, Tensor, Video};
 //! use roll_rewards::Brightness;
-//! use roll_rewards::brightness::Config;
+//! use roll_rewards::brightness::BrightnessConfig;
 //!
 //! # fn main() -> roll_core::Result<()> {
-//! let mut reward = Brightness::new(Config { target: 0.75 })?;
+//! let mut reward = Brightness::new(BrightnessConfig { target: 0.75 })?;
 //! let dark = Video::new(Tensor::full([2, 3, 4, 4], -0.5), 8.0)?; // frames, channels, height, width in -1..1
 //! let (score, pullback) = reward.score(&dark, "a prompt", &Target::default(), Grad::Record)?;
 //! let Score::Value { value, .. } = score else { panic!("the video has pixels") };

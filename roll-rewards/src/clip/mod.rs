@@ -42,7 +42,7 @@ const TEXTS: usize = 1024;
 /// Options of the reward `clip`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct ClipRewardConfig {
     /// Directory of a CLIP or SigLIP: config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
     pub path: String,
     /// The other side of the comparison of frames.
@@ -64,7 +64,7 @@ pub struct Config {
     pub on_missing: OnMissing,
 }
 
-impl Default for Config {
+impl Default for ClipRewardConfig {
     fn default() -> Self {
         Self {
             path: String::new(),
@@ -157,7 +157,7 @@ impl RowNetwork for VisionTower {
 
 /// How alike frames are to a text or to the reference, or how an aesthetic head rates them. Differentiable in the frames.
 pub struct ClipReward {
-    config: Config,
+    config: ClipRewardConfig,
     vision: VisionTower,
     /// Where texts are compared with.
     text: Option<TextTower>,
@@ -170,7 +170,7 @@ pub struct ClipReward {
 
 impl ClipReward {
     /// Loads the directory of `config`, and its head; paths start from that of `context`.
-    pub fn load(config: Config, context: &BuildContext) -> Result<Self> {
+    pub fn load(config: ClipRewardConfig, context: &BuildContext) -> Result<Self> {
         if config.path.is_empty() {
             return Err(Error::config("reward.path", "missing: the model's directory"));
         }
@@ -186,7 +186,7 @@ impl ClipReward {
             .while_doing(|| format!("loading CLIP from {}", directory.display()))
     }
 
-    fn open(config: Config, directory: &Path, context: &BuildContext, device: &Device) -> Result<Self> {
+    fn open(config: ClipRewardConfig, directory: &Path, context: &BuildContext, device: &Device) -> Result<Self> {
         let model = ModelConfig::read(directory)?;
         let tensors = Tensors::in_directory(directory)?;
         let mut files: Vec<PathBuf> = ["config.json", "preprocessor_config.json"].map(|f| directory.join(f)).to_vec();
@@ -340,8 +340,8 @@ roll_core::inventory::submit! {
         summary: "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<ClipRewardConfig>,
+        keys: roll_core::keys::of::<ClipRewardConfig>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(ClipReward::load(parse_options("reward", options)?, context)?))
         }),

@@ -17,8 +17,9 @@ fn context() -> BuildContext {
     BuildContext { backend, seed: 0, base_dir: ".".into(), placement: None }
 }
 
-fn load(directory: &Path, change: impl FnOnce(&mut Config)) -> Result<ClipReward> {
-    let mut config = Config { path: directory.display().to_string(), frames: Frames::All, ..Config::default() };
+fn load(directory: &Path, change: impl FnOnce(&mut ClipRewardConfig)) -> Result<ClipReward> {
+    let mut config =
+        ClipRewardConfig { path: directory.display().to_string(), frames: Frames::All, ..ClipRewardConfig::default() };
     change(&mut config);
     ClipReward::load(config, &context())
 }
@@ -139,7 +140,7 @@ fn towers_of_the_published_sizes_are_those_of_transformers() {
 #[test]
 fn every_score_has_the_gradient_of_its_differences() {
     let head = data("clip_tiny/head.safetensors").display().to_string();
-    let cases: [Box<dyn FnOnce(&mut Config)>; 4] = [
+    let cases: [Box<dyn FnOnce(&mut ClipRewardConfig)>; 4] = [
         Box::new(|_| ()),
         Box::new(|c| (c.score, c.over_frames) = (Scale::Logit, OverFrames::Min)),
         Box::new(|c| (c.against, c.frames) = (Against::Reference, Frames::Uniform(3))),
@@ -219,6 +220,6 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
         assert!(told.contains(part), "no {part} in: {told}");
     }
     assert!(Told::line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
-    let both = |c: &mut Config| (c.head, c.score) = (Some("x".into()), Scale::Logit);
+    let both = |c: &mut ClipRewardConfig| (c.head, c.score) = (Some("x".into()), Scale::Logit);
     assert!(Told::line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
 }

@@ -13,7 +13,7 @@ use crate::picture::check_common;
 /// Options of the reward `insightface`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct IdentityConfig {
     /// Directory with a face detector (SCRFD or YuNet) and an ArcFace embedder, as ONNX files.
     pub reward_model_path: String,
     /// File name of the detector, when several in the directory fit or none is recognised by its name.
@@ -52,7 +52,7 @@ pub struct Config {
     pub onnx: Executor,
 }
 
-impl Default for Config {
+impl Default for IdentityConfig {
     fn default() -> Self {
         Self {
             reward_model_path: String::new(),
@@ -108,7 +108,7 @@ impl Padding {
 /// Largest side of the detector's square: 4096 pixels are 200 MB a frame.
 const MAX_DET_SIZE: usize = 4096;
 
-impl Config {
+impl IdentityConfig {
     /// Fails, naming the key, when a value is outside its range.
     pub fn check(&self) -> Result<()> {
         let wrong = |key: &str, problem: String| Err(Error::config(format!("reward.{key}"), problem));

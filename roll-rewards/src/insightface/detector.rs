@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Error, Grad, Result, Tensor};
 
-use super::config::Config;
+use super::config::IdentityConfig;
 use super::detection::{Face, Letterbox, suppress};
 use super::{scrfd, yunet};
 use crate::RewardError;
@@ -35,7 +35,7 @@ enum Kind {
 impl Detector {
     /// Recognises `network` by its outputs. Fails when it is no detector with landmarks, or takes pictures of another
     /// size than configured.
-    pub fn new(network: Network, config: &Config, device: &Device) -> Result<Self> {
+    pub fn new(network: Network, config: &IdentityConfig, device: &Device) -> Result<Self> {
         let side = config.det_size;
         let model = network.model();
         let kind = kind(model)?;

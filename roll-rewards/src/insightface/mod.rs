@@ -17,7 +17,7 @@ pub mod scrfd;
 pub mod warp;
 pub mod yunet;
 
-pub use config::{ChannelOrder, Config, Padding, Undetected};
+pub use config::{ChannelOrder, IdentityConfig, Padding, Undetected};
 pub use detection::Face;
 pub use networks::{FaceNetworks, FrameFace};
 pub use reward::IdentityReward;

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use roll_core::{Error, Grad, Result};
 
 use super::align::{Alignment, Crop};
-use super::config::Config;
+use super::config::IdentityConfig;
 use super::detection::{Face, largest};
 use super::detector::Detector;
 use super::directory::{Role, open};
@@ -38,7 +38,7 @@ impl FaceNetworks {
     ///
     /// Fails when a value of `config` is out of range, when none or several files fit a role (naming those that are
     /// there), when a file is damaged or needs what the executor lacks, and when `onnx: onnxruntime` cannot be had.
-    pub fn load(directory: &Path, config: &Config, device: &Device) -> Result<Self> {
+    pub fn load(directory: &Path, config: &IdentityConfig, device: &Device) -> Result<Self> {
         config.check()?;
         let detector = open(directory, Role::Detector, config.detector.as_deref(), device)?;
         let embedder = open(directory, Role::Embedder, config.embedder.as_deref(), device)?;

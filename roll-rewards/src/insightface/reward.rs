@@ -10,7 +10,7 @@ use roll_core::{
 };
 
 use super::align::Crop;
-use super::config::{Config, Undetected};
+use super::config::{IdentityConfig, Undetected};
 use super::detection::Face;
 use super::networks::{FaceNetworks, FrameFace};
 use super::pooling::pooled_cosine;
@@ -32,12 +32,12 @@ const PLACES: &str = "places";
 #[derive(Debug)]
 pub struct IdentityReward {
     networks: FaceNetworks,
-    config: Config,
+    config: IdentityConfig,
 }
 
 impl IdentityReward {
     /// With networks that [`FaceNetworks::load`] made for the same configuration.
-    pub fn new(networks: FaceNetworks, config: Config) -> Self {
+    pub fn new(networks: FaceNetworks, config: IdentityConfig) -> Self {
         Self { networks, config }
     }
 
@@ -172,7 +172,7 @@ impl RewardScorer for IdentityReward {
 
     fn target_key(&self) -> Result<Option<String>> {
         // Not what was asked for counts, but what computed the target: `auto` and `own` give the same bits.
-        let options = Config { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
+        let options = IdentityConfig { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
         let settings =
             serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
         let key = Fingerprint::new(NAME).text("settings", settings);
@@ -231,7 +231,7 @@ fn spread(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cota
     Tensor::new(frames, shape)
 }
 
-fn build(config: Config, context: &BuildContext) -> Result<IdentityReward> {
+fn build(config: IdentityConfig, context: &BuildContext) -> Result<IdentityReward> {
     config.check()?;
     let device = roll_backends::device(&context.backend)?;
     let networks = FaceNetworks::load(&context.resolve(&config.reward_model_path), &config, &device)?;
@@ -244,8 +244,8 @@ roll_core::inventory::submit! {
         summary: "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<IdentityConfig>,
+        keys: roll_core::keys::of::<IdentityConfig>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(build(parse_options("reward", options)?, context)?))
         }),

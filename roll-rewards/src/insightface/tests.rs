@@ -10,7 +10,7 @@ use roll_core::{
 use roll_testing::faces::{self, SIDE};
 
 use super::align::Alignment;
-use super::{ChannelOrder, Config, FaceNetworks, IdentityReward, Undetected};
+use super::{ChannelOrder, FaceNetworks, IdentityConfig, IdentityReward, Undetected};
 use crate::gradient_check::{dot, noise};
 use crate::onnx::Executor;
 
@@ -32,13 +32,13 @@ fn video(frames: &[Vec<f32>]) -> Video {
     Video::new(Tensor::new(frames.concat(), [frames.len(), 3, SIZE[0], SIZE[1]]).unwrap(), 8.0).unwrap()
 }
 
-fn config(change: impl FnOnce(&mut Config)) -> Config {
-    let mut config = Config { reward_model_path: "faces".into(), det_size: SIDE, ..Config::default() };
+fn config(change: impl FnOnce(&mut IdentityConfig)) -> IdentityConfig {
+    let mut config = IdentityConfig { reward_model_path: "faces".into(), det_size: SIDE, ..IdentityConfig::default() };
     change(&mut config);
     config
 }
 
-fn reward(change: impl FnOnce(&mut Config)) -> IdentityReward {
+fn reward(change: impl FnOnce(&mut IdentityConfig)) -> IdentityReward {
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
     let config = config(change);
@@ -248,7 +248,7 @@ fn targets_that_another_executor_computed_are_kept_apart() {
     }
 }
 
-fn refusal(directory: &Path, change: impl FnOnce(&mut Config)) -> String {
+fn refusal(directory: &Path, change: impl FnOnce(&mut IdentityConfig)) -> String {
     let device = roll_backends::device("flex").unwrap();
     FaceNetworks::load(directory, &config(change), &device).unwrap_err().to_string()
 }
@@ -273,7 +273,7 @@ fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
     std::fs::copy(at("det_fake.onnx"), at("scrfd_10g_bnkps.onnx")).unwrap();
     let said = refusal(directory.path(), |c| c.embedder = Some("mine.onnx".into()));
     assert!(said.contains("det_fake.onnx, scrfd_10g_bnkps.onnx") && said.contains("`detector`"), "{said}");
-    let swapped = |c: &mut Config| {
+    let swapped = |c: &mut IdentityConfig| {
         (c.detector, c.embedder) = (Some("mine.onnx".into()), Some("det_fake.onnx".into()));
     };
     let said = refusal(directory.path(), swapped);

@@ -10,7 +10,7 @@ use crate::picture::{Frames, Input, OverFrames, check_common};
 /// Options of the reward `onnx`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct OnnxConfig {
     /// The ONNX file: one input, of pictures or of a video.
     pub file: String,
     /// Which frames go through the network.
@@ -36,7 +36,7 @@ pub struct Config {
     pub on_missing: OnMissing,
 }
 
-impl Default for Config {
+impl Default for OnnxConfig {
     fn default() -> Self {
         Self {
             file: String::new(),
@@ -78,7 +78,7 @@ impl Measurement {
     }
 }
 
-impl Config {
+impl OnnxConfig {
     /// Fails, naming the key, when a value is out of its range or goes with nothing.
     pub fn check(&self) -> Result<()> {
         let wrong = |key: &str, problem: &str| Err(Error::config(format!("reward.{key}"), problem));

@@ -15,7 +15,7 @@ use roll_core::{
 use crate::RewardError;
 use crate::onnx::{Model, OnnxError};
 use crate::picture::Look;
-pub use config::{Config, Measurement};
+pub use config::{Measurement, OnnxConfig};
 pub use graph::Graph;
 
 const NAME: &str = "onnx";
@@ -28,13 +28,13 @@ const OUTPUTS: &str = "outputs";
 /// the reward is set up, naming file, node and operator.
 #[derive(Debug)]
 pub struct OnnxReward {
-    config: Config,
+    config: OnnxConfig,
     graph: Graph,
 }
 
 impl OnnxReward {
     /// Opens the file of `config` at `path`, its weights on `device`.
-    pub fn open(mut config: Config, path: &std::path::Path, device: &burn::tensor::Device) -> Result<Self> {
+    pub fn open(mut config: OnnxConfig, path: &std::path::Path, device: &burn::tensor::Device) -> Result<Self> {
         config.check()?;
         let mut model = Model::open(path, device)?;
         if let Some(output) = &config.output {
@@ -147,7 +147,7 @@ impl RewardScorer for OnnxReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        let config = Config { file: String::new(), ..self.config.clone() };
+        let config = OnnxConfig { file: String::new(), ..self.config.clone() };
         let settings =
             serde_json::to_string(&config).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
         Ok(Some(Fingerprint::new(NAME).text("settings", settings).file(self.graph.path())?.finish()))
@@ -158,7 +158,7 @@ impl RewardScorer for OnnxReward {
     }
 }
 
-fn build(config: Config, context: &BuildContext) -> Result<OnnxReward> {
+fn build(config: OnnxConfig, context: &BuildContext) -> Result<OnnxReward> {
     config.check()?;
     let path = context.resolve(&config.file);
     OnnxReward::open(config, &path, &roll_backends::device(&context.backend)?)
@@ -170,8 +170,8 @@ roll_core::inventory::submit! {
         summary: "Output of an ONNX network on the frames: a value, a class, likeness to the reference",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<OnnxConfig>,
+        keys: roll_core::keys::of::<OnnxConfig>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(build(parse_options("reward", options)?, context)?))
         }),

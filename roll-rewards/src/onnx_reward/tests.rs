@@ -184,7 +184,7 @@ fn published_networks_by_configuration_have_the_gradients_of_their_differences()
 
 #[test]
 fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
-    let config = crate::pixels::first_frame::Config {
+    let config = crate::pixels::first_frame::FirstFrameConfig {
         measure: crate::pixels::first_frame::Likeness::Perceptual,
         file: data("vit_script.onnx").display().to_string(),
         input: serde_json::from_value(json!({ "size": 16 })).unwrap(),

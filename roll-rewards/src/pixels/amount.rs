@@ -13,7 +13,7 @@ use crate::picture::luma;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(bound = "", rename = "AmountConfig")]
-pub struct Config<A: Amount> {
+pub struct AmountConfig<A: Amount> {
     /// Wanted amount.
     pub wanted: Wanted,
     /// Reaction to a video that is too short to be measured.
@@ -23,7 +23,7 @@ pub struct Config<A: Amount> {
     pub amount: PhantomData<A>,
 }
 
-impl<A: Amount> Default for Config<A> {
+impl<A: Amount> Default for AmountConfig<A> {
     fn default() -> Self {
         Self { wanted: A::WANTED, on_missing: OnMissing::Skip, amount: PhantomData }
     }
@@ -60,7 +60,7 @@ pub trait Amount: Send + 'static {
 /// Scores an [`Amount`].
 #[derive(Clone, Debug)]
 pub struct AmountReward<A: Amount> {
-    config: Config<A>,
+    config: AmountConfig<A>,
 }
 
 /// The target's tensor: the reference's amount.
@@ -68,7 +68,7 @@ const LEVEL: &str = "level";
 
 impl<A: Amount> AmountReward<A> {
     /// Fails when the wanted level is not above 0.
-    pub fn new(config: Config<A>) -> Result<Self> {
+    pub fn new(config: AmountConfig<A>) -> Result<Self> {
         match config.wanted {
             Wanted::Level(level) if !(level > 0.0 && level.is_finite()) => {
                 Err(Error::config("reward.wanted.level", format!("expected a number above 0, found {level}")))
@@ -169,8 +169,8 @@ macro_rules! register_amount {
                 summary: $summary,
                 origin: env!("CARGO_PKG_NAME"),
                 version: env!("CARGO_PKG_VERSION"),
-                defaults: roll_core::registry::default_options::<$crate::pixels::Config<$amount>>,
-                keys: roll_core::keys::of::<$crate::pixels::Config<$amount>>,
+                defaults: roll_core::registry::default_options::<$crate::pixels::AmountConfig<$amount>>,
+                keys: roll_core::keys::of::<$crate::pixels::AmountConfig<$amount>>,
                 factory: roll_core::Factory::Reward(|options, _| {
                     let config = roll_core::registry::parse_options("reward", options)?;
                     Ok(Box::new($crate::pixels::AmountReward::<$amount>::new(config)?))

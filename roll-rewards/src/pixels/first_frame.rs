@@ -21,7 +21,7 @@ const PICTURE: &str = "picture";
 /// Options of the reward `first_frame`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct FirstFrameConfig {
     /// How frames are compared with the reference's first frame.
     pub measure: Likeness,
     /// Which frames are.
@@ -36,7 +36,7 @@ pub struct Config {
     pub on_missing: OnMissing,
 }
 
-impl Default for Config {
+impl Default for FirstFrameConfig {
     fn default() -> Self {
         Self {
             measure: Likeness::Ssim,
@@ -65,18 +65,18 @@ pub enum Likeness {
 /// How alike frames and the reference's first frame are.
 #[derive(Debug)]
 pub struct FirstFrame {
-    config: Config,
+    config: FirstFrameConfig,
     /// For [`Likeness::Perceptual`].
     network: Option<OnnxReward>,
 }
 
 impl FirstFrame {
     /// Opens the network, if `config` has one.
-    pub fn new(config: Config, context: &BuildContext) -> Result<Self> {
+    pub fn new(config: FirstFrameConfig, context: &BuildContext) -> Result<Self> {
         config.frames.check("reward.frames")?;
         let network = match config.measure {
             Likeness::Perceptual => {
-                let options = onnx_reward::Config {
+                let options = onnx_reward::OnnxConfig {
                     file: config.file.clone(),
                     frames: config.frames,
                     input: config.input.clone(),
@@ -194,8 +194,8 @@ roll_core::inventory::submit! {
         summary: "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<FirstFrameConfig>,
+        keys: roll_core::keys::of::<FirstFrameConfig>,
         factory: Factory::Reward(|options, context| {
             Ok(Box::new(FirstFrame::new(parse_options("reward", options)?, context)?))
         }),
@@ -211,7 +211,7 @@ mod tests {
 
     fn reward(measure: Likeness, frames: Frames) -> FirstFrame {
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
-        FirstFrame::new(Config { measure, frames, ..Config::default() }, &context).unwrap()
+        FirstFrame::new(FirstFrameConfig { measure, frames, ..FirstFrameConfig::default() }, &context).unwrap()
     }
 
     fn video(frames: usize, level: f32) -> Video {
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn a_file_without_perceptual_is_refused() {
         let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
-        let config = Config { file: "a.onnx".into(), ..Config::default() };
+        let config = FirstFrameConfig { file: "a.onnx".into(), ..FirstFrameConfig::default() };
         assert!(FirstFrame::new(config, &context).unwrap_err().to_string().contains("reward.file"));
     }
 }

@@ -41,11 +41,11 @@ register_amount!(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::pixels::{AmountReward, Config, check};
+    use crate::pixels::{AmountConfig, AmountReward, check};
 
     #[test]
     fn its_gradient_agrees_with_central_differences() {
-        check(&mut AmountReward::<Flicker>::new(Config::default()).unwrap());
+        check(&mut AmountReward::<Flicker>::new(AmountConfig::default()).unwrap());
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod motion;
 mod sharpness;
 pub mod ssim;
 
-pub use amount::{Amount, AmountReward, Config, Wanted};
+pub use amount::{Amount, AmountConfig, AmountReward, Wanted};
 pub use first_frame::FirstFrame;
 pub use flicker::Flicker;
 pub use motion::Motion;

@@ -36,14 +36,17 @@ register_amount!(Motion, "Change from frame to frame: more of it, less of it, a 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::pixels::{AmountReward, Config, check};
+    use crate::pixels::{AmountConfig, AmountReward, check};
 
     #[test]
     fn its_gradient_agrees_with_central_differences_whatever_is_wanted() {
         for wanted in [Wanted::More, Wanted::Less, Wanted::Level(0.1)] {
-            check(&mut AmountReward::<Motion>::new(Config { wanted, ..Config::default() }).unwrap());
+            check(&mut AmountReward::<Motion>::new(AmountConfig { wanted, ..AmountConfig::default() }).unwrap());
         }
-        assert!(AmountReward::<Motion>::new(Config { wanted: Wanted::Level(0.0), ..Config::default() }).is_err());
+        assert!(
+            AmountReward::<Motion>::new(AmountConfig { wanted: Wanted::Level(0.0), ..AmountConfig::default() })
+                .is_err()
+        );
     }
 
     #[test]

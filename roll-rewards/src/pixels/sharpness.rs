@@ -47,7 +47,7 @@ mod tests {
     use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
 
     use super::*;
-    use crate::pixels::{AmountReward, Config};
+    use crate::pixels::{AmountConfig, AmountReward};
 
     /// On noise: the smooth videos of `check_reward` are hardly sharper than the step of a difference.
     fn agrees_with_differences(reward: &mut AmountReward<Sharpness>) {
@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn its_gradient_agrees_with_central_differences_whatever_is_wanted() {
         for wanted in [Wanted::More, Wanted::Level(0.2), Wanted::Reference] {
-            let mut reward = AmountReward::<Sharpness>::new(Config { wanted, ..Config::default() }).unwrap();
+            let mut reward =
+                AmountReward::<Sharpness>::new(AmountConfig { wanted, ..AmountConfig::default() }).unwrap();
             agrees_with_differences(&mut reward);
         }
     }

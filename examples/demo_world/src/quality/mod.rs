@@ -9,7 +9,7 @@ mod verification;
 use std::path::Path;
 
 use roll_core::{Error, Noise, Purpose, Result};
-use roll_rewards::insightface::{Config, FaceNetworks};
+use roll_rewards::insightface::{FaceNetworks, IdentityConfig};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -61,8 +61,8 @@ pub fn embedder(role: Role, out: &Path) -> Result<()> {
 }
 
 /// The settings under which the reward runs in the demo.
-fn config(directory: &Path) -> Config {
-    Config {
+fn config(directory: &Path) -> IdentityConfig {
+    IdentityConfig {
         reward_model_path: directory.display().to_string(),
         det_size: SIDE,
         frames_per_batch: 50,
