@@ -1,4 +1,4 @@
-//! Algorithms: what their steps and evaluations work with, and what they report.
+//! Algorithms: the inputs and the reports of their steps and evaluations.
 
 use std::ffi::c_void;
 
@@ -29,7 +29,7 @@ data! {
         pub fixed: u32,
     }
 
-    /// Told what goes on; may be called on any thread during the call that lent it.
+    /// Receives progress; may be called on any thread during the call that lent it.
     #[derive(Clone, Copy)]
     pub struct RollProgress {
         pub state: *const c_void,
@@ -37,7 +37,7 @@ data! {
         pub interrupted: unsafe extern "C" fn(state: *const c_void) -> u32,
     }
 
-    /// What a step works with.
+    /// Inputs of a step.
     #[derive(Clone, Copy)]
     pub struct RollStepContext {
         pub step: u64,
@@ -52,7 +52,7 @@ data! {
         pub want_videos: u32,
     }
 
-    /// What an evaluation works with.
+    /// Inputs of an evaluation.
     #[derive(Clone, Copy)]
     pub struct RollEvaluationContext {
         pub samples: RollList<RollSample>,
@@ -76,7 +76,7 @@ data! {
         pub video: RollVideo,
     }
 
-    /// What a step did.
+    /// The outcome of a step.
     #[derive(Default)]
     pub struct RollStepReport {
         pub metrics: RollOwned<RollNamedNumber>,
@@ -97,7 +97,7 @@ data! {
         pub records: RollOwned<u8>,
     }
 
-    /// What the model made of one sample; the video's name is the sample's origin.
+    /// The result of one sample; the video's name is the sample's origin.
     #[derive(Clone, Copy)]
     pub struct RollEvaluated {
         pub scores: RollList<RollMaybe>,

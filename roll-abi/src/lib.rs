@@ -28,28 +28,28 @@
 //!
 //! Both sides keep it; comments about safety refer to it by number.
 //!
-//! - **P1, lent.** What a pointer in an argument refers to is lent for the call: texts, lists, tensors, objects without
-//!   `release`. Who wants to keep a tensor calls its `retain`, or copies where that is null.
-//! - **P2, owned.** What a call answers with belongs to the caller, who calls each `release` once with its `owner` (or
-//!   `state`); so does an object with `release` in an argument belong to the callee. A null `release` means that there
-//!   is nothing to free. `release` may be called on any thread.
-//! - **P3, permanent.** Tables and what a plugin says of itself live and stay unchanged as long as the library, which is
-//!   never unloaded; [`RollHost`] lives as long as the process.
+//! - **P1, lent.** A pointer in an argument is lent for the call: that holds for texts, lists, tensors, and objects
+//!   without `release`. To keep a tensor, call its `retain`, or copy it if that is null.
+//! - **P2, owned.** An answer belongs to the caller, who calls each `release` once with its `owner` (or `state`). An
+//!   object with `release` in an argument belongs to the callee. A null `release` means that there is nothing to free.
+//!   `release` may be called on any thread.
+//! - **P3, permanent.** Tables, and a plugin's description of itself, live and stay unchanged as long as the library,
+//!   which is never unloaded; [`RollHost`] lives as long as the process.
 //! - **P4, threads.** An object is called by one thread at a time, not always the same one. Several may call at once:
 //!   the functions that a trait takes by `&self` where that trait is `Sync` (communicators, gradient sinks), those of
 //!   [`RollHost`] and of [`RollProgress`], and `make` and `plan` of a component. The functions of a communicator may be
 //!   called while no other function of its strategy runs.
 //! - **P5, panics.** No panic, exception or `longjmp` crosses. A side whose code panicked answers with an error and
-//!   answers every later call of that object with an error too; what an object lent out (a gradient sink) counts as
-//!   part of it.
+//!   answers every later call of that object with an error too. Objects that it lent out (a gradient sink) count as
+//!   parts of it.
 //! - **P6, growth.** Tables, and descriptions that may grow, begin with their size in bytes ([`Grows`]). They grow at
 //!   the end and in a minor version only, by members for which all bytes zero mean "not there". A reader takes the
-//!   smaller of the two sizes; what lies beyond is absent. Everything else has the same layout as long as the major
+//!   smaller of the two sizes; members beyond it are absent. Everything else has the same layout as long as the major
 //!   version is the same.
 //! - **P7, answers.** A function that returns `u32` returns [`OK`] after it filled in `out`, if it has one, and anything
 //!   else after it filled in `error`. `out` and `error` may be written, and hold nothing that must be released.
-//! - **P8, kinds.** A `table` of an object is that of the kind which the function that made or takes the object is
-//!   about. A null table of an argument means that there is no such object.
+//! - **P8, kinds.** The `table` of an object is that of one kind: the kind of the function that made or takes the
+//!   object. A null table in an argument means that there is no such object.
 //! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may have
 //!   any pointer; others are aligned and hold as many items as they say.
 #![allow(missing_docs)] // the header documents each field for those who write against it
@@ -80,7 +80,7 @@ pub use values::*;
 /// Major and minor version of the boundary: those of this crate.
 pub const ABI_VERSION: [u32; 2] = [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR"))];
 
-/// What the symbol `roll_plugin_abi` begins with.
+/// The beginning of the symbol `roll_plugin_abi`.
 pub const MAGIC: [u8; 8] = *b"ROLLPLUG";
 
 /// Success of a call; anything else means that the error was filled in.

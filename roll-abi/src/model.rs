@@ -1,4 +1,4 @@
-//! Models, and what diffusion and language models can do beside it.
+//! Models, and the further functions of diffusion and language models.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! What a plugin says of itself, and what it is lent.
+//! The description of a plugin, and the functions that it is lent.
 
 use std::ffi::c_void;
 
@@ -30,7 +30,7 @@ impl RollAbi {
 }
 
 growing! {
-    /// What the host lends a plugin for as long as the process lives.
+    /// Functions that the host lends a plugin for as long as the process lives.
     pub struct RollHost {
         /// Given to its functions.
         pub state: *const c_void,
@@ -48,7 +48,7 @@ growing! {
 }
 
 growing! {
-    /// What a component is made with.
+    /// Inputs of the making of a component.
     pub struct RollContext {
         pub backend: RollStr,
         pub base_dir: RollStr,
@@ -92,7 +92,7 @@ growing! {
         >,
     }
     since 2.1 {
-        /// Says in JSON what a run will need; null: it cannot know. `input` is JSON too: `[input, context]` for models,
+        /// Tells the needs of a run in JSON; null: it cannot know them. `input` is JSON too: `[input, context]` for models,
         /// null for other kinds.
         pub plan: Option<
             unsafe extern "C" fn(
@@ -107,7 +107,7 @@ growing! {
 }
 
 growing! {
-    /// What a plugin says of itself. All of it lives as long as the library (P3).
+    /// The description of a plugin. All its parts live as long as the library (P3).
     pub struct RollPlugin {
         pub name: RollStr,
         pub version: RollStr,

@@ -28,7 +28,7 @@ data! {
 }
 
 data! {
-    /// What a reward measures.
+    /// The quantity that a reward measures.
     #[derive(Default)]
     pub struct RollMeasure {
         pub label: RollOwned<u8>,

@@ -13,7 +13,7 @@ data! {
         pub max_grad_norm: f64,
     }
 
-    /// What happened in an update.
+    /// The outcome of an update.
     #[derive(Default)]
     pub struct RollStrategyReport {
         pub grad_norm: f64,

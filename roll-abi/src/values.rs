@@ -1,4 +1,4 @@
-//! What arguments and answers are made of.
+//! The parts of arguments and answers.
 
 // `abi_stable` understands pointers to functions only where they are written out: no alias for `release`.
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! What the steps and evaluations of an algorithm work with, and what they report, on the way across.
+//! The inputs and reports of the steps and evaluations of an algorithm, on the way across.
 
 use std::ffi::c_void;
 use std::sync::Arc;
