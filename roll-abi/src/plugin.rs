@@ -92,8 +92,8 @@ growing! {
         >,
     }
     since 2.1 {
-        /// Tells the needs of a run in JSON; null: it cannot know them. `input` is JSON too: `[input, context]` for models,
-        /// null for other kinds.
+        /// Tells the needs of a run in JSON; null: it cannot know them. `input` is JSON too: `[input, context]` for
+        /// models, null for other kinds.
         pub plan: Option<
             unsafe extern "C" fn(
                 data: *const c_void,

@@ -63,9 +63,9 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
 const VIDEO: (&[&str], &str) = (&["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], "wan2_2");
 const TEXT: (&[&str], &str) = (&["agentic_ppo", "sft"], "causal_lm");
 
-/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its algorithm
-/// does not train its model, it names clips and no model, or a model and no clips. `None` where it names both, or
-/// neither.
+/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its
+/// algorithm does not train its model, it names clips and no model, or a model and no clips. `None` where it names
+/// both, or neither.
 pub fn half_named(own: &MergedConfig) -> Option<String> {
     wrong_model(own).or_else(|| half_named_video(own))
 }
@@ -173,8 +173,8 @@ fn directory() -> Result<PathBuf> {
         Error::Unsupported(format!(
             "no model and no data are named, and the demo's files are not in {last}. If the checkout was moved or \
              `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/assets/demo. If files were deleted, \
-             `git checkout assets/demo` brings them back. Or name a model and data of your own: `model.model_paths` and \
-             `data.metadata`"
+             `git checkout assets/demo` brings them back. Or name a model and data of your own: `model.model_paths` \
+             and `data.metadata`"
         ))
     })
 }

@@ -90,8 +90,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
     pub log_probs: Vec<f32>,
-    /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if the
-    /// model does not give it; models of libraries do not.
+    /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if
+    /// the model does not give it; models of libraries do not.
     pub raw_log_probs: Vec<f32>,
 }
 
@@ -149,8 +149,8 @@ pub trait LanguageModel {
         Err(Error::Unsupported("this language model cannot generate while it is updated".into()))
     }
 
-    /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding: position t has read tokens 0 to t. They
-    /// are inputs of parts that learn on top of the model, such as a critic; no gradient flows through them.
+    /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding: position t has read tokens 0 to t.
+    /// They are inputs of parts that learn on top of the model, such as a critic; no gradient flows through them.
     fn hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
     }

@@ -14,8 +14,8 @@ pub struct OptionNotes {
     pub kind: Kind,
     /// Its name.
     pub name: &'static str,
-    /// A sentence for each key without effect, which names it in full (`model.lora_alpha`). Fails on values that can only
-    /// be mistakes. It is called once for each component of this name, before any is made.
+    /// A sentence for each key without effect, which names it in full (`model.lora_alpha`). Fails on values that can
+    /// only be mistakes. It is called once for each component of this name, before any is made.
     pub notes: fn(&ConfiguredOptions<'_>) -> Result<Vec<String>>,
 }
 

@@ -167,8 +167,8 @@ impl Registry {
         Ok(Self { entries })
     }
 
-    /// Adds the components of a plugin (feature `host`). Fails if a name of one kind then occurs twice, unless `replaces`
-    /// lets the plugin's components take the place of linked ones.
+    /// Adds the components of a plugin (feature `host`). Fails if a name of one kind then occurs twice, unless
+    /// `replaces` lets the plugin's components take the place of linked ones.
     #[cfg(feature = "host")]
     pub fn with_plugin(self, plugin: &Plugin, replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;

@@ -131,8 +131,8 @@ pub trait RewardScorer: Send {
     /// Whether [`RewardScorer::score`] can return a pullback.
     fn differentiable(&self) -> bool;
 
-    /// Computes the part of the score that depends on the reference alone. Fails with [`crate::Error::NothingToScore`] when the reference
-    /// holds nothing to compare with (no face in it): that is the fault of one sample, and
+    /// Computes the part of the score that depends on the reference alone. Fails with [`crate::Error::NothingToScore`]
+    /// when the reference holds nothing to compare with (no face in it): that is the fault of one sample, and
     /// [`RewardScorer::on_missing`] chooses the reaction. Any other error ends the run.
     fn prepare(&mut self, reference: &Video) -> Result<Target>;
 

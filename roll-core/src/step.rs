@@ -52,7 +52,8 @@ pub struct StepReport {
     pub skipped: Vec<(String, String)>,
     /// Generated videos by name.
     pub videos: Vec<(String, Video)>,
-    /// Lines for `trajectories.jsonl`: the observations and answers of an agent, as JSON objects that a person can read.
+    /// Lines for `trajectories.jsonl`: the observations and answers of an agent, as JSON objects that a person can
+    /// read.
     pub records: Vec<serde_json::Value>,
     /// False when a non-finite value left the parameters as they were.
     pub applied: bool,

@@ -21,8 +21,8 @@ pub struct Batch {
 ///
 /// All passes over the data form one endless sequence: pass p is the rows in their order, or in the permutation p of
 /// the run's noise. Step s takes the samples `s * n .. (s + 1) * n` of it, n being those of all ranks together, and a
-/// rank its own slice of them. So the samples of a step depend on the step alone: not on the number of ranks (at the same
-/// n), nor on whether the run was resumed. The last step of a run is filled up from the pass after.
+/// rank its own slice of them. So the samples of a step depend on the step alone: not on the number of ranks (at the
+/// same n), nor on whether the run was resumed. The last step of a run is filled up from the pass after.
 ///
 /// Of a data set with buckets, passes are sequences of micro-batches instead: each holds clips of one shape, in the
 /// order of the permutation, and the last one of a shape is filled up from the first clips of that shape; the

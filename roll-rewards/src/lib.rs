@@ -1,5 +1,5 @@
-//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, scores of pixels without a
-//! network, programs and services elsewhere, and weighted sums.
+//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, scores of pixels
+//! without a network, programs and services elsewhere, and weighted sums.
 //!
 //! *What it is for*: rewards by configuration, and [`onnx`] for networks of your own with gradients. *What it is not*:
 //! needed to write a reward; the trait is `roll_core::RewardScorer`.

@@ -1,8 +1,8 @@
 //! Training runs as a library: `roll run` for programs.
 //!
-//! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from it,
-//! trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
-//! ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
+//! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from
+//! it, trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a
+//! report ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
 //!
 //! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
 //!

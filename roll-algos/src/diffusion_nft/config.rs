@@ -38,7 +38,7 @@ pub struct DiffusionNftConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
+    /// Number of these videos to train on, half of them the best and half the worst; all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt, and later samples of a regression, that the model computes together. More are faster on
     /// small models, and take more memory in proportion.

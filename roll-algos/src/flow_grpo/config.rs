@@ -31,7 +31,7 @@ pub struct FlowGrpoConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Of these, the best and the worst that are trained on, as many as this says in all; all of them when absent.
+    /// Number of these videos to train on, half of them the best and half the worst; all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt that the model computes together, in generation and training alike. More are faster on small
     /// models, and take more memory in proportion.
@@ -62,9 +62,9 @@ pub struct FlowGrpoConfig {
     pub window_stride: usize,
     /// Rounds that it stays.
     pub window_rounds: u64,
-    /// Whether the velocities of the first update stand for those of the policy that sampled, in place of the ones that
-    /// the rollout was made by. Where generation computes otherwise than training does, in another precision or on
-    /// another engine, ratios then begin at exactly 1; it costs nothing.
+    /// Whether the velocities of the first update take the place of those that the rollout was made by. Where
+    /// generation computes otherwise than training does, in another precision or on another engine, ratios then begin
+    /// at exactly 1; it costs nothing.
     pub replay: bool,
     /// Bound that holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
     pub loss: PolicyLoss,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use super::{PATH_VARIABLE, Plugin, load};
 
-/// The plugins in `directories` (a value of [`PATH_VARIABLE`]). A library that cannot be loaded is logged and left out: a
-/// directory may hold other libraries, and a broken one must not stop a run that does not use it.
+/// The plugins in `directories` (a value of [`PATH_VARIABLE`]). A library that cannot be loaded is logged and left
+/// out: a directory may hold other libraries, and a broken one must not stop a run that does not use it.
 pub fn discover(directories: &OsStr) -> Vec<Plugin> {
     let mut plugins = Vec::new();
     for directory in std::env::split_paths(directories).filter(|d| !d.as_os_str().is_empty()) {

@@ -43,8 +43,9 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the table or directory that `config` names. With `on_bad_sample: error` a row whose files are not there, or a clip without a
-    /// caption, is an error now rather than after hours of training. With `skip` reading the row finds it.
+    /// Reads the table or directory that `config` names. With `on_bad_sample: error` a row whose files are not there,
+    /// or a clip without a caption, is an error now rather than after hours of training. With `skip` reading the row
+    /// finds it.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
             return Err(Error::config(

@@ -8,8 +8,8 @@
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
-//! A layer adds `alpha / rank * B A` to its weight; without an `alpha` in the file, it is the rank. Layers are held under
-//! the official names of Wan where they are known there, and otherwise under those of the file.
+//! A layer adds `alpha / rank * B A` to its weight; without an `alpha` in the file, it is the rank. Layers are held
+//! under the official names of Wan where they are known there, and otherwise under those of the file.
 //!
 //! Converting is exact: matrices are copied bit for bit. The one convention without a place for a scale, DiffSynth,
 //! gets it multiplied into `B`; where that cannot be undone exactly the file keeps the unscaled `B` too, under a name

@@ -23,7 +23,8 @@ pub struct IdentityConfig {
     /// Least confidence of a face.
     #[schemars(range(min = 0, max = 1))]
     pub det_threshold: f32,
-    /// Of two faces whose boxes overlap by more than this (intersection over union) the less confident is dropped.
+    /// Largest overlap (intersection over union) of two faces; if their boxes overlap by more, the less confident one
+    /// is dropped.
     #[schemars(range(min = 0, max = 1))]
     pub nms_iou: f32,
     /// Side in pixels of the square that frames are scaled into for the detector; a multiple of 32.

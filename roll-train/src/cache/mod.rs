@@ -1,7 +1,7 @@
 //! `data.cache_dir`: encodings of prompts and clips, and the rewards' targets, kept beyond a run.
 //!
-//! Model and reward are wrapped; algorithms see no difference. Entries are found by the inputs of their computation: the
-//! networks, their settings, and the input, pixel by pixel.
+//! Model and reward are wrapped; algorithms see no difference. Entries are found by the inputs of their computation:
+//! the networks, their settings, and the input, pixel by pixel.
 
 mod limit;
 mod model;

@@ -113,7 +113,7 @@ pub struct Offload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadDevice {
-    /// Where it is computed with. The optimizer computes in host memory.
+    /// On the device where it is computed; the optimizer computes in host memory.
     #[default]
     None,
     /// In host memory; frozen weights in their memory-mapped files, which the system keeps in memory as it can.
