@@ -5,7 +5,7 @@ use std::path::Path;
 use roll_core::error::nearest;
 use roll_core::plugin::check::{Finding, Verdict, check_reward};
 use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
-use roll_core::{BuildContext, Error, Kind, Options, Registry, Replaces, Result};
+use roll_core::{BuildContext, Error, Kind, Options, Registration, Registry, Replaces, Result};
 
 use roll_train::config::{Section, sections};
 use roll_train::progress::counted;
@@ -27,10 +27,12 @@ pub fn plugins(args: Plugins) -> Result<()> {
 /// Every component, linked in or from a plugin.
 fn list(args: &ConfigArgs) -> Result<()> {
     let registry = Configuration::read(args, &[])?.registry()?;
-    tellln!("{:<12} {:<14} {:<24} summary", "kind", "name", "origin");
+    let origin = |entry: &Registration| format!("{} {}", entry.origin, entry.version);
+    // No wider than it must be: in a terminal of 80 columns the summaries need the room.
+    let width = registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(24);
+    tellln!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
     for entry in registry.entries() {
-        let origin = format!("{} {}", entry.origin, entry.version);
-        tellln!("{:<12} {:<14} {:<24} {}", entry.factory.kind(), entry.name, origin, entry.summary);
+        tellln!("{:<12} {:<14} {:<width$}  {}", entry.factory.kind(), entry.name, origin(entry), entry.summary);
     }
     Ok(())
 }
