@@ -36,6 +36,6 @@ pub struct Evaluated {
 pub struct Validation {
     /// Metrics by name: `val/env/success`.
     pub metrics: BTreeMap<String, f64>,
-    /// As [`StepReport::records`].
+    /// As [`crate::StepReport::records`].
     pub records: Vec<serde_json::Value>,
 }

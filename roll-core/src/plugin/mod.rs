@@ -7,7 +7,7 @@
 //!
 //! The side that owns an object serves it (`served`): panics are caught there, become an error, and the object is not
 //! called again. The other side holds a `Foreign` object that implements the trait: its errors name the plugin, the
-//! file and the method. Each kind has a file in which [`crossing!`](crossing) writes both directions. Tensors cross as
+//! file and the method. Each kind has a file in which `crossing!` writes both directions. Tensors cross as
 //! pointers with an owner that can be retained; nothing is copied.
 //!
 //! Plugin authors do not see it: they implement a trait of this crate and write one line, such as
