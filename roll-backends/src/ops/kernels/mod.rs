@@ -23,3 +23,4 @@ pub mod rope;
 pub mod row_products;
 pub mod rows;
 pub mod simd;
+pub mod winograd;
