@@ -3,12 +3,12 @@
 //! A tile of 2 x 2 results of one frame needs a patch of 4 x 4 inputs. With the patch d and the kernel g transformed
 //! (`B^T d B` and `G g G^T`, 16 numbers each), their elementwise product, summed over input channels and frames of the
 //! kernel, transforms back to the tile (`A^T m A`): 16 products where the sum over taps takes 36. The sums are sixteen
-//! products of matrices `[outputs, frames of the kernel * inputs] [.., tiles]`, one for each place in a patch.
+//! products of matrices `[outputs, frames of the kernel * inputs] [.., tiles]`, one for each place in a patch: [`OUT`] output
+//! channels, a block, and [`TILES`] tiles, a panel, at a time.
 //!
 //! All three transforms have entries of 0, 1 and 1/2 alone, so that little is lost: results are as near to the exact ones
 //! as those of the plain sum. (F(4x4, 3x3), with 36 products for 144, loses a digit.)
 
-mod sums;
 #[cfg(test)]
 mod tests;
 mod transforms;
@@ -16,19 +16,11 @@ mod transforms;
 use rayon::prelude::*;
 
 use super::geometry::Shape;
-use sums::accumulate;
+use super::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
-/// Tiles of a panel: neighbours in memory, two registers of eight.
-const TILES: usize = 16;
-/// Output channels of a block: with [`TILES`] tiles twelve registers of sums, which leaves room for the operands.
-const OUT: usize = 6;
 /// Numbers of a transformed patch or kernel.
 const PLACES: usize = 16;
-/// Sums of a block and a panel.
-const SUMS: usize = OUT * TILES;
-/// Products of one sum between two visits to memory: what they read of a panel (18 KiB) stays in the first cache.
-const DEEP: usize = 288;
 /// Blocks of output channels of a task: their kernels stay in the second cache while panels pass by.
 const BLOCKS: usize = 8;
 /// Panels that are transformed together.

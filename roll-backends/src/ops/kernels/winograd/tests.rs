@@ -1,7 +1,6 @@
 //! Against the plain sums in f64.
 
-use super::sums::plain;
-use super::transforms::{interleave, split};
+use super::transforms::{patches_plain, results_plain, whole_patches};
 use super::*;
 
 fn noise(count: usize, seed: u64) -> Vec<f32> {
@@ -99,24 +98,12 @@ fn the_bits_do_not_depend_on_the_threads_or_on_what_exists_at_a_time() {
 }
 
 #[test]
-fn sums_without_vector_registers_are_near() {
-    let (weights, patches) = (noise(50 * OUT, 7), noise(50 * TILES, 8));
-    let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
-    for add in [false, true] {
-        accumulate(&weights, &patches, &mut fast, add);
-        plain::<crate::ops::kernels::simd::Separate>(&weights, &patches, &mut slow, add);
-        for (fast, slow) in fast.iter().zip(&slow) {
-            assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");
-        }
-    }
-}
-
-#[test]
-fn a_row_is_split_by_places_and_interleaved_again() {
-    let row: [f32; 2 * TILES] = std::array::from_fn(|i| i as f32);
-    let [even, odd] = split(&row);
-    for l in 0..TILES {
-        assert_eq!([even[l], odd[l]], [2.0 * l as f32, 2.0 * l as f32 + 1.0]);
-    }
-    assert_eq!(interleave(&even, &odd), row);
+fn transforms_without_vector_registers_have_the_same_bits() {
+    let rows = noise(4 * 34, 7);
+    let rows: [&[f32; 34]; 4] = std::array::from_fn(|r| rows[r * 34..].first_chunk().unwrap_or(&[0.0; 34]));
+    let (mut wide, mut plain) = ([0.0; PLACES * TILES], [0.0; PLACES * TILES]);
+    whole_patches(rows, &mut wide, TILES);
+    patches_plain(rows, &mut plain, TILES);
+    assert_eq!(wide, plain);
+    assert_eq!(result_transform(&wide, TILES, 0.5), results_plain(&wide, TILES, 0.5));
 }

@@ -1,6 +1,6 @@
 //! Winograd's transforms of kernels, patches and sums.
 
-use super::{Grid, OUT, Run, TILES};
+use super::{Grid, OUT, PLACES, Run, TILES};
 use crate::ops::kernels::simd::{self, MulAdd, vectorised};
 
 vectorised! {
@@ -40,45 +40,23 @@ fn kernel_transform_body<M: MulAdd>(g: &[[f32; 8]; 9], out: &mut [f32], apart: u
 /// Columns that a panel of neighbours sees.
 const SPAN: usize = 2 * TILES + 2;
 
-vectorised! {
-    /// `B^T d B` of the patches of a run, place by place, `apart` from each other.
-    fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) = patch_transform_body
-}
-
-#[inline(always)]
-fn patch_transform_body<M: MulAdd>(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
-    let mut edges = [[0.0f32; SPAN]; 4];
-    let mut seen = [&[0.0f32; SPAN]; 4];
+/// `B^T d B` of the patches of a run, place by place, `apart` from each other.
+pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
+    let mut edges = [[0.0; SPAN]; 4];
+    let mut seen = [&[0.0; SPAN]; 4];
     for (i, (seen, edge)) in seen.iter_mut().zip(&mut edges).enumerate() {
         let row = (2 * run.at[0] + i).checked_sub(grid.padding[0]).filter(|row| *row < grid.input[0]);
         if let Some(row) = row {
             *seen = span(&plane[row * grid.input[1]..][..grid.input[1]], 2 * run.at[1], grid.padding[1], edge);
         }
     }
-    let mut down = [[0.0f32; SPAN]; 4];
-    for l in 0..SPAN {
-        let [a, b, c, d] = [seen[0][l], seen[1][l], seen[2][l], seen[3][l]];
-        down[0][l] = a - c;
-        down[1][l] = b + c;
-        down[2][l] = c - b;
-        down[3][l] = b - d;
+    if run.count == TILES {
+        return whole_patches(seen, out, apart);
     }
-    for (r, down) in down.iter().enumerate() {
-        let (mut outer, mut sum, mut difference) = ([0.0; 2 * TILES], [0.0; 2 * TILES], [0.0; 2 * TILES]);
-        for l in 0..2 * TILES {
-            outer[l] = down[l] - down[l + 2];
-            sum[l] = down[l] + down[l + 1];
-            difference[l] = down[l + 1] - down[l];
-        }
-        let [first, last] = split(&outer);
-        let across = [first, split(&sum)[1], split(&difference)[1], last];
-        for (c, across) in across.iter().enumerate() {
-            let out = &mut out[(4 * r + c) * apart..][..TILES];
-            match run.count {
-                TILES => out.copy_from_slice(across),
-                count => out[run.lane..][..count].copy_from_slice(&across[..count]),
-            }
-        }
+    let mut all = [0.0; PLACES * TILES];
+    whole_patches(seen, &mut all, TILES);
+    for (place, tiles) in all.chunks_exact(TILES).enumerate() {
+        out[place * apart + run.lane..][..run.count].copy_from_slice(&tiles[..run.count]);
     }
 }
 
@@ -97,95 +75,130 @@ fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]
     edge
 }
 
-vectorised! {
-    /// `A^T m A` plus the bias for a panel of sums, whose places are `apart` from each other: both rows of its tiles.
-    fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] = result_transform_body
+/// The patches of a panel, of which these are the rows.
+pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { patches_wide(seen, out, apart) };
+    }
+    patches_plain(seen, out, apart);
 }
 
-#[inline(always)]
-fn result_transform_body<M: MulAdd>(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
-    let mut up = [[[0.0f32; TILES]; 4]; 2];
-    for c in 0..4 {
-        let m: [&[f32]; 4] = std::array::from_fn(|r| &sums[(4 * r + c) * apart..][..TILES]);
-        for l in 0..TILES {
-            up[0][c][l] = m[0][l] + m[1][l] + m[2][l];
-            up[1][c][l] = m[1][l] - m[2][l] - m[3][l];
+/// In vector registers by name: the compiler moves numbers that lie two apart one by one.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    use std::arch::x86_64::{
+        __m256, _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd,
+        _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    };
+    for half in [0, HALF] {
+        // The columns combined, of eight neighbours from a place on.
+        let down = |from: usize| -> [__m256; 4] {
+            let load = |row: &[f32; SPAN]| {
+                let row = &row[2 * half + from..][..HALF];
+                // SAFETY: these are eight numbers.
+                unsafe { _mm256_loadu_ps(row.as_ptr()) }
+            };
+            let [a, b, c, d] = [load(seen[0]), load(seen[1]), load(seen[2]), load(seen[3])];
+            [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)]
+        };
+        let (first, second) = ([down(0), down(8)], [down(2), down(10)]);
+        // Pairs come in the order 0, 2, 1, 3.
+        let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
+        for r in 0..4 {
+            let ([low, high], [low_2, high_2]) = ([first[0][r], first[1][r]], [second[0][r], second[1][r]]);
+            let a = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
+            let b = _mm256_shuffle_ps::<0b11_01_11_01>(low, high);
+            let c = _mm256_shuffle_ps::<0b10_00_10_00>(low_2, high_2);
+            let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
+            let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
+            for (c, across) in across.into_iter().enumerate() {
+                let out = &mut out[(4 * r + c) * apart + half..][..HALF];
+                // SAFETY: these are eight numbers.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), in_order(across)) };
+            }
         }
     }
-    let mut rows = [[0.0; 2 * TILES]; 2];
-    for (up, row) in up.iter().zip(&mut rows) {
-        let (mut left, mut right) = ([0.0; TILES], [0.0; TILES]);
-        for l in 0..TILES {
-            left[l] = up[0][l] + up[1][l] + up[2][l] + bias;
-            right[l] = up[1][l] - up[2][l] - up[3][l] + bias;
+}
+
+/// Numbers of a register.
+#[cfg(target_arch = "x86_64")]
+const HALF: usize = TILES / 2;
+
+/// The same numbers on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
+    for l in 0..TILES {
+        let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(seen.map(|row| row[2 * l + i])));
+        for r in 0..4 {
+            for (c, value) in combined(down.map(|down| down[r])).into_iter().enumerate() {
+                out[(4 * r + c) * apart + l] = value;
+            }
         }
-        *row = interleave(&left, &right);
+    }
+}
+
+/// `A^T m A` plus the bias for a panel of sums, whose places are `apart` from each other: both rows of its tiles.
+pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    #[cfg(target_arch = "x86_64")]
+    if simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { results_wide(sums, apart, bias) };
+    }
+    results_plain(sums, apart, bias)
+}
+
+/// In vector registers by name, as [`patches_wide`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    use std::arch::x86_64::{
+        __m256, _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_storeu_ps,
+        _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+    let mut rows = [[0.0; 2 * TILES]; 2];
+    let bias = _mm256_set1_ps(bias);
+    for half in [0, HALF] {
+        let load = |place: usize| -> __m256 {
+            let sums = &sums[place * apart + half..][..HALF];
+            // SAFETY: these are eight numbers.
+            unsafe { _mm256_loadu_ps(sums.as_ptr()) }
+        };
+        let combined = |m: [__m256; 4]| {
+            let [outer, inner] = [_mm256_add_ps(m[0], m[1]), _mm256_sub_ps(m[1], m[2])];
+            [_mm256_add_ps(outer, m[2]), _mm256_sub_ps(inner, m[3])]
+        };
+        let up = |c: usize| combined([load(c), load(4 + c), load(8 + c), load(12 + c)]);
+        let up = [up(0), up(1), up(2), up(3)];
+        for (r, row) in rows.iter_mut().enumerate() {
+            let [left, right] = combined([up[0][r], up[1][r], up[2][r], up[3][r]]);
+            let [left, right] = [_mm256_add_ps(left, bias), _mm256_add_ps(right, bias)];
+            let (low, high) = (_mm256_unpacklo_ps(left, right), _mm256_unpackhi_ps(left, right));
+            let row = &mut row[2 * half..][..2 * HALF];
+            // SAFETY: these are sixteen numbers.
+            unsafe {
+                _mm256_storeu_ps(row.as_mut_ptr(), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(row.as_mut_ptr().add(HALF), _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
     }
     rows
 }
 
-/// The numbers at even and at odd places. (Written as a loop, the compiler moves them one by one.)
-#[inline(always)]
-pub fn split(row: &[f32; 2 * TILES]) -> [[f32; TILES]; 2] {
-    #[cfg(target_arch = "x86_64")]
-    if simd::has_avx2_fma() {
-        // SAFETY: the features were detected just now.
-        return unsafe { split_wide(row) };
-    }
-    [0, 1].map(|odd| std::array::from_fn(|l| row[2 * l + odd]))
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn split_wide(row: &[f32; 2 * TILES]) -> [[f32; TILES]; 2] {
-    use std::arch::x86_64::{
-        _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd, _mm256_shuffle_ps, _mm256_storeu_ps,
-    };
-    let mut out = [[0.0; TILES]; 2];
-    for half in 0..2 {
-        // SAFETY: the row has two times sixteen numbers, each part of the result two times eight.
-        unsafe {
-            let from = row.as_ptr().add(half * TILES);
-            let (low, high) = (_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)));
-            // Pairs come in the order 0, 2, 1, 3.
-            let even = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
-            let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(low, high));
-            let [even, odd] = [even, odd].map(|pairs| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(pairs)));
-            _mm256_storeu_ps(out[0].as_mut_ptr().add(half * 8), even);
-            _mm256_storeu_ps(out[1].as_mut_ptr().add(half * 8), odd);
+/// The same numbers on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];
+    let mut rows = [[0.0; 2 * TILES]; 2];
+    for l in 0..TILES {
+        let up: [[f32; 2]; 4] = std::array::from_fn(|c| combined([0, 4, 8, 12].map(|r| sums[(r + c) * apart + l])));
+        for (r, row) in rows.iter_mut().enumerate() {
+            let [left, right] = combined(up.map(|up| up[r]));
+            [row[2 * l], row[2 * l + 1]] = [left + bias, right + bias];
         }
     }
-    out
-}
-
-/// The reverse of [`split`].
-#[inline(always)]
-pub fn interleave(even: &[f32; TILES], odd: &[f32; TILES]) -> [f32; 2 * TILES] {
-    #[cfg(target_arch = "x86_64")]
-    if simd::has_avx2_fma() {
-        // SAFETY: the features were detected just now.
-        return unsafe { interleave_wide(even, odd) };
-    }
-    std::array::from_fn(|l| if l % 2 == 0 { even[l / 2] } else { odd[l / 2] })
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn interleave_wide(even: &[f32; TILES], odd: &[f32; TILES]) -> [f32; 2 * TILES] {
-    use std::arch::x86_64::{
-        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
-    };
-    let mut row = [0.0; 2 * TILES];
-    for half in 0..2 {
-        // SAFETY: both parts have two times eight numbers, the row two times sixteen.
-        unsafe {
-            let (even, odd) = (even.as_ptr().add(half * 8), odd.as_ptr().add(half * 8));
-            let (even, odd) = (_mm256_loadu_ps(even), _mm256_loadu_ps(odd));
-            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
-            let to = row.as_mut_ptr().add(half * TILES);
-            _mm256_storeu_ps(to, _mm256_permute2f128_ps::<0x20>(low, high));
-            _mm256_storeu_ps(to.add(8), _mm256_permute2f128_ps::<0x31>(low, high));
-        }
-    }
-    row
+    rows
 }
