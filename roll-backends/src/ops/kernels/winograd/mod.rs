@@ -25,14 +25,16 @@ const PLACES: usize = 16;
 const BLOCKS: usize = 8;
 /// Panels that are transformed together.
 const PANELS: usize = 2;
-/// Bytes of transformed tiles and sums that exist at a time: the third cache holds them.
-const TOGETHER: usize = 16 << 20;
+/// Bytes of transformed tiles and sums that exist at a time, for each thread: the third cache holds them.
+const TOGETHER: usize = 8 << 20;
+/// So many threads count.
+const MOST_THREADS: usize = 8;
 
 /// The convolution of `shape` of x `[inputs, size]`, plus a bias for each output channel. The weight is
 /// `[outputs, inputs, kernel]`; or, `turned`, that of the convolution whose cotangent x is, `[inputs, outputs, kernel]`,
 /// and its taps are taken in reverse. Panics unless the kernel has three rows and three columns.
 pub fn convolve(shape: Shape, x: &[f32], weight: &[f32], turned: bool, bias: Option<&[f32]>) -> Vec<f32> {
-    convolve_within(TOGETHER, shape, x, weight, turned, bias)
+    convolve_within(TOGETHER * rayon::current_num_threads().min(MOST_THREADS), shape, x, weight, turned, bias)
 }
 
 /// [`convolve`] with so many bytes of transformed tiles and sums at a time, or one panel. The bits are the same for all.
