@@ -122,6 +122,23 @@ impl Grid {
             Some(run)
         })
     }
+
+    /// Writes both rows of a panel's tiles into one frame of the result.
+    fn write(self, panel: usize, tiles: &[[f32; 2 * TILES]; 2], y: &mut [f32]) {
+        let [rows, columns] = self.result;
+        for run in self.runs(panel) {
+            for (tiles, row) in tiles.iter().zip(2 * run.at[0]..rows) {
+                let to = &mut y[row * columns..][2 * run.at[1]..columns];
+                match to.first_chunk_mut() {
+                    Some(to) if run.count == TILES => *to = *tiles,
+                    _ => {
+                        let count = to.len().min(2 * run.count);
+                        to[..count].copy_from_slice(&tiles[2 * run.lane..][..count]);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// A weight, transformed and in the order in which [`accumulate`] reads it: block of output channels, place, stretch of
@@ -235,25 +252,16 @@ fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sum
 
 /// Transforms the sums of some panels back into the result `[outputs, frames, rows, columns]`.
 fn results_of(grid: Grid, sums: &[f32], first: usize, panels: usize, bias: Option<&[f32]>, y: &mut [f32]) {
-    let ([rows, columns], frames) = (grid.result, grid.frames);
-    let channel = frames * rows * columns;
+    let picture = grid.result[0] * grid.result[1];
+    let channel = grid.frames * picture;
     y.par_chunks_mut(OUT * channel).enumerate().for_each(|(block, y)| {
         for panel in 0..panels {
             for (o, y) in y.chunks_exact_mut(channel).enumerate() {
                 let bias = bias.map_or(0.0, |bias| bias[block * OUT + o]);
-                for (frame, y) in y.chunks_exact_mut(rows * columns).enumerate() {
-                    let start = ((block * panels + panel) * frames + frame) * SUMS + o * TILES;
+                for (frame, y) in y.chunks_exact_mut(picture).enumerate() {
+                    let start = ((block * panels + panel) * grid.frames + frame) * SUMS + o * TILES;
                     let tiles = result_transform(&sums[start..], sums.len() / PLACES, bias);
-                    for run in grid.runs(first + panel) {
-                        for (r, tiles) in tiles.iter().enumerate() {
-                            let row = 2 * run.at[0] + r;
-                            if row < rows {
-                                let to = &mut y[row * columns..][..columns][2 * run.at[1]..];
-                                let count = to.len().min(2 * run.count);
-                                to[..count].copy_from_slice(&tiles[2 * run.lane..][..count]);
-                            }
-                        }
-                    }
+                    grid.write(first + panel, &tiles, y);
                 }
             }
         }

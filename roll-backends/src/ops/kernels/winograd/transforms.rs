@@ -1,5 +1,8 @@
 //! Winograd's transforms of kernels, patches and sums.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m256;
+
 use super::{Grid, OUT, PLACES, Run, TILES};
 use crate::ops::kernels::simd::{self, MulAdd, vectorised};
 
@@ -90,8 +93,8 @@ pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
 #[target_feature(enable = "avx2,fma")]
 fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     use std::arch::x86_64::{
-        __m256, _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd,
-        _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_sub_ps,
+        _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_sub_ps,
     };
     for half in [0, HALF] {
         // The columns combined, of eight neighbours from a place on.
@@ -156,25 +159,24 @@ pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TIL
 #[target_feature(enable = "avx2,fma")]
 fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
     use std::arch::x86_64::{
-        __m256, _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_storeu_ps,
-        _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+        _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+        _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
     let mut rows = [[0.0; 2 * TILES]; 2];
     let bias = _mm256_set1_ps(bias);
     for half in [0, HALF] {
-        let load = |place: usize| -> __m256 {
-            let sums = &sums[place * apart + half..][..HALF];
-            // SAFETY: these are eight numbers.
-            unsafe { _mm256_loadu_ps(sums.as_ptr()) }
-        };
-        let combined = |m: [__m256; 4]| {
-            let [outer, inner] = [_mm256_add_ps(m[0], m[1]), _mm256_sub_ps(m[1], m[2])];
-            [_mm256_add_ps(outer, m[2]), _mm256_sub_ps(inner, m[3])]
-        };
-        let up = |c: usize| combined([load(c), load(4 + c), load(8 + c), load(12 + c)]);
-        let up = [up(0), up(1), up(2), up(3)];
-        for (r, row) in rows.iter_mut().enumerate() {
-            let [left, right] = combined([up[0][r], up[1][r], up[2][r], up[3][r]]);
+        let mut up = [[_mm256_setzero_ps(); 4]; 2];
+        for c in 0..4 {
+            let mut m = [_mm256_setzero_ps(); 4];
+            for (r, m) in m.iter_mut().enumerate() {
+                let sums = &sums[(4 * r + c) * apart + half..][..HALF];
+                // SAFETY: these are eight numbers.
+                *m = unsafe { _mm256_loadu_ps(sums.as_ptr()) };
+            }
+            [up[0][c], up[1][c]] = two_of_four(m);
+        }
+        for (up, row) in up.into_iter().zip(&mut rows) {
+            let [left, right] = two_of_four(up);
             let [left, right] = [_mm256_add_ps(left, bias), _mm256_add_ps(right, bias)];
             let (low, high) = (_mm256_unpacklo_ps(left, right), _mm256_unpackhi_ps(left, right));
             let row = &mut row[2 * half..][..2 * HALF];
@@ -186,6 +188,15 @@ fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] 
         }
     }
     rows
+}
+
+/// `A^T m`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
+    use std::arch::x86_64::{_mm256_add_ps, _mm256_sub_ps};
+    [_mm256_add_ps(_mm256_add_ps(m[0], m[1]), m[2]), _mm256_sub_ps(_mm256_sub_ps(m[1], m[2]), m[3])]
 }
 
 /// The same numbers on any processor.
