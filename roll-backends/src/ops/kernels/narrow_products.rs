@@ -3,6 +3,8 @@
 //!
 //! Sums are f32, taken in one order whatever the number of rows and threads.
 
+use std::ops::Range;
+
 use half::bf16;
 use rayon::prelude::*;
 
@@ -12,6 +14,8 @@ use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
 /// Columns of the result that a task takes at a time. What it widens for them, [`DEEP`] steps, is 144 KiB.
 const WIDE: usize = 128;
+/// Rows of the result that are computed before others: what they take of the left operand is copied.
+const TOGETHER: usize = 256 * ROWS;
 /// Blocks of rows that meet a panel of columns while it is in the first cache: 108 KiB of the left operand.
 const GROUP: usize = 16;
 
@@ -48,36 +52,68 @@ impl Narrow<'_> {
         }
         let rows = out.len() / columns;
         assert_eq!(a.len(), rows * depth, "{rows} rows of {depth}");
-        let left = blocks_of_rows(a, depth);
-        let stripes = ViewMut::new(out, rows, columns).stretches(WIDE);
-        stripes.into_par_iter().enumerate().for_each_init(Vec::new, |right, (i, mut out)| {
-            let width = WIDE.min(columns - i * WIDE);
-            for first in (0..depth).step_by(DEEP) {
-                let steps = DEEP.min(depth - first);
-                // Of a panel that is not full the rest keeps what it has.
-                right.resize(width.div_ceil(COLUMNS) * DEEP * COLUMNS, 0.0);
-                let right = &mut right[..width.div_ceil(COLUMNS) * steps * COLUMNS];
-                match by {
-                    By::Itself => self.widen(first, i * WIDE, width, right),
-                    By::Transpose => self.widen_transposed(first, i * WIDE, width, right),
-                }
-                add_stretch(&mut out, &left, depth, first, right, steps);
+        for (a, out) in a.chunks(TOGETHER * depth).zip(out.chunks_mut(TOGETHER * columns)) {
+            let left = blocks_of_rows(a, depth);
+            let stripes = ViewMut::new(out, a.len() / depth, columns).stretches(WIDE);
+            stripes.into_par_iter().enumerate().for_each_init(Scratch::default, |scratch, (i, out)| {
+                self.add_stripe(&left, depth, by, i * WIDE..columns.min((i + 1) * WIDE), scratch, out);
+            });
+        }
+    }
+
+    /// Adds some columns of the product to `out`, which has these alone.
+    fn add_stripe(
+        self,
+        left: &[f32],
+        depth: usize,
+        by: By,
+        columns: Range<usize>,
+        scratch: &mut Scratch,
+        mut out: ViewMut,
+    ) {
+        let (blocks, panels) = (left.len() / (ROWS * depth), columns.len().div_ceil(COLUMNS));
+        let Scratch { right, sums } = scratch;
+        // Of a panel that is not full the rest keeps what it has.
+        right.resize(panels * DEEP * COLUMNS, 0.0);
+        sums.resize(panels * blocks * SUMS, 0.0);
+        for first in (0..depth).step_by(DEEP) {
+            let steps = DEEP.min(depth - first);
+            let right = &mut right[..panels * steps * COLUMNS];
+            match by {
+                By::Itself => self.widen(first, columns.clone(), right),
+                By::Transpose => self.widen_transposed(first, columns.clone(), right),
             }
-        });
+            for group in (0..blocks).step_by(GROUP) {
+                for (right, sums) in right.chunks_exact(steps * COLUMNS).zip(sums.chunks_exact_mut(blocks * SUMS)) {
+                    let blocks = group..blocks.min(group + GROUP);
+                    for (block, sums) in blocks.clone().zip(sums[blocks.start * SUMS..].as_chunks_mut().0) {
+                        let left = &left[(block * depth + first) * ROWS..][..steps * ROWS];
+                        accumulate(left, right, sums, first > 0);
+                    }
+                }
+            }
+        }
+        for (panel, sums) in sums.chunks_exact(blocks * SUMS).enumerate() {
+            for (row, sums) in sums.chunks_exact(COLUMNS).enumerate().take(out.rows()) {
+                let out = &mut out.row(row)[panel * COLUMNS..];
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+            }
+        }
     }
 
     /// Some columns of some rows: panel, row, column of the panel.
-    fn widen(self, first: usize, column: usize, width: usize, out: &mut [f32]) {
-        let panel = out.len() / width.div_ceil(COLUMNS);
+    fn widen(self, first: usize, columns: Range<usize>, out: &mut [f32]) {
+        let panel = out.len() / columns.len().div_ceil(COLUMNS);
         for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(panel / COLUMNS).enumerate() {
-            for (out, row) in out.chunks_exact_mut(panel).zip(row[column..column + width].chunks(COLUMNS)) {
+            for (out, row) in out.chunks_exact_mut(panel).zip(row[columns.clone()].chunks(COLUMNS)) {
                 widen_row(row, &mut out[k * COLUMNS..][..COLUMNS]);
             }
         }
     }
 
     /// Some columns of some rows: panel of rows, column, row of the panel.
-    fn widen_transposed(self, first: usize, row: usize, height: usize, out: &mut [f32]) {
+    fn widen_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
+        let (row, height) = (rows.start, rows.len());
         let panel = out.len() / height.div_ceil(COLUMNS);
         let steps = panel / COLUMNS;
         for (p, out) in out.chunks_exact_mut(panel).enumerate() {
@@ -100,33 +136,32 @@ fn widened(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
+/// What a task needs: what it widened, and its sums: panel, block of rows, row, column.
+#[derive(Default)]
+struct Scratch {
+    right: Vec<f32>,
+    sums: Vec<f32>,
+}
+
 /// Rows in blocks of [`ROWS`], step by step; zeros fill the last.
 fn blocks_of_rows(a: &[f32], depth: usize) -> Vec<f32> {
     let mut left = vec![0.0; (a.len() / depth).div_ceil(ROWS) * ROWS * depth];
     left.par_chunks_mut(ROWS * depth).zip(a.par_chunks(ROWS * depth)).for_each(|(left, a)| {
-        for (r, row) in a.chunks_exact(depth).enumerate() {
-            left.iter_mut().skip(r).step_by(ROWS).zip(row).for_each(|(left, value)| *left = *value);
-        }
-    });
-    left
-}
-
-/// Adds what `steps` steps from the first on give.
-fn add_stretch(out: &mut ViewMut, left: &[f32], depth: usize, first: usize, right: &[f32], steps: usize) {
-    let mut sums = [0.0; SUMS];
-    let rows = out.rows();
-    for (group, left) in left.chunks(GROUP * ROWS * depth).enumerate() {
-        for (panel, right) in right.chunks_exact(steps * COLUMNS).enumerate() {
-            for (block, left) in left.chunks_exact(ROWS * depth).enumerate() {
-                accumulate(&left[first * ROWS..][..steps * ROWS], right, &mut sums, false);
-                let row = (group * GROUP + block) * ROWS;
-                for (r, sums) in sums.chunks_exact(COLUMNS).enumerate().take(rows - row) {
-                    let out = &mut out.row(row + r)[panel * COLUMNS..];
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+        let rows: Vec<&[f32]> = a.chunks_exact(depth).collect();
+        match <[&[f32]; ROWS]>::try_from(rows) {
+            Ok(rows) => {
+                for (k, left) in left.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
+                    *left = rows.map(|row| row[k]);
+                }
+            }
+            Err(rows) => {
+                for (r, row) in rows.into_iter().enumerate() {
+                    left.iter_mut().skip(r).step_by(ROWS).zip(row).for_each(|(left, value)| *left = *value);
                 }
             }
         }
-    }
+    });
+    left
 }
 
 vectorised! {
@@ -215,7 +250,8 @@ mod tests {
     }
 
     /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do.
-    const SIZES: [[usize; 3]; 6] = [[1, 1, 1], [7, 21, 37], [100, 16, 304], [5, 150, 16], [13, 300, 9], [6, 128, 288]];
+    const SIZES: [[usize; 3]; 7] =
+        [[1, 1, 1], [7, 21, 37], [100, 16, 304], [5, 150, 16], [13, 300, 9], [6, 128, 288], [1540, 5, 3]];
 
     #[test]
     fn products_are_those_with_the_widened_matrix_to_a_millionth() {
