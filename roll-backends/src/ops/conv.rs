@@ -40,9 +40,9 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
-/// Below this many positions the weight is larger than what it meets, and packing it anew for each tap costs more than
-/// unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16: half the time; at 96 and 192
-/// channels of 4 x 64 x 64 ours takes three quarters of Burn's).
+/// Below this many positions the weight of a convolution that is not filtered is larger than what it meets, and packing
+/// it anew for each tap costs more than unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16:
+/// half the time; at 96 and 192 channels of 4 x 64 x 64 ours takes three quarters of Burn's).
 const FEW_POSITIONS: usize = 2048;
 
 /// The cotangent of x, given that of [`conv3d`] of it, `[C_out, T', H', W']`: the convolution with the kernel turned round.
