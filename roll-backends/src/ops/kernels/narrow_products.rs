@@ -80,7 +80,7 @@ impl Narrow<'_> {
             let steps = DEEP.min(depth - first);
             let right = &mut right[..panels * steps * COLUMNS];
             match by {
-                By::Itself => self.widen(first, columns.clone(), right),
+                By::Itself => widen(&self.values[first * self.inputs..], self.inputs, steps, columns.clone(), right),
                 By::Transpose => self.widen_transposed(first, columns.clone(), right),
             }
             for group in (0..blocks).step_by(GROUP) {
@@ -97,16 +97,6 @@ impl Narrow<'_> {
             for (row, sums) in sums.chunks_exact(COLUMNS).enumerate().take(out.rows()) {
                 let out = &mut out.row(row)[panel * COLUMNS..];
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-            }
-        }
-    }
-
-    /// Some columns of some rows: panel, row, column of the panel.
-    fn widen(self, first: usize, columns: Range<usize>, out: &mut [f32]) {
-        let panel = out.len() / columns.len().div_ceil(COLUMNS);
-        for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(panel / COLUMNS).enumerate() {
-            for (out, row) in out.chunks_exact_mut(panel).zip(row[columns.clone()].chunks(COLUMNS)) {
-                widen_row(row, &mut out[k * COLUMNS..][..COLUMNS]);
             }
         }
     }
@@ -132,6 +122,7 @@ impl Narrow<'_> {
 }
 
 /// Exact.
+#[inline(always)]
 fn widened(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
@@ -165,15 +156,22 @@ fn blocks_of_rows(a: &[f32], depth: usize) -> Vec<f32> {
 }
 
 vectorised! {
-    /// As many as `row` has.
-    fn widen_row(row: &[bf16], out: &mut [f32]) = widen_row_body
+    /// Some columns of the first rows of `inputs` numbers each: panel, row, column of the panel.
+    fn widen(values: &[bf16], inputs: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) = widen_body
 }
 
 #[inline(always)]
-fn widen_row_body<M: MulAdd>(row: &[bf16], out: &mut [f32]) {
-    match (row.first_chunk::<COLUMNS>(), out.first_chunk_mut::<COLUMNS>()) {
-        (Some(row), Some(out)) => out.iter_mut().zip(row).for_each(|(out, value)| *out = widened(*value)),
-        _ => out.iter_mut().zip(row).for_each(|(out, value)| *out = widened(*value)),
+fn widen_body<M: MulAdd>(values: &[bf16], inputs: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
+    for (k, row) in values.chunks_exact(inputs).take(rows).enumerate() {
+        let (whole, rest) = row[columns.clone()].as_chunks::<COLUMNS>();
+        let mut panels = out.chunks_exact_mut(rows * COLUMNS);
+        for (row, panel) in whole.iter().zip(&mut panels) {
+            let Some(out) = panel[k * COLUMNS..].first_chunk_mut::<COLUMNS>() else { continue };
+            *out = row.map(widened);
+        }
+        if let Some(panel) = panels.next() {
+            panel[k * COLUMNS..].iter_mut().zip(rest).for_each(|(out, value)| *out = widened(*value));
+        }
     }
 }
 

@@ -31,8 +31,13 @@ pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool
 #[target_feature(enable = "avx2,fma")]
 fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     use std::arch::x86_64::{
-        _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+        _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_setzero_ps, _mm256_storeu_ps,
     };
+    // They are needed last, and may lie in a slower cache.
+    for row in sums.chunks_exact(COLUMNS) {
+        _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
+    }
     let mut all = [[_mm256_setzero_ps(); 2]; ROWS];
     for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
         // SAFETY: sixteen numbers are two times eight.
