@@ -74,7 +74,7 @@ fn is_filtered(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
 
 /// See [`is_filtered`]; of a weight `[C_out, C_in, kt, kh, kw]`.
 pub(super) fn filters([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
-    [rows, columns] == [3, 3] && inputs.min(outputs) >= 16
+    [rows, columns] == [3, 3] && inputs.min(outputs) >= 32
 }
 
 /// The padding of the convolution that gives the cotangent of the input of one with `padding`.

@@ -735,8 +735,8 @@ fn convolution_and_its_gradients_match_f64() {
 fn the_pull_of_a_convolution_is_its_gradient() {
     // Flex filters the first two by another method than the others.
     for (channels, kernel, padding) in [
-        ([16, 20], [3, 3, 3], [0, 1, 1]),
-        ([17, 16], [1, 3, 3], [0, 0, 2]),
+        ([32, 35], [3, 3, 3], [0, 1, 1]),
+        ([33, 32], [1, 3, 3], [0, 0, 2]),
         ([2, 3], [3, 3, 3], [1, 1, 0]),
         ([18, 16], [3, 1, 1], [0, 0, 0]),
     ] {
