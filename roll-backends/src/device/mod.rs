@@ -8,7 +8,7 @@ mod wgpu;
 
 use std::fmt;
 
-#[cfg(any(feature = "libtorch", feature = "cube"))]
+#[cfg(any(feature = "flex", feature = "libtorch", feature = "cube"))]
 use burn::backend::DispatchDevice;
 #[cfg(feature = "libtorch")]
 use burn::backend::LibTorchDevice;
@@ -253,6 +253,16 @@ pub fn is_gpu(device: &Device) -> bool {
     if let DispatchDevice::Cube(_) = device.clone().without_autodiff().as_dispatch() {
         return true;
     }
+    false
+}
+
+/// Whether the device is the CPU with this project's kernels.
+pub(crate) fn is_flex(device: &Device) -> bool {
+    #[cfg(feature = "flex")]
+    if let DispatchDevice::Flex(_) = device.clone().without_autodiff().as_dispatch() {
+        return true;
+    }
+    let _ = device;
     false
 }
 

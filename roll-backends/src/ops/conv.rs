@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, module};
 
 use super::expression::Expression;
 use super::record::{Cotangents, record};
-use crate::device::channels_innermost;
+use crate::device::{channels_innermost, is_flex};
 
 /// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
 /// result `[C_out, T', H', W']`. `padding` zeros are put on both sides of each axis, fewer than the kernel has taps
@@ -31,7 +31,7 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     });
     let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
     assert!(fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
-    if t * h * w < FEW_POSITIONS && !innermost {
+    if t * h * w < FEW_POSITIONS && !innermost && !is_filtered(&x, &weight) {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
@@ -40,10 +40,47 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
-/// Below this many positions the weight is larger than what it meets, and packing it anew for each tap costs more than
-/// unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16: half the time; at 96 and 192
-/// channels of 4 x 64 x 64 ours takes three quarters of Burn's).
+/// Below this many positions the weight of a convolution that is not filtered is larger than what it meets, and packing
+/// it anew for each tap costs more than unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16:
+/// half the time; at 96 and 192 channels of 4 x 64 x 64 ours takes three quarters of Burn's).
 const FEW_POSITIONS: usize = 2048;
+
+/// The cotangent of x, given that of [`conv3d`] of it, `[C_out, T', H', W']`: the convolution with the kernel turned round.
+/// Needs neither x nor the value. The weight gets no gradient.
+pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3]) -> Tensor<4> {
+    if !is_filtered(&cotangent, &weight) {
+        let [_, _, kernel @ ..] = weight.dims();
+        let turned = weight.flip([2, 3, 4]).swap_dims(0, 1);
+        return conv3d(cotangent, turned, None, turned_padding(kernel, padding));
+    }
+    let ([outputs, t, h, w], [weights, _, kernel @ ..], dtype) = (cotangent.dims(), weight.dims(), cotangent.dtype());
+    let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + k > 2 * p + 1);
+    assert!(
+        outputs == weights && fits,
+        "the pull of {:?} through a convolution with {:?}, padded by {padding:?}",
+        cotangent.dims(),
+        weight.dims()
+    );
+    let (cotangent, weight) = (cotangent.into_dispatch(), weight.into_dispatch());
+    let x = Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d_pull(cotangent, weight, padding));
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
+}
+
+/// Whether flex takes the convolution by Winograd's filtering: with kernels of three rows and three columns it is the
+/// faster at any size, but with few channels the transforms take longer than they save.
+fn is_filtered(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
+    filters(weight.dims()) && is_flex(&x.device())
+}
+
+/// See [`is_filtered`]; of a weight `[C_out, C_in, kt, kh, kw]`.
+pub(super) fn filters([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
+    [rows, columns] == [3, 3] && inputs.min(outputs) >= 32
+}
+
+/// The padding of the convolution that gives the cotangent of the input of one with `padding`.
+fn turned_padding(kernel: [usize; 3], padding: [usize; 3]) -> [usize; 3] {
+    std::array::from_fn(|i| kernel[i] - 1 - padding[i])
+}
 
 /// [`conv3d`] by our own kernel, whatever the size.
 pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, padding: [usize; 3]) -> Tensor<4> {
@@ -64,6 +101,13 @@ pub trait ConvOps: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        padding: [usize; 3],
+    ) -> FloatTensor<Self>;
+
+    /// See [`conv3d_pull`].
+    fn fused_conv3d_pull(
+        cotangent: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
         padding: [usize; 3],
     ) -> FloatTensor<Self>;
 }
@@ -94,6 +138,15 @@ pub trait ConvKernel: Backend {
         });
         [d_x, d_weight, d_bias]
     }
+
+    /// The gradient of x, without x.
+    fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
+        let weight = Expression::<Self>(weight);
+        let [_, inputs, kernel @ ..] = weight.dims::<5>();
+        let bias = weight.zeros([inputs]).cast(weight.dtype());
+        let turned = Expression::<Self>(Self::float_flip(weight.0, &[2, 3, 4])).swap(0, 1);
+        Self::conv_forward([cotangent, turned.0, bias.0], turned_padding(kernel, padding))
+    }
 }
 
 pub(super) fn options(padding: [usize; 3]) -> ConvOptions<3> {
@@ -121,6 +174,10 @@ impl<B: ConvKernel> ConvOps for B {
     ) -> FloatTensor<B> {
         B::conv_forward([x, weight, bias], padding)
     }
+
+    fn fused_conv3d_pull(cotangent: FloatTensor<B>, weight: FloatTensor<B>, padding: [usize; 3]) -> FloatTensor<B> {
+        B::conv_pull(cotangent, weight, padding)
+    }
 }
 
 impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
@@ -133,6 +190,23 @@ impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
         record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
             let y = B::conv_forward([x.clone(), weight.clone(), bias], padding);
             (y, move |d_y, wanted| B::conv_backward([x, weight], padding, d_y, wanted))
+        })
+    }
+
+    fn fused_conv3d_pull(
+        cotangent: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        padding: [usize; 3],
+    ) -> FloatTensor<Self> {
+        let weight = weight.into_primitive();
+        record::<B, C, _, 1>([cotangent], |[cotangent]| {
+            let x = B::conv_pull(cotangent, weight.clone(), padding);
+            (x, move |d_x, _| {
+                let weight = Expression::<B>(weight);
+                let [outputs, ..] = weight.dims::<5>();
+                let bias = weight.zeros([outputs]).cast(weight.dtype());
+                [Some(B::conv_forward([d_x, weight.0, bias.0], padding))]
+            })
         })
     }
 }

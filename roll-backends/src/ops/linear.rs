@@ -12,7 +12,7 @@ use super::record::{Cotangents, record};
 /// or bf16.
 ///
 /// The product is taken in the dtype of the weight: of a bf16 weight, an f32 x is rounded to bf16 too (and the sums are
-/// f32). On flex such a weight is widened instead, which is exact.
+/// f32). On flex such a weight is widened instead, a piece at a time, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
     let x = operand(x, &weight);

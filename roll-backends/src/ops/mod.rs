@@ -65,7 +65,7 @@ pub use blocks::{BlockKernel, BlockOps, linear_blocks};
 pub use channel_norm::{
     ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
 };
-pub use conv::{ConvKernel, ConvOps, conv3d};
+pub use conv::{ConvKernel, ConvOps, conv3d, conv3d_pull};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
 pub use exchange::{Exchange, ExchangeOps, To, TokenRanks, exchange};

@@ -1,7 +1,7 @@
 //! The fused operators against the same formulas in f64.
 #![allow(clippy::unwrap_used)]
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData, module};
 
 use super::*;
 use crate::Backend;
@@ -728,6 +728,42 @@ fn convolution_and_its_gradients_match_f64() {
                 y
             },
         );
+    }
+}
+
+#[test]
+fn the_pull_of_a_convolution_is_its_gradient() {
+    // Flex filters the first two by another method than the others.
+    for (channels, kernel, padding) in [
+        ([32, 35], [3, 3, 3], [0, 1, 1]),
+        ([33, 32], [1, 3, 3], [0, 0, 2]),
+        ([2, 3], [3, 3, 3], [1, 1, 0]),
+        ([18, 16], [3, 1, 1], [0, 0, 0]),
+    ] {
+        let ([inputs, outputs], size) = (channels, [3, 5, 4]);
+        let taps: usize = kernel.iter().product();
+        let out: [usize; 3] = std::array::from_fn(|i| size[i] + 2 * padding[i] + 1 - kernel[i]);
+        let operands = [noise(inputs, 60, 1), noise(outputs, inputs * taps, 2), noise(1, outputs, 3)];
+        let cotangent = noise(outputs, out.iter().product(), 4);
+        for device in devices() {
+            let x: Tensor<4> = operands[0].upload(&device).reshape([inputs, size[0], size[1], size[2]]);
+            let weight: Tensor<5> =
+                operands[1].upload(&device).reshape([outputs, inputs, kernel[0], kernel[1], kernel[2]]);
+            let bias: Tensor<1> = operands[2].upload(&device).reshape([outputs]);
+            let cotangent: Tensor<4> = cotangent.upload(&device).reshape([outputs, out[0], out[1], out[2]]);
+            let wide = |x: Tensor<4>| download(x).iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+            let what = format!("{kernel:?} on {device:?}");
+
+            let leaf = x.clone().autodiff().require_grad();
+            let y = conv3d(leaf.clone(), weight.clone(), Some(bias.clone()), padding);
+            let plain = module::conv3d(x.unsqueeze(), weight.clone(), Some(bias), conv::options(padding));
+            assert_near(&what, &download(y.clone().inner()), &wide(plain.squeeze_dim(0)), 2e-6);
+
+            let mut g = seed(y, cotangent.clone()).backward();
+            let expected = wide(leaf.grad_remove(&mut g).unwrap());
+            let pulled = conv::conv3d_pull(cotangent, weight, padding);
+            assert_near(&format!("pull, {what}"), &download(pulled), &expected, 2e-6);
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
+use crate::ops::conv::filters;
 use crate::ops::kernels::conv::{Shape, backward, forward};
+use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
 fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> Shape {
@@ -11,12 +13,20 @@ fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3])
     Shape { inputs, outputs, size, kernel, padding }
 }
 
+fn is_filtered(weight: &FloatTensor<Flex>) -> bool {
+    filters(weight.shape().dims::<5>())
+}
+
 impl ConvKernel for Flex {
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
-        let shape = shape(&x, &weight, padding);
+        let (shape, filtered) = (shape(&x, &weight, padding), is_filtered(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-        tensor(forward(shape, x.slice(), weight.slice(), bias.slice()), [shape.outputs, t, h, w])
+        let y = match filtered {
+            true => convolve(shape, x.slice(), weight.slice(), false, Some(bias.slice())),
+            false => forward(shape, x.slice(), weight.slice(), bias.slice()),
+        };
+        tensor(y, [shape.outputs, t, h, w])
     }
 
     fn conv_backward(
@@ -25,9 +35,31 @@ impl ConvKernel for Flex {
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let shape = shape(&x, &weight, padding);
+        let (shape, filtered) = (shape(&x, &weight, padding), is_filtered(&weight));
+        let pulled = (filtered && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
+        let wanted = [wanted[0] && !filtered, wanted[1], wanted[2]];
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
-        [d_x.map(|d| x.like(d)), d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
+        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d)));
+        [d_x, d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
+    }
+
+    fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
+        let filtered = is_filtered(&weight);
+        let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
+            (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());
+        let size = std::array::from_fn(|i| output[i] + kernel[i] - 1 - 2 * padding[i]);
+        let shape = Shape { inputs, outputs, size, kernel, padding };
+        let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
+        let x = match filtered {
+            true => convolve(shape.transposed(output), cotangent.slice(), weight.slice(), true, None),
+            false => {
+                let wanted = [true, false, false];
+                let [d_x, ..] = backward(shape, &[], weight.slice(), cotangent.slice(), wanted);
+                d_x.unwrap_or_default()
+            }
+        };
+        let [t, h, w] = size;
+        tensor(x, [inputs, t, h, w])
     }
 }

@@ -1,17 +1,38 @@
 //! Linear layers, with and without a low-rank part.
 
+use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 use half::bf16;
 
 use super::{Values, rounded, tensor};
-use crate::ops::kernels::linear::{self as kernels, Shape};
+use crate::ops::kernels::linear::{self as kernels, Shape, Weight};
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
     let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
     Shape { rows, inputs, outputs }
+}
+
+/// A weight whose elements lie in order, f32 or bf16.
+struct InOrder(FlexTensor);
+
+impl InOrder {
+    fn of(weight: FloatTensor<Flex>) -> Self {
+        match weight.dtype() {
+            DType::BF16 => Self(weight.to_contiguous()),
+            _ => Self(Values::of(weight).0),
+        }
+    }
+
+    fn stored(&self) -> Weight<'_> {
+        let part = self.0.layout().start_offset()..self.0.layout().start_offset() + self.0.layout().num_elements();
+        match self.0.dtype() {
+            DType::BF16 => Weight::Bf16(&self.0.storage::<bf16>()[part]),
+            _ => Weight::F32(&self.0.storage::<f32>()[part]),
+        }
+    }
 }
 
 /// The low-rank part as the kernels take it.
@@ -41,28 +62,22 @@ impl LinearKernel for Flex {
         lora: Option<Lora<FloatTensor<Self>>>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let shape = shape(&x, &weight);
-        let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
+        let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
         let lora = lora.map(LoraValues::of);
         let (y, inner) =
-            kernels::forward(shape, x.slice(), weight.slice(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
+            kernels::forward(shape, x.slice(), weight.stored(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
         let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
 
     fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
         let Shape { rows, inputs, outputs } = shape(&x, &weight);
-        let (x, bias) = (Values::of(x), Values::of(bias));
-        let y = match weight.dtype() {
-            DType::BF16 => {
-                let weight = weight.to_contiguous();
-                let values = &weight.storage::<bf16>()[weight.layout().start_offset()..][..outputs * inputs];
-                row_products::forward(rows, inputs, x.slice(), Stored::Bf16(values), bias.slice())
-            }
-            _ => {
-                let weight = Values::of(weight);
-                row_products::forward(rows, inputs, x.slice(), Stored::F32(weight.slice()), bias.slice())
-            }
+        let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
+        let stored = match weight.stored() {
+            Weight::F32(values) => Stored::F32(values),
+            Weight::Bf16(values) => Stored::Bf16(values),
         };
+        let y = row_products::forward(rows, inputs, x.slice(), stored, bias.slice());
         tensor(y, [rows, outputs])
     }
 
@@ -72,17 +87,17 @@ impl LinearKernel for Flex {
         wanted: [bool; 5],
     ) -> Cotangents<Self, 5> {
         let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
-        let (x, weight, d_y) = (Values::of(saved.x), Values::of(saved.weight), Values::of(d_y));
+        let (x, weight, d_y) = (Values::of(saved.x), InOrder::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
         let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
         let [d_x, d_weight, d_bias, d_down, d_up] =
-            kernels::backward(shape, x.slice(), weight.slice(), parts, d_y.slice(), wanted);
+            kernels::backward(shape, x.slice(), weight.stored(), parts, d_y.slice(), wanted);
         let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
             d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
         };
         [
             d_x.map(|d| rounded(x.like(d), dtype)),
-            d_weight.map(|d| rounded(weight.like(d), dtype)),
+            d_weight.map(|d| rounded(tensor(d, [shape.outputs, shape.inputs]), dtype)),
             d_bias.map(|d| tensor(d, [shape.outputs])),
             like_lora(d_down, |lora| &lora.down),
             like_lora(d_up, |lora| &lora.up),

@@ -1,8 +1,10 @@
 //! `x W^T + b + scale * (x A^T) B^T` and its gradients, as products that add into one result.
 
+use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
+use super::narrow_products::{By, Narrow};
 use super::norm::backward_shift;
 
 /// Sizes of one layer.
@@ -14,6 +16,15 @@ pub struct Shape {
     pub inputs: usize,
     /// Columns of the result.
     pub outputs: usize,
+}
+
+/// The weight `[outputs, inputs]`, row-major, as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Weight<'a> {
+    /// As products are taken.
+    F32(&'a [f32]),
+    /// Widened in pieces, never as a whole.
+    Bf16(&'a [bf16]),
 }
 
 /// The low-rank part.
@@ -42,6 +53,10 @@ impl Shape {
         View::new(weight, self.outputs, self.inputs)
     }
 
+    fn narrow<'a>(&self, values: &'a [bf16]) -> Narrow<'a> {
+        Narrow { values, outputs: self.outputs, inputs: self.inputs }
+    }
+
     fn a<'a>(&self, lora: Lora<'a>) -> View<'a> {
         View::new(lora.a, lora.rank, self.inputs)
     }
@@ -52,13 +67,18 @@ impl Shape {
 }
 
 /// The result, and `x A^T` if there is a low-rank part.
-pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
         y.par_chunks_mut(shape.outputs).for_each(|row| row.copy_from_slice(bias));
     }
+    if let Weight::Bf16(weight) = weight {
+        shape.narrow(weight).add_product(x, By::Transpose, &mut y);
+    }
     let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
-    out.product(shape.x(x), shape.weight(weight).t(), 1.0, true, Threads::All);
+    if let Weight::F32(weight) = weight {
+        out.product(shape.x(x), shape.weight(weight).t(), 1.0, true, Threads::All);
+    }
     let Some(lora) = lora else { return (y, Vec::new()) };
     let inner = product(shape.rows, lora.rank, shape.x(x), shape.a(lora).t(), 1.0);
     out.product(View::new(&inner, shape.rows, lora.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
@@ -69,7 +89,7 @@ pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32], lora: Opti
 pub fn backward(
     shape: Shape,
     x: &[f32],
-    weight: &[f32],
+    weight: Weight,
     lora: Option<(Lora, &[f32])>,
     d_y: &[f32],
     wanted: [bool; 5],
@@ -81,7 +101,14 @@ pub fn backward(
         .filter(|_| wanted[0] || wanted[3])
         .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
     let d_x = wanted[0].then(|| {
-        let mut d_x = product(rows, inputs, d, shape.weight(weight), 1.0);
+        let mut d_x = match weight {
+            Weight::F32(weight) => product(rows, inputs, d, shape.weight(weight), 1.0),
+            Weight::Bf16(weight) => {
+                let mut d_x = vec![0.0; rows * inputs];
+                shape.narrow(weight).add_product(d_y, By::Itself, &mut d_x);
+                d_x
+            }
+        };
         if let Some((lora, d_inner)) = &d_inner {
             let d_inner = View::new(d_inner, rows, lora.rank);
             ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);

@@ -7,7 +7,8 @@
 //! replace only the run-time choice, one macro here, and in return every loop would be written in its vector type; the
 //! loops as they are were measured against PyTorch (`benches/speed.rs` of roll-cli). They are fused: one pass over memory
 //! does what several calls of a vector library would. Products of matrices, where a library is the better choice, go
-//! through `gemm` ([`matrix`]).
+//! through `gemm` ([`matrix`]), but where an operand is made in the order in which the inner loop reads it: by Winograd's
+//! transforms ([`winograd`]), or by widening bf16 ([`narrow_products`]). `gemm` would arrange it once more.
 
 pub mod activation;
 pub mod attention;
@@ -18,8 +19,11 @@ pub mod decode;
 mod geometry;
 pub mod linear;
 pub mod matrix;
+pub mod narrow_products;
 pub mod norm;
 pub mod rope;
 pub mod row_products;
 pub mod rows;
 pub mod simd;
+mod tile;
+pub mod winograd;

@@ -33,9 +33,8 @@ pub fn conv(
 /// Cotangent of the input of [`conv`] with stride 1, given that of its value. Needs neither the input nor the value: the
 /// convolution with the kernel turned round.
 pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
-    let [_, _, kt, kh, kw] = kernel.dims();
-    let turned = as_of(kernel, &cotangent).flip([2, 3, 4]).swap_dims(0, 1);
-    ops::conv3d(cotangent, turned, None, [kt - 1, kh - 1 - padding[0], kw - 1 - padding[1]])
+    let kernel = as_of(kernel, &cotangent);
+    ops::conv3d_pull(cotangent, kernel, [0, padding[0], padding[1]])
 }
 
 /// A weight in the dtype of `x`.

@@ -1,0 +1,99 @@
+//! The inner loop of products of packed matrices: six rows and sixteen columns of the result stay in registers while the
+//! operands pass by.
+
+use super::simd::{self, MulAdd};
+
+/// Rows of a tile of the result. With [`COLUMNS`] they are twelve registers of sums, which leaves room for the operands.
+pub const ROWS: usize = 6;
+/// Columns of a tile: two registers of eight.
+pub const COLUMNS: usize = 16;
+/// Numbers of a tile.
+pub const SUMS: usize = ROWS * COLUMNS;
+/// Products of one sum between two visits to memory: what they read on the right (18 KiB) stays in the first cache.
+pub const DEEP: usize = 288;
+
+/// Adds to the sums, or sets them, the product of `left` `[ROWS, steps]`, which lies step by step, and `right`
+/// `[steps, COLUMNS]`.
+pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+    #[cfg(target_arch = "x86_64")]
+    if simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { wide(left, right, sums, add) };
+    }
+    #[cfg(target_arch = "aarch64")]
+    plain::<simd::Fused>(left, right, sums, add);
+    #[cfg(not(target_arch = "aarch64"))]
+    plain::<simd::Separate>(left, right, sums, add);
+}
+
+/// In vector registers by name: the compiler does not keep so many sums in them by itself.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_setzero_ps, _mm256_storeu_ps,
+    };
+    // They are needed last, and may lie in a slower cache.
+    for row in sums.chunks_exact(COLUMNS) {
+        _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
+    }
+    let mut all = [[_mm256_setzero_ps(); 2]; ROWS];
+    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+        // SAFETY: sixteen numbers are two times eight.
+        let (low, high) = unsafe { (_mm256_loadu_ps(columns.as_ptr()), _mm256_loadu_ps(columns.as_ptr().add(8))) };
+        for o in 0..ROWS {
+            let value = _mm256_broadcast_ss(&left[o]);
+            all[o][0] = _mm256_fmadd_ps(value, low, all[o][0]);
+            all[o][1] = _mm256_fmadd_ps(value, high, all[o][1]);
+        }
+    }
+    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(COLUMNS)) {
+        for (all, sums) in all.iter().zip(sums.chunks_exact_mut(8)) {
+            // SAFETY: the chunk has eight numbers.
+            unsafe {
+                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(sums.as_ptr()), *all) } else { *all };
+                _mm256_storeu_ps(sums.as_mut_ptr(), sum);
+            }
+        }
+    }
+}
+
+/// The same sums on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+pub fn plain<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+    let mut all = [[0.0f32; COLUMNS]; ROWS];
+    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+        for o in 0..ROWS {
+            for l in 0..COLUMNS {
+                all[o][l] = M::mul_add(left[o], columns[l], all[o][l]);
+            }
+        }
+    }
+    for (all, sum) in all.iter().flatten().zip(sums) {
+        *sum = if add { *sum + all } else { *all };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_without_vector_registers_are_near() {
+        let steps = 50;
+        let left: Vec<f32> = (0..steps * ROWS).map(|i| (i as f32 * 0.37).sin()).collect();
+        let right: Vec<f32> = (0..steps * COLUMNS).map(|i| (i as f32 * 0.61).cos()).collect();
+        let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
+        for add in [false, true] {
+            accumulate(&left, &right, &mut fast, add);
+            plain::<simd::Separate>(&left, &right, &mut slow, add);
+            for (i, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
+                let product = |k: usize| f64::from(left[k * ROWS + i / COLUMNS] * right[k * COLUMNS + i % COLUMNS]);
+                let expected = f64::from(1 + u8::from(add)) * (0..steps).map(product).sum::<f64>();
+                assert!((f64::from(*fast) - expected).abs() < 1e-5, "{fast}, {expected}");
+                assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Winograd's transforms of kernels, patches and sums.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m256;
+
+use super::{Grid, OUT, PLACES, Run, TILES};
+use crate::ops::kernels::simd::{self, MulAdd, vectorised};
+
+vectorised! {
+    /// `G g G^T` of eight kernels, of which the first [`OUT`] are written, place by place, `apart` from each other.
+    fn kernel_transform(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) = kernel_transform_body
+}
+
+#[inline(always)]
+fn kernel_transform_body<M: MulAdd>(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) {
+    let mut down = [[[0.0f32; 8]; 3]; 4];
+    for c in 0..3 {
+        for l in 0..8 {
+            let [a, b, d] = [g[c][l], g[3 + c][l], g[6 + c][l]];
+            let outer = 0.5 * (a + d);
+            down[0][c][l] = a;
+            down[1][c][l] = outer + 0.5 * b;
+            down[2][c][l] = outer - 0.5 * b;
+            down[3][c][l] = d;
+        }
+    }
+    for (r, down) in down.iter().enumerate() {
+        let mut across = [[0.0f32; 8]; 4];
+        for l in 0..8 {
+            let [a, b, d] = [down[0][l], down[1][l], down[2][l]];
+            let outer = 0.5 * (a + d);
+            across[0][l] = a;
+            across[1][l] = outer + 0.5 * b;
+            across[2][l] = outer - 0.5 * b;
+            across[3][l] = d;
+        }
+        for (c, across) in across.iter().enumerate() {
+            out[(4 * r + c) * apart..][..OUT].copy_from_slice(&across[..OUT]);
+        }
+    }
+}
+
+/// Columns that a panel of neighbours sees.
+const SPAN: usize = 2 * TILES + 2;
+
+/// `B^T d B` of the patches of a run, place by place, `apart` from each other.
+pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
+    let mut edges = [[0.0; SPAN]; 4];
+    let mut seen = [&[0.0; SPAN]; 4];
+    for (i, (seen, edge)) in seen.iter_mut().zip(&mut edges).enumerate() {
+        let row = (2 * run.at[0] + i).checked_sub(grid.padding[0]).filter(|row| *row < grid.input[0]);
+        if let Some(row) = row {
+            *seen = span(&plane[row * grid.input[1]..][..grid.input[1]], 2 * run.at[1], grid.padding[1], edge);
+        }
+    }
+    if run.count == TILES {
+        return whole_patches(seen, out, apart);
+    }
+    let mut all = [0.0; PLACES * TILES];
+    whole_patches(seen, &mut all, TILES);
+    for (place, tiles) in all.chunks_exact(TILES).enumerate() {
+        out[place * apart + run.lane..][..run.count].copy_from_slice(&tiles[..run.count]);
+    }
+}
+
+/// The columns from `start` on of a row that has `left` zeros before it, and zeros behind it. Where they reach beyond the
+/// row they are put together in `edge`, which is zero.
+#[inline(always)]
+fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
+    let inside = start.checked_sub(left).and_then(|from| row.get(from..)?.first_chunk());
+    if let Some(inside) = inside {
+        return inside;
+    }
+    let before = left.saturating_sub(start).min(SPAN);
+    let from = (start + before - left).min(row.len());
+    let count = (SPAN - before).min(row.len() - from);
+    edge[before..before + count].copy_from_slice(&row[from..from + count]);
+    edge
+}
+
+/// The patches of a panel, of which these are the rows.
+pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { patches_wide(seen, out, apart) };
+    }
+    patches_plain(seen, out, apart);
+}
+
+/// In vector registers by name: the compiler moves numbers that lie two apart one by one.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    use std::arch::x86_64::{
+        _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_sub_ps,
+    };
+    for half in [0, HALF] {
+        // The columns combined, of eight neighbours from a place on.
+        let down = |from: usize| -> [__m256; 4] {
+            let load = |row: &[f32; SPAN]| {
+                let row = &row[2 * half + from..][..HALF];
+                // SAFETY: these are eight numbers.
+                unsafe { _mm256_loadu_ps(row.as_ptr()) }
+            };
+            let [a, b, c, d] = [load(seen[0]), load(seen[1]), load(seen[2]), load(seen[3])];
+            [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)]
+        };
+        let (first, second) = ([down(0), down(8)], [down(2), down(10)]);
+        // Pairs come in the order 0, 2, 1, 3.
+        let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
+        for r in 0..4 {
+            let ([low, high], [low_2, high_2]) = ([first[0][r], first[1][r]], [second[0][r], second[1][r]]);
+            let a = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
+            let b = _mm256_shuffle_ps::<0b11_01_11_01>(low, high);
+            let c = _mm256_shuffle_ps::<0b10_00_10_00>(low_2, high_2);
+            let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
+            let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
+            for (c, across) in across.into_iter().enumerate() {
+                let out = &mut out[(4 * r + c) * apart + half..][..HALF];
+                // SAFETY: these are eight numbers.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), in_order(across)) };
+            }
+        }
+    }
+}
+
+/// Numbers of a register.
+#[cfg(target_arch = "x86_64")]
+const HALF: usize = TILES / 2;
+
+/// The same numbers on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+    let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
+    for l in 0..TILES {
+        let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(seen.map(|row| row[2 * l + i])));
+        for r in 0..4 {
+            for (c, value) in combined(down.map(|down| down[r])).into_iter().enumerate() {
+                out[(4 * r + c) * apart + l] = value;
+            }
+        }
+    }
+}
+
+/// `A^T m A` plus the bias for a panel of sums, whose places are `apart` from each other: both rows of its tiles.
+pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    #[cfg(target_arch = "x86_64")]
+    if simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { results_wide(sums, apart, bias) };
+    }
+    results_plain(sums, apart, bias)
+}
+
+/// In vector registers by name, as [`patches_wide`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    use std::arch::x86_64::{
+        _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+        _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+    let mut rows = [[0.0; 2 * TILES]; 2];
+    let bias = _mm256_set1_ps(bias);
+    for half in [0, HALF] {
+        let mut up = [[_mm256_setzero_ps(); 4]; 2];
+        for c in 0..4 {
+            let mut m = [_mm256_setzero_ps(); 4];
+            for (r, m) in m.iter_mut().enumerate() {
+                let sums = &sums[(4 * r + c) * apart + half..][..HALF];
+                // SAFETY: these are eight numbers.
+                *m = unsafe { _mm256_loadu_ps(sums.as_ptr()) };
+            }
+            [up[0][c], up[1][c]] = two_of_four(m);
+        }
+        for (up, row) in up.into_iter().zip(&mut rows) {
+            let [left, right] = two_of_four(up);
+            let [left, right] = [_mm256_add_ps(left, bias), _mm256_add_ps(right, bias)];
+            let (low, high) = (_mm256_unpacklo_ps(left, right), _mm256_unpackhi_ps(left, right));
+            let row = &mut row[2 * half..][..2 * HALF];
+            // SAFETY: these are sixteen numbers.
+            unsafe {
+                _mm256_storeu_ps(row.as_mut_ptr(), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(row.as_mut_ptr().add(HALF), _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
+    }
+    rows
+}
+
+/// `A^T m`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
+    use std::arch::x86_64::{_mm256_add_ps, _mm256_sub_ps};
+    [_mm256_add_ps(_mm256_add_ps(m[0], m[1]), m[2]), _mm256_sub_ps(_mm256_sub_ps(m[1], m[2]), m[3])]
+}
+
+/// The same numbers on any processor.
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+    let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];
+    let mut rows = [[0.0; 2 * TILES]; 2];
+    for l in 0..TILES {
+        let up: [[f32; 2]; 4] = std::array::from_fn(|c| combined([0, 4, 8, 12].map(|r| sums[(r + c) * apart + l])));
+        for (r, row) in rows.iter_mut().enumerate() {
+            let [left, right] = combined(up.map(|up| up[r]));
+            [row[2 * l], row[2 * l + 1]] = [left + bias, right + bias];
+        }
+    }
+    rows
+}
