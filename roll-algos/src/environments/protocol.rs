@@ -4,7 +4,7 @@ use roll_core::{Environment, Error, Observation, Transition};
 use serde_json::{Value, json};
 
 /// Whoever plays episodes in JSON. An error of the first two says in words what went wrong.
-pub trait Peer {
+pub trait Peer: Send {
     /// Begins an episode.
     fn begin(&mut self, seed: u64, told: &mut Told) -> Result<Observation, String>;
     /// Acts in it.

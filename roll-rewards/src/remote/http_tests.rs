@@ -4,6 +4,7 @@
 use std::io::{BufRead, Write};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
