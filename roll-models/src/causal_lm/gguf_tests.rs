@@ -23,7 +23,7 @@ fn random(config: &LmConfig) -> StateDict {
     let weights = config.weights().into_iter();
     weights
         .map(|(name, shape)| {
-            let values = (0..shape.iter().product()).map(|_| draw()).collect();
+            let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw()).collect();
             (name, Tensor::new(values, shape).unwrap())
         })
         .collect()
