@@ -9,7 +9,7 @@ use roll_core::{
 use super::NAME;
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
-use super::critic::Critic;
+use super::critic::{Critic, Lesson};
 use super::kl::KlController;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
@@ -243,9 +243,9 @@ impl AgenticPpo {
 
         watch.begin(TRAIN, None)?;
         if let Some(valued) = &prepared.valued {
-            let (returns, mask) = (&prepared.returns, &prepared.whole.response);
-            let samples = &prepared.samples;
-            report.applied = critic.fit(&self.config, ctx, samples, valued, returns, mask, &mut report.metrics)?;
+            let lesson =
+                Lesson { samples: &prepared.samples, returns: &prepared.returns, mask: &prepared.whole.response };
+            report.applied = critic.fit(&self.config, ctx, valued, &lesson, &mut report.metrics)?;
         }
         if prepared.valued.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;

@@ -147,29 +147,29 @@ impl Critic {
         Ok(Valued { values, wanted: wanted.clone(), features })
     }
 
-    /// Moves the values of the tokens `mask` toward `returns`. Returns whether the critic changed: a gradient that is not
-    /// finite leaves it as it was.
-    #[allow(clippy::too_many_arguments)]
+    /// Moves values toward the returns. Returns whether the critic changed: a gradient that is not finite leaves it as it
+    /// was.
     pub(super) fn fit(
         &mut self,
         config: &AgenticPpoConfig,
         ctx: &StepContext<'_>,
-        samples: &[Sample],
         valued: &Valued,
-        returns: &Grid,
-        mask: &Mask,
+        lesson: &Lesson<'_>,
         metrics: &mut BTreeMap<String, f64>,
     ) -> Result<bool> {
         let Some(head) = &mut self.head else { return Ok(false) };
         let ranks = ctx.strategy.communicator();
-        let goal = Goal { config, valued, returns, mask, totals: Totals::of_responses(mask) };
-        let own_parts = parts(config, ranks, samples)?;
+        let goal = Goal { config, valued, lesson, totals: Totals::of_responses(lesson.mask) };
+        let own_parts = match self.adapters {
+            Some(_) => parts(config, ranks, lesson.samples)?,
+            None => Vec::new(),
+        };
         let mut seen: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
             let (mut sums, mut d_adapters) = (vec![0.0; TOLD + head.dim() + 1], Vec::new());
             match (&valued.features, &mut self.adapters) {
                 (Some(features), _) => {
-                    let own_rows = share(ranks, mask.rows());
+                    let own_rows = share(ranks, lesson.mask.rows());
                     add(&mut sums, &goal.of(head, features, |b| own_rows.contains(&b)).parts);
                 }
                 (None, Some(adapters)) => {
@@ -210,6 +210,14 @@ impl Critic {
     }
 }
 
+/// What a step teaches the critic.
+pub(super) struct Lesson<'a> {
+    pub(super) samples: &'a [Sample],
+    pub(super) returns: &'a Grid,
+    /// The tokens that count.
+    pub(super) mask: &'a Mask,
+}
+
 /// Numbers that are told of a pass, before the gradient of the head.
 const TOLD: usize = 4;
 
@@ -217,9 +225,7 @@ const TOLD: usize = 4;
 struct Goal<'a> {
     config: &'a AgenticPpoConfig,
     valued: &'a Valued,
-    returns: &'a Grid,
-    /// The tokens that count.
-    mask: &'a Mask,
+    lesson: &'a Lesson<'a>,
     /// Of all samples of all ranks: what single parts give adds up.
     totals: Totals,
 }
@@ -235,12 +241,13 @@ struct Judged {
 impl Goal<'_> {
     /// The loss of what `head` says of `features`, over the samples `own`.
     fn of(&self, head: &ValueHead, features: &Features, own: impl Fn(usize) -> bool) -> Judged {
-        let own = self.mask.rows_where(own);
+        let Lesson { returns, mask, .. } = *self.lesson;
+        let own = mask.rows_where(own);
         let mut values = Grid::filled(own.rows(), own.columns(), 0.0);
         for ((b, t), value) in features.cells.iter().zip(head.values(features)) {
             values.row_mut(*b)[*t] = value;
         }
-        let loss = value_loss(&values, &self.valued.values, self.returns, &own, self.config.value_clip, self.totals);
+        let loss = value_loss(&values, &self.valued.values, returns, &own, self.config.value_clip, self.totals);
         let d_values: Vec<f64> = features.cells.iter().map(|(b, t)| loss.d_values.row(*b)[*t]).collect();
         let mean = Aggregation::SeqMeanTokenMean.of(&values.masked(&own), &own, self.totals);
         let mut parts = vec![loss.value, loss.error, loss.clip_fraction, mean];
