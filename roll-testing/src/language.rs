@@ -230,40 +230,26 @@ impl LanguageModel for Bigram {
     }
 }
 
-/// Hidden states of a [`Bigram`] and, added to them, what it has learnt of each character: a row of its parameters.
-struct Branch {
-    specs: Vec<ParameterSpec>,
-    rows: Vec<f32>,
-    gradients: Arc<Mutex<Vec<f32>>>,
-}
-
-impl Default for Branch {
-    fn default() -> Self {
-        let (specs, zeros) = (vec![ParameterSpec { name: "rows".into(), shape: vec![V, V] }], vec![0.0; V * V]);
-        Self { specs, gradients: Arc::new(Mutex::new(zeros.clone())), rows: zeros }
-    }
-}
+/// Hidden states of a [`Bigram`] and, added to them, what it has learnt of each character: a row of the parameters of
+/// another one, which are zeros at first.
+#[derive(Default)]
+struct Branch(Bigram);
 
 impl Model for Branch {
     fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
+        self.0.parameters()
     }
 
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.rows);
-        Ok(())
+        self.0.read_parameters(out)
     }
 
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.rows.copy_from_slice(values);
-        Ok(())
+        self.0.write_parameters(values)
     }
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        for (to, g) in add_into.iter_mut().zip(self.gradients.lock().unwrap().iter_mut()) {
-            *to += std::mem::take(g);
-        }
-        Ok(())
+        self.0.take_gradients(add_into)
     }
 
     fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
@@ -271,21 +257,21 @@ impl Model for Branch {
     }
 
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Ok(BTreeMap::new())
+        self.0.export_adapter()
     }
 
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-        Ok(())
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.0.import_adapter(files)
     }
 }
 
 impl LanguageModel for Branch {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Bigram::new().tokenize(text)
+        self.0.tokenize(text)
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        Bigram::new().detokenize(tokens)
+        self.0.detokenize(tokens)
     }
 
     fn generate(&mut self, _prompts: &[Vec<u32>], _sampling: &Sampling) -> Result<Vec<Generation>> {
@@ -296,14 +282,14 @@ impl LanguageModel for Branch {
         let states = last_read(tokens, mask)?;
         let mut values = states.to_f32_vec();
         for (i, id) in read(tokens, mask)? {
-            values[i * V..][..V].iter_mut().zip(&self.rows[id * V..]).for_each(|(state, learnt)| *state += learnt);
+            values[i * V..][..V].iter_mut().zip(&self.0.logits[id * V..]).for_each(|(state, learnt)| *state += learnt);
         }
         Tensor::new(values, states.shape())
     }
 
     fn record_hidden_states(&mut self, tokens: &Tensor, mask: &Tensor) -> Result<(Tensor, Pullback)> {
         let (states, read) = (self.hidden_states(tokens, mask, Adapter::On)?, read(tokens, mask)?);
-        let gradients = self.gradients.clone();
+        let gradients = self.0.gradients.clone();
         let pullback = Pullback::new(move |cotangent: &Tensor| {
             let (d, mut gradients) = (cotangent.f32s()?, gradients.lock().unwrap());
             for (i, id) in read {
