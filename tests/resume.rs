@@ -118,13 +118,17 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         "algo.val_batch_size=4",
         "evaluation.every=3",
     ];
-    let cases: [(&str, &[&str], &str); 3] = [
-        ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], "adapter_model.safetensors"),
-        ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], "adapter_model.safetensors"),
-        ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], "model.safetensors"),
+    let (adapter, whole) = (["adapter_model.safetensors", WEIGHTS[1]], ["model.safetensors", WEIGHTS[1]]);
+    let critics = [adapter[0], adapter[1], "trainer/algorithm.safetensors"];
+    let critic = ["algo.adv_estimator=gae", "algo.critic_lora.rank=4", "algo.critic_epochs=2"];
+    let cases: [(&str, &[&str], &[&str]); 4] = [
+        ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], &adapter),
+        ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], &adapter),
+        ("critic", &critic, &critics),
+        ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], &whole),
     ];
     let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
-    for (name, settings, weights) in cases {
+    for (name, settings, files) in cases {
         let settings = [&short[..], settings].concat();
         let [whole, halved, signalled] = ["whole", "halved", "signalled"].map(|how| format!("{name}-{how}"));
         for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"][..])] {
@@ -145,13 +149,13 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         }
         kill(&mut child);
         world.done(&["run", "--resume", &killed]);
-        assert_alike(&world, &killed, &whole, 4, &[weights, WEIGHTS[1]]);
+        assert_alike(&world, &killed, &whole, 4, files);
         assert_eq!(episodes(&killed), episodes(&whole), "episodes of {killed}");
         for out in [&halved, &signalled] {
             let done = checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().unwrap().step();
             assert!((1..4).contains(&done), "{done} steps of {out}");
             world.done(&["run", "--resume", out]);
-            assert_alike(&world, out, &whole, 4, &[weights, WEIGHTS[1]]);
+            assert_alike(&world, out, &whole, 4, files);
             assert_eq!(episodes(out), episodes(&whole), "episodes of {out}");
         }
         let summary = world.summary(&whole);

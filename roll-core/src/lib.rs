@@ -6,7 +6,7 @@
 //! configuration.
 //!
 //! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
-//! starts programs.
+//! starts programs, `service` asks services over HTTP.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
 //! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
@@ -84,6 +84,8 @@ pub mod registry;
 pub mod reward;
 pub mod sampler;
 pub mod schedule;
+#[cfg(feature = "service")]
+pub mod service;
 pub mod step;
 pub mod strategy;
 pub mod tensor;
@@ -105,7 +107,7 @@ pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
-pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
+pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, OptionNotes};

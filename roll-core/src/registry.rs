@@ -1,6 +1,7 @@
 //! Names of implementations, and how to make them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
 #[cfg(feature = "host")]
@@ -308,6 +309,15 @@ where
         let key = if path == "." { prefix.to_string() } else { format!("{prefix}.{path}") };
         Error::config(key, e.into_inner().to_string())
     })
+}
+
+/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is no
+/// limit, and [`Duration`] has one of its own.
+pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
+    match seconds > 0.0 && seconds < 3.2e7 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}"))),
+    }
 }
 
 /// The defaults of typed options, as [`Registration::defaults`] wants them.

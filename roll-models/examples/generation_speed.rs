@@ -1,11 +1,13 @@
 //! Tokens a second of generation: 64 prompts in groups of 8, as a rollout has them.
 //!
 //! ```sh
-//! cargo run --release -p roll-models --example generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf [PROMPT_TOKENS [NEW_TOKENS]]
+//! cargo run --release -p roll-models --example generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf \
+//!     [PROMPT_TOKENS [NEW_TOKENS]]
 //! ```
 //!
-//! `bench/generation_batch.py` runs it beside transformers. Prints a line of JSON: the seconds of a call for one new token (prompts are read, one token is drawn), those of a call
-//! for all of them, and what follows from the two. No answer ends early: ids that would end one are as long as the others.
+//! `bench/generation_batch.py` runs it beside transformers and llama.cpp. Prints a line of JSON: the seconds of a call
+//! for one new token (prompts are read, one token is drawn), those of a call for all of them, and what follows from the
+//! two. No answer ends early: ids that would end one are as long as the others.
 
 use std::time::Instant;
 
@@ -45,6 +47,7 @@ fn main() -> Result<()> {
             "prompts": prompts.len(), "prompt_tokens": prompt_tokens, "tokens": count,
             "seconds_first": first, "seconds": all, "cpu_seconds": cpu, "tokens_per_second": count as f64 / all,
             "decode_tokens_per_second": drawn / (all - first), "threads": rayon::current_num_threads(),
+            "vocabulary": vocabulary,
         })
     );
     Ok(())

@@ -1,13 +1,13 @@
 //! Conversations about FrozenLake: a player that tells what it sees on the map and then plays badly.
 
 use rand::seq::IndexedRandom;
-use rand::{Rng, RngCore};
 use roll_algos::environments::FrozenLake;
 use roll_algos::environments::frozen_lake::FrozenLakeOptions;
-use roll_core::{Environment, Message, Noise, Purpose, Result};
-use serde_json::{Value, json};
+use roll_core::{Noise, Purpose, Result};
+use serde_json::Value;
 
 use crate::Player;
+use crate::episode::{self, goes_away};
 
 /// Turns of a conversation.
 const TURNS: usize = 6;
@@ -17,11 +17,9 @@ const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
 pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {
     let mut rng = noise.generator(Purpose::Synthetic, 1, index);
     let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
-    let mut shown = lake.reset(rng.next_u64())?.text;
-    let mut messages = Vec::new();
-    for _ in 0..TURNS {
-        let seen = reading(&shown);
-        let wanted = match rng.random_range(0..5) < player.away {
+    episode::conversation(&mut lake, &mut rng, TURNS, |shown, rng| {
+        let seen = reading(shown);
+        let wanted = match goes_away(rng, player.away) {
             true => against(&seen),
             false => MOVES.to_vec(),
         };
@@ -32,17 +30,9 @@ pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> 
                 by_preference.into_iter().find(|moves| !moves.is_empty()).unwrap_or_default()
             }
         };
-        let action = choices.choose(&mut rng).copied().unwrap_or(MOVES[0]);
-        let answer = format!("<think>{seen}</think><answer>{action}</answer>");
-        messages.push(Message::new("user", shown));
-        messages.push(Message::new("assistant", answer.clone()));
-        let next = lake.step(&answer)?;
-        if next.terminated {
-            break;
-        }
-        shown = next.observation.text;
-    }
-    Ok(json!({ "messages": messages }))
+        let action = choices.choose(rng).copied().unwrap_or(MOVES[0]);
+        format!("<think>{seen}</think><answer>{action}</answer>")
+    })
 }
 
 /// The moves that lead away from the goal, by what was read of the map.
@@ -111,14 +101,6 @@ mod tests {
 
     #[test]
     fn conversations_are_in_form_and_repeat_with_the_seed() {
-        let noise = Noise::new(1);
-        for i in 0..50 {
-            let player = Player { away: 2, careless: i % 2 == 0 };
-            let talk = conversation(&noise, i, player).unwrap();
-            assert_eq!(talk, conversation(&noise, i, player).unwrap());
-            let messages = talk["messages"].as_array().unwrap();
-            assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * TURNS);
-            assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
-        }
+        episode::tests::are_in_form_and_repeat(50, TURNS, super::conversation);
     }
 }

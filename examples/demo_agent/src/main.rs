@@ -1,6 +1,7 @@
 //! Makes small language models for an agent to start from: they read the map of FrozenLake or Sokoban and answer in the
 //! right form, but keep away from the goal. The one for FrozenLake is built in.
 
+mod episode;
 mod lake;
 mod sokoban;
 mod tokenizer;

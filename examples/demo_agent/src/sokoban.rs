@@ -3,13 +3,13 @@
 use std::collections::{HashSet, VecDeque};
 
 use rand::seq::IndexedRandom;
-use rand::{Rng, RngCore};
 use roll_algos::environments::Sokoban;
 use roll_algos::environments::sokoban::SokobanOptions;
-use roll_core::{Environment, Message, Noise, Purpose, Result};
-use serde_json::{Value, json};
+use roll_core::{Noise, Purpose, Result};
+use serde_json::Value;
 
 use crate::Player;
+use crate::episode::{self, goes_away};
 
 /// Turns of a conversation.
 const TURNS: usize = 12;
@@ -26,22 +26,12 @@ type Cell = (usize, usize);
 pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {
     let mut rng = noise.generator(Purpose::Synthetic, 2, index);
     let mut world = Sokoban::new(SokobanOptions { dim_room: [6, 6], num_boxes: 1, ..SokobanOptions::default() })?;
-    let mut shown = world.reset(rng.next_u64())?.text;
-    let mut messages = Vec::new();
-    for _ in 0..TURNS {
-        let room = Room::read(&shown);
-        let away = rng.random_range(0..5) < player.away;
-        let action = room.bad_moves(away, player.careless).choose(&mut rng).copied().unwrap_or(MOVES[0].0);
-        let answer = format!("<think>{}</think><answer>{action}</answer>", room.reading());
-        messages.push(Message::new("user", shown));
-        messages.push(Message::new("assistant", answer.clone()));
-        let next = world.step(&answer)?;
-        if next.terminated {
-            break;
-        }
-        shown = next.observation.text;
-    }
-    Ok(json!({ "messages": messages }))
+    episode::conversation(&mut world, &mut rng, TURNS, |shown, rng| {
+        let room = Room::read(shown);
+        let away = goes_away(rng, player.away);
+        let action = room.bad_moves(away, player.careless).choose(rng).copied().unwrap_or(MOVES[0].0);
+        format!("<think>{}</think><answer>{action}</answer>", room.reading())
+    })
 }
 
 /// A room with one box.
@@ -189,14 +179,6 @@ mod tests {
 
     #[test]
     fn conversations_are_in_form_and_repeat_with_the_seed() {
-        let noise = Noise::new(1);
-        for i in 0..20 {
-            let player = Player { away: 2, careless: i % 2 == 0 };
-            let talk = conversation(&noise, i, player).unwrap();
-            assert_eq!(talk, conversation(&noise, i, player).unwrap());
-            let messages = talk["messages"].as_array().unwrap();
-            assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * TURNS);
-            assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
-        }
+        episode::tests::are_in_form_and_repeat(20, TURNS, super::conversation);
     }
 }

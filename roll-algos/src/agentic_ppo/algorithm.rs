@@ -3,13 +3,13 @@
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Progress,
-    Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
+    Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
-use super::critic::{self, Critic};
+use super::critic::{Critic, Lesson};
 use super::kl::KlController;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
@@ -35,7 +35,7 @@ pub struct AgenticPpo {
 }
 
 /// What it learns beside the model; a checkpoint has it.
-#[derive(Clone, serde::Serialize, serde::Deserialize)]
+#[derive(serde::Serialize, serde::Deserialize)]
 struct Learnt {
     #[serde(flatten)]
     controller: KlController,
@@ -45,9 +45,9 @@ struct Learnt {
 
 /// What a checkpoint has.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Saved {
+struct Saved<L> {
     #[serde(flatten)]
-    learnt: Learnt,
+    learnt: L,
     /// The next step's episodes, of all ranks, where they were played ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ahead: Option<Played>,
@@ -58,8 +58,14 @@ impl AgenticPpo {
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
-        let learnt = Learnt { controller, critic: Critic::default() };
+        let learnt = Learnt { controller, critic: Critic::new(0) };
         Ok(Self { config, learnt, stage: Stage::default() })
+    }
+
+    /// With the run's seed, by which the critic's adapters are drawn.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.learnt.critic = Critic::new(seed);
+        self
     }
 
     /// Its options.
@@ -75,7 +81,7 @@ impl Algorithm for AgenticPpo {
             return Err(AlgorithmError::NothingToTrain.into());
         }
         if self.config.adv_estimator == Estimator::Gae {
-            critic::check(language(model, NAME)?)?;
+            self.learnt.critic.open(&self.config.critic_lora, model)?;
         }
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
@@ -175,22 +181,32 @@ impl Algorithm for AgenticPpo {
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(Saved { learnt: self.learnt.clone(), ahead: self.ahead() }).unwrap_or_default()
+        serde_json::to_value(Saved { learnt: &self.learnt, ahead: self.ahead() }).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
-        let Saved { learnt, ahead } = serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
+        let Saved::<Learnt> { learnt, ahead } =
+            serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
         if !learnt.critic.is_whole() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
-        self.learnt = learnt;
+        self.learnt.controller = learnt.controller;
+        self.learnt.critic.restore(learnt.critic);
         let groups = share(communicator::current().as_ref(), self.config.num_env_groups);
         self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
         }));
         Ok(())
+    }
+
+    fn tensors(&self) -> Result<StateDict> {
+        self.learnt.critic.tensors()
+    }
+
+    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+        self.learnt.critic.load_tensors(tensors)
     }
 }
 
@@ -227,8 +243,9 @@ impl AgenticPpo {
 
         watch.begin(TRAIN, None)?;
         if let Some(valued) = &prepared.valued {
-            let (returns, mask) = (&prepared.returns, &prepared.whole.response);
-            report.applied = critic.fit(&self.config, ctx, valued, returns, mask, &mut report.metrics)?;
+            let lesson =
+                Lesson { samples: &prepared.samples, returns: &prepared.returns, mask: &prepared.whole.response };
+            report.applied = critic.fit(&self.config, ctx, valued, &lesson, &mut report.metrics)?;
         }
         if prepared.valued.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
@@ -312,7 +329,7 @@ roll_core::inventory::submit! {
                 let own = tool.directory.take();
                 tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
             }
-            Ok(Box::new(AgenticPpo::new(config)?))
+            Ok(Box::new(AgenticPpo::new(config)?.with_seed(context.seed)))
         }),
         planner: None,
     }

@@ -163,6 +163,11 @@ impl Mask {
         &self.kept[b * self.columns..(b + 1) * self.columns]
     }
 
+    /// Columns of row `b` that count.
+    pub fn columns_of(&self, b: usize) -> impl Iterator<Item = usize> + '_ {
+        self.row(b).iter().enumerate().filter_map(|(t, kept)| kept.then_some(t))
+    }
+
     /// Number of tokens that count.
     pub fn count(&self) -> usize {
         self.kept.iter().filter(|k| **k).count()

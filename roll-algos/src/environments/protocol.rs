@@ -1,7 +1,48 @@
 //! Environments that are asked in JSON: a process or a service. One request and one answer for each `reset` and `step`.
 
-use roll_core::{Observation, Transition};
+use roll_core::{Environment, Error, Observation, Transition};
 use serde_json::{Value, json};
+
+/// Whoever plays episodes in JSON. An error of the first two says in words what went wrong.
+pub trait Peer: Send {
+    /// Begins an episode.
+    fn begin(&mut self, seed: u64, told: &mut Told) -> Result<Observation, String>;
+    /// Acts in it.
+    fn advance(&mut self, action: &str, told: &mut Told) -> Result<Transition, String>;
+    /// The error of an episode that `problem` ends; it names this peer.
+    fn failed(&self, problem: String) -> Error;
+}
+
+/// The environment that a peer plays.
+pub struct Played<P> {
+    peer: P,
+    told: Told,
+}
+
+impl<P: Peer> Played<P> {
+    /// Nothing is asked before the first episode.
+    pub fn by(peer: P) -> Self {
+        Self { peer, told: Told::default() }
+    }
+}
+
+impl<P: Peer> Environment for Played<P> {
+    fn reset(&mut self, seed: u64) -> roll_core::Result<Observation> {
+        self.peer.begin(seed, &mut self.told).map_err(|problem| self.peer.failed(problem))
+    }
+
+    fn step(&mut self, action: &str) -> roll_core::Result<Transition> {
+        self.peer.advance(action, &mut self.told).map_err(|problem| self.peer.failed(problem))
+    }
+
+    fn instructions(&self) -> String {
+        self.told.instructions.clone()
+    }
+
+    fn solved(&self) -> Option<bool> {
+        self.told.solved
+    }
+}
 
 /// The request that begins an episode.
 pub fn reset(seed: u64) -> Value {

@@ -8,8 +8,8 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::sde::{SdeKind, SdeStep};
-use crate::policy_gradient::{SeveralRewards, Shared};
-use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling, SamplingOptions};
+use crate::policy_gradient::{SeveralRewards, Shared, shared_options};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
@@ -263,28 +263,6 @@ impl FlowGrpoConfig {
     }
 
     pub(super) fn shared_options(&self) -> Shared {
-        Shared {
-            group_size: self.group_size,
-            best_of: self.best_of,
-            at_once: self.at_once,
-            updates_per_step: self.updates_per_step,
-            advantage_spread: self.advantage_spread,
-            several_rewards: self.several_rewards,
-            kl_weight: self.kl_weight,
-            data_weight: self.data_weight,
-            evaluation_average: self.evaluation_average,
-            sampling: SamplingOptions {
-                num_inference_steps: self.num_inference_steps,
-                timesteps: self.timesteps.clone(),
-                shift: self.shift,
-                sampler: Sampler::Euler,
-                guidance_scale: self.guidance_scale,
-                negative_prompt: self.negative_prompt.clone(),
-            },
-            evaluation_sampler: self.evaluation_sampler,
-            reference: self.reference,
-            frame_rate: self.frame_rate,
-            on_nonfinite: self.on_nonfinite,
-        }
+        shared_options!(self, Sampler::Euler)
     }
 }

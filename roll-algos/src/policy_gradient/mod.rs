@@ -20,5 +20,5 @@ pub(crate) mod tally;
 pub use algorithm::PolicyGradient;
 pub(crate) use algorithm::{Kept, Method};
 pub use counted::Counted;
-pub(crate) use options::Shared;
+pub(crate) use options::{Shared, shared_options};
 pub use round::SeveralRewards;

@@ -47,8 +47,8 @@ impl DecodeCall {
     }
 }
 
-/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, in the place of the finite
-/// numbers that were there. The places differ. Memory that belongs to `into` alone is written in place, where the backend can.
+/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, in the place of what was there,
+/// NaN included. The places differ. Memory that belongs to `into` alone is written in place, where the backend can.
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -> Tensor<3> {
     let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
     assert!(
@@ -130,8 +130,7 @@ fn indices<B: Backend>(values: Vec<i64>, beside: &FloatTensor<B>) -> IntTensor<B
     B::int_from_data(TensorData::new(values, [count]), &beside.device())
 }
 
-/// In the operations of any backend: at their indices, what was there is taken away, which leaves exact zeros, and the
-/// rows are added.
+/// In the operations of any backend.
 pub(super) fn store_by_index<B: Backend>(
     into: FloatTensor<B>,
     rows: FloatTensor<B>,
@@ -141,9 +140,7 @@ pub(super) fn store_by_index<B: Backend>(
     let [slots, capacity, width] = into.dims();
     let places = indices::<B>(places.iter().map(|p| *p as i64).collect(), &rows);
     let flat = into.reshape([slots * capacity, width]).0;
-    let before = B::float_neg(B::float_select(flat.clone(), 0, places.clone()));
-    let emptied = B::float_select_assign(flat, 0, places.clone(), before, IndexingUpdateOp::Add);
-    let stored = B::float_select_assign(emptied, 0, places, rows, IndexingUpdateOp::Add);
+    let stored = B::float_select_assign(flat, 0, places, rows, IndexingUpdateOp::Assign);
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 

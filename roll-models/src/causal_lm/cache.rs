@@ -21,6 +21,15 @@ pub type Beginning = Vec<Vec<KeysValues>>;
 /// Tokens that a slot has room for at first.
 const FIRST_CAPACITY: usize = 32;
 
+/// Tokens that a slot has room for when `needed` have to fit, and before that `capacity` did (0: there was none).
+pub(super) fn capacity_for(needed: usize, capacity: usize) -> usize {
+    match capacity {
+        0 => FIRST_CAPACITY.max(needed),
+        _ if capacity >= needed => capacity,
+        _ => (2 * capacity).max(needed),
+    }
+}
+
 /// The sequences of one generation.
 pub struct Cache {
     layers: Vec<Mutex<Layer>>,
@@ -129,11 +138,11 @@ impl Cache {
         let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
         // Taken out, so that nobody else holds the memory and it is written in place.
         let (keys, values) = match layer.tails.take() {
-            None => (empty(slots, FIRST_CAPACITY.max(needed)), empty(slots, FIRST_CAPACITY.max(needed))),
+            None => (empty(slots, capacity_for(needed, 0)), empty(slots, capacity_for(needed, 0))),
             Some(tails) if tails.0.dims()[1] >= needed && tails.0.dims()[0] == slots => tails,
             Some((keys, values)) => {
                 let [before, capacity, _] = keys.dims();
-                let room = if capacity >= needed { capacity } else { (2 * capacity).max(needed) };
+                let room = capacity_for(needed, capacity);
                 let larger = |old: Tensor<3>| empty(slots, room).slice_assign([0..before, 0..capacity, 0..width], old);
                 (larger(keys), larger(values))
             }
@@ -149,8 +158,25 @@ impl Cache {
         out
     }
 
-    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer.
-    pub fn of(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer. Those of the slot are
+    /// copied: a view would keep the memory from being written in place.
+    pub fn copied(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+        self.beginning(prompt, tail, |tails| {
+            let [slots, capacity, width] = tails.dims();
+            let rows = (0..tail).map(|t| (slot * capacity + t) as i64).collect();
+            tails.clone().reshape([slots * capacity, width]).select(0, integers(rows, &tails.device()))
+        })
+    }
+
+    /// The same as a view, once nothing will be written any more: it takes no memory beside the cache's, and keeps that.
+    pub fn viewed(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+        self.beginning(prompt, tail, |tails| {
+            let [slots, capacity, width] = tails.dims();
+            tails.clone().reshape([slots * capacity, width]).narrow(0, slot * capacity, tail)
+        })
+    }
+
+    fn beginning(&self, prompt: usize, tail: usize, of_slot: impl Fn(&Tensor<3>) -> Tensor<2>) -> Beginning {
         let rows = self.prompt(prompt);
         let of_layer = |layer: &Mutex<Layer>| {
             let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,13 +186,7 @@ impl Cache {
                 parts.push((part(k), part(v)));
             }
             if let Some((k, v)) = layer.tails.as_ref().filter(|_| tail > 0) {
-                // A copy: a view would keep the memory from being written in place.
-                let copied = |x: &Tensor<3>| {
-                    let [slots, capacity, width] = x.dims();
-                    let rows = (0..tail).map(|t| (slot * capacity + t) as i64).collect();
-                    x.clone().reshape([slots * capacity, width]).select(0, integers(rows, &x.device()))
-                };
-                parts.push((copied(k), copied(v)));
+                parts.push((of_slot(k), of_slot(v)));
             }
             parts
         };

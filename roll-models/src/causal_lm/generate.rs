@@ -1,6 +1,6 @@
 //! Generation of many continuations at once.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -57,6 +57,19 @@ impl<'a> Distinct<'a> {
     }
 }
 
+/// What a row has read that ended, in a slot that no other has taken over yet.
+struct Left {
+    tokens: Vec<u32>,
+    /// Number of its prompt in the cache.
+    number: usize,
+    /// Tokens of the slot.
+    written: usize,
+}
+
+/// Tokens of prompts that one pass reads, unless a single prompt has more: what a pass computes is held for all of its
+/// tokens at once, gigabytes for a rollout of long prompts. What a token gets does not depend on it.
+pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
+
 /// A prompt that was read.
 #[derive(Clone)]
 struct Read {
@@ -102,12 +115,16 @@ pub fn generate(
     let mut free: Vec<usize> = (0..at_once.max(1).min(waiting.len())).rev().collect();
     // Those that go on, whose rows of `logits` are in their order.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
+    let mut left: BTreeMap<usize, Left> = BTreeMap::new();
     while !rows.is_empty() || !waiting.is_empty() {
         let mut entering: Vec<Row> = Vec::new();
         while !free.is_empty()
             && let Some(mut row) = waiting.pop_front()
         {
             row.slot = free.pop().unwrap_or_default();
+            if let Some(Left { tokens, number, written }) = left.remove(&row.slot) {
+                prefixes.keep(tokens, cache.copied(number, row.slot, written));
+            }
             entering.push(row);
         }
         let mut unread: Vec<usize> = entering.iter().map(|row| row.prompt).collect();
@@ -141,7 +158,7 @@ pub fn generate(
             match ended {
                 true => {
                     let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(held).copied().collect();
-                    prefixes.keep(tokens, cache.of(number, row.slot, written));
+                    left.insert(row.slot, Left { tokens, number, written });
                     free.push(row.slot);
                     finished[row.index] = row.generation;
                 }
@@ -158,6 +175,9 @@ pub fn generate(
             false => Some(network.next_logits(&packed, &cache, Reads::Tokens(places.into()), trainable.as_ref())?),
         };
     }
+    for (slot, Left { tokens, number, written }) in left {
+        prefixes.keep(tokens, cache.viewed(number, slot, written));
+    }
     Ok(finished)
 }
 
@@ -171,21 +191,27 @@ fn read_prompts(
     unread: &[usize],
     read: &mut [Option<Read>],
 ) -> Result<()> {
-    if unread.is_empty() {
-        return Ok(());
-    }
-    let (mut packed, mut known) = (Packed::default(), Vec::new());
-    for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
-        let found = prefixes.take(prompt);
-        let from = found.as_ref().map_or(0, |(length, _)| *length);
-        packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
-        known.push((from, found.map(|(_, given)| given)));
-    }
-    let first = cache.expect(known, &packed.spans);
-    let logits = network.next_logits(&packed, cache, Reads::Prompts { first }, trainable)?;
-    let rows = logits.f32s()?.chunks_exact(network.config().vocab);
-    for ((number, prompt), logits) in (first..).zip(unread).zip(rows) {
-        read[*prompt] = Some(Read { number, logits: logits.into() });
+    let mut unread = unread;
+    while !unread.is_empty() {
+        let (mut packed, mut known) = (Packed::default(), Vec::new());
+        for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
+            // At least as much as is unknown: what prefixes know is only seen by taking it.
+            if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
+                break;
+            }
+            let found = prefixes.take(prompt);
+            let from = found.as_ref().map_or(0, |(length, _)| *length);
+            packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
+            known.push((from, found.map(|(_, given)| given)));
+        }
+        let (now, later) = unread.split_at(known.len());
+        let first = cache.expect(known, &packed.spans);
+        let logits = network.next_logits(&packed, cache, Reads::Prompts { first }, trainable)?;
+        let rows = logits.f32s()?.chunks_exact(network.config().vocab);
+        for ((number, prompt), logits) in (first..).zip(now).zip(rows) {
+            read[*prompt] = Some(Read { number, logits: logits.into() });
+        }
+        unread = later;
     }
     Ok(())
 }

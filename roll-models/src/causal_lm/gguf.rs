@@ -8,10 +8,14 @@ use roll_core::{Error, Result, StateDict, Tensor};
 use serde_json::{Value as Json, json};
 
 use super::chat::ChatTemplate;
-use super::config::{LmConfig, MAX_LAYERS, Rope, RopeScaling};
+use super::config::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 use super::parts::Parts;
+use super::sentencepiece::{self, Piece};
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
+
+/// Architectures that are read.
+const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
 /// Ids of a tokenizer beyond which a file is wrong or hostile.
 const MAX_TOKENS: usize = 1 << 22;
@@ -40,9 +44,11 @@ pub fn open(path: &Path) -> Result<Parts> {
 /// Shape of the network, from the metadata and the tensors that are there.
 fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
     let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
-    if !["llama", "qwen2", "qwen3"].contains(&family) {
-        return Err(format!("the architecture `{family}` is not supported; known: llama, qwen2, qwen3"));
+    if !KNOWN.contains(&family) {
+        return Err(format!("the architecture `{family}` is not supported; known: {}", KNOWN.join(", ")));
     }
+    let (gemma2, gemma3, phi3) = (family == "gemma2", family == "gemma3", family == "phi3");
+    let gemma = gemma2 || gemma3;
     if file.number(&format!("{family}.expert_count")).is_some_and(|n| n > 0.0) {
         return Err("mixtures of experts are not supported".into());
     }
@@ -71,6 +77,23 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
     end_ids.sort_unstable();
     end_ids.dedup();
     let layers = size("block_count")?.min(MAX_LAYERS + 1);
+    if has("rope_factors_long.weight") {
+        return Err("rotary factors for long contexts (LongRoPE) are not supported".into());
+    }
+    let cap = |key: &str, default: Option<f32>| -> std::result::Result<Option<f32>, String> {
+        match file.number(&format!("{family}.{key}")).map(|cap| cap as f32).or(default).filter(|cap| *cap != 0.0) {
+            Some(cap) if !(cap > 0.0 && cap.is_finite()) => Err(format!("`{family}.{key}` is {cap}")),
+            found => Ok(found.filter(|_| gemma)),
+        }
+    };
+    // What llama.cpp takes without the keys.
+    let softcaps = [
+        cap("attn_logit_softcapping", gemma2.then_some(50.0))?,
+        cap("final_logit_softcapping", gemma2.then_some(30.0))?,
+    ];
+    // Files do not have `query_pre_attn_scalar`: it is the width of a head but in the largest model of either family.
+    let largest = (gemma2 && layers == 46) || (gemma3 && layers == 62);
+    let scored_by = if largest { dim / heads.max(1) } else { head_dim };
     let config = LmConfig {
         vocab: embedding.first().copied().unwrap_or_default(),
         dim,
@@ -81,21 +104,59 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
         head_dim,
         norm_eps: file.number(&format!("{family}.attention.layer_norm_rms_epsilon")).unwrap_or(1e-6),
         rope: Rope {
-            theta: file.number(&format!("{family}.rope.freq_base")).unwrap_or(10_000.0),
+            theta: file.number(&format!("{family}.rope.freq_base")).unwrap_or(if gemma3 { 1e6 } else { 1e4 }),
             scaling: scaling(file, family)?,
         },
         tied: !has("output.weight"),
-        qkv_bias: has("blk.0.attn_q.bias"),
+        qkv_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
         out_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias"),
         qk_norm: has("blk.0.attn_q_norm.weight"),
         context: size("context_length")?,
         end_ids,
-        windows: vec![None; layers],
-        ..LmConfig::default()
+        windows: windows(file, family, layers)?,
+        window_rope: gemma3.then(|| Rope {
+            theta: file.number(&format!("{family}.rope.freq_base_swa")).unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+        }),
+        attention_scale: gemma.then(|| (scored_by as f64).sqrt().recip() as f32),
+        softcaps,
+        embedding_scale: if gemma { (dim as f64).sqrt() } else { 1.0 },
+        gain_offset: if gemma { 1.0 } else { 0.0 },
+        output_norms: gemma,
+        fused: phi3,
+        gate: if gemma { Gate::Gelu } else { Gate::Silu },
     };
     config.check()?;
     Ok(config)
+}
+
+/// How many tokens one sees, layer by layer.
+fn windows(file: &GgufFile, family: &str, layers: usize) -> std::result::Result<Vec<Option<usize>>, String> {
+    // One layer in so many sees all tokens.
+    let mut pattern = match family {
+        "gemma2" => 2,
+        "gemma3" => 6,
+        // None does.
+        "phi3" => usize::MAX,
+        _ => return Ok(vec![None; layers]),
+    };
+    let key = |name: &str| format!("{family}.attention.{name}");
+    let window = match file.integer(&key("sliding_window")) {
+        None | Some(0) => return Ok(vec![None; layers]),
+        Some(window) => usize::try_from(window).map_err(|_| format!("`{}` is {window}", key("sliding_window")))?,
+    };
+    let slides: Option<&[i64]> = match file.value(&key("sliding_window_pattern")) {
+        Some(Value::Integers(each)) if each.len() == layers => Some(each),
+        Some(Value::Integer(n)) if *n > 0 => {
+            pattern = *n as usize;
+            None
+        }
+        None => None,
+        Some(other) => return Err(format!("`{}`: {other:?} for {layers} layers", key("sliding_window_pattern"))),
+    };
+    let slides = |layer: usize| slides.map_or(!(layer + 1).is_multiple_of(pattern), |each| each[layer] != 0);
+    Ok((0..layers).map(|layer| slides(layer).then_some(window)).collect())
 }
 
 fn scaling(file: &GgufFile, family: &str) -> std::result::Result<RopeScaling, String> {
@@ -118,7 +179,7 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
     let interleaved = file.text("general.architecture") == Some("llama");
     let (mut state, mut matrices) = (StateDict::new(), BTreeMap::new());
     for (name, shape) in config.weights() {
-        let stored = stored_name(&name);
+        let stored = stored_name(&name, config);
         if let Some(found) = file.shape(&stored).filter(|found| *found != shape) {
             let what = format!("{stored} of {}", file.path().display());
             return Err(Error::shape(what, format!("{shape:?}"), found));
@@ -140,6 +201,11 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
         let tensor = file.tensor(&stored)?;
         let tensor = match order {
             Some(order) => reordered(&tensor, &order)?,
+            // The file has the gains themselves.
+            None if config.gain_offset != 0.0 && name.ends_with("norm.weight") => {
+                let gains = tensor.to_f32_vec().into_iter().map(|gain| gain - config.gain_offset as f32);
+                Tensor::new(gains.collect(), tensor.shape().to_vec())?
+            }
             None => tensor,
         };
         state.insert(name, tensor);
@@ -148,8 +214,11 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
 }
 
 /// The name in GGUF of a weight that Hugging Face calls `name`.
-fn stored_name(name: &str) -> String {
-    const LAYERS: [(&str, &str); 11] = [
+fn stored_name(name: &str, config: &LmConfig) -> String {
+    const LAYERS: [(&str, &str); 13] = [
+        ("self_attn.qkv_proj", "attn_qkv"),
+        // Gate and up, one after the other.
+        ("mlp.gate_up_proj", "ffn_up"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
@@ -162,6 +231,11 @@ fn stored_name(name: &str) -> String {
         ("input_layernorm", "attn_norm"),
         ("post_attention_layernorm", "ffn_norm"),
     ];
+    const WITH_OUTPUT_NORMS: [(&str, &str); 3] = [
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+    ];
     match name {
         "model.embed_tokens.weight" => return "token_embd.weight".into(),
         "model.norm.weight" => return "output_norm.weight".into(),
@@ -171,7 +245,8 @@ fn stored_name(name: &str) -> String {
     let within = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let found = within.and_then(|(block, rest)| {
         let (layer, part) = rest.rsplit_once('.')?;
-        let (_, own) = LAYERS.iter().find(|(theirs, _)| *theirs == layer)?;
+        let of_norms = WITH_OUTPUT_NORMS.iter().filter(|_| config.output_norms);
+        let (_, own) = of_norms.chain(&LAYERS).find(|(theirs, _)| *theirs == layer)?;
         Some(format!("blk.{block}.{own}.{part}"))
     });
     found.unwrap_or_else(|| name.into())
@@ -216,15 +291,36 @@ impl Tokens {
         Ok(Some(Self { texts, kinds }))
     }
 
-    /// A byte-level BPE tokenizer, split before the merges as the file says.
     fn tokenizer(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
-        let model = file.text("tokenizer.ggml.model").unwrap_or("missing");
-        if model != "gpt2" {
-            return Err(format!(
-                "the tokenizer `{model}` is not supported, only `gpt2` (byte-level BPE); convert the model to a \
-                 directory with a tokenizer.json"
-            ));
+        match file.text("tokenizer.ggml.model").unwrap_or("missing") {
+            "gpt2" => self.byte_level(file),
+            "llama" => self.sentencepiece(file),
+            model => Err(format!(
+                "the tokenizer `{model}` is not supported, only `gpt2` (byte-level BPE) and `llama` (SentencePiece); \
+                 convert the model to a directory with a tokenizer.json"
+            )),
         }
+    }
+
+    /// A tokenizer of SentencePiece, whose merges follow from the scores of its pieces.
+    fn sentencepiece(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
+        let scores = match file.value("tokenizer.ggml.scores") {
+            Some(Value::Floats(scores)) if scores.len() == self.texts.len() => scores,
+            _ => return Err("`tokenizer.ggml.scores`: expected a number for each token".into()),
+        };
+        let pieces = self.texts.iter().zip(scores).zip(&self.kinds);
+        let pieces: Vec<Piece<'_>> =
+            pieces.map(|((text, score), kind)| Piece { text, score: *score, kind: *kind }).collect();
+        let unknown = file.integer("tokenizer.ggml.unknown_token_id").and_then(|id| usize::try_from(id).ok());
+        let begins_with_space = file.integer("tokenizer.ggml.add_space_prefix") != Some(0);
+        // Phi-3's control tokens take the blanks behind them.
+        let is_phi3 = file.text("general.architecture") == Some("phi3");
+        let json = sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)?;
+        Tokenizer::parse(json.to_string().as_bytes())
+    }
+
+    /// A byte-level BPE tokenizer, split before the merges as the file says.
+    fn byte_level(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
@@ -299,7 +395,15 @@ mod tests {
             ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
             ("lm_head.weight", "output.weight"),
         ] {
-            assert_eq!(stored_name(theirs), ours);
+            assert_eq!(stored_name(theirs, &LmConfig::default()), ours);
+        }
+        let gemma = LmConfig { output_norms: true, ..LmConfig::default() };
+        for (theirs, ours) in [
+            ("model.layers.0.post_attention_layernorm.weight", "blk.0.post_attention_norm.weight"),
+            ("model.layers.0.pre_feedforward_layernorm.weight", "blk.0.ffn_norm.weight"),
+            ("model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"),
+        ] {
+            assert_eq!(stored_name(theirs, &gemma), ours);
         }
     }
 

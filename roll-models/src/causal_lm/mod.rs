@@ -6,14 +6,19 @@
 
 mod adapter;
 pub mod block;
+#[cfg(test)]
+mod branch_tests;
 mod cache;
 pub mod chat;
 mod check;
 pub mod config;
 mod generate;
 mod gguf;
+#[cfg(test)]
+mod gguf_tests;
 pub mod head;
 mod loading;
+mod memory;
 mod model;
 mod network;
 pub mod packed;
@@ -22,12 +27,14 @@ mod prefixes;
 #[cfg(test)]
 mod quantised_tests;
 mod sampling;
+mod sentencepiece;
 mod source;
 mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
+pub use memory::{Rollout, RolloutBytes};
 pub use model::CausalLm;
 pub use network::Network;
 pub use source::write_built_in;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts, ParameterSpec,
-    Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
+    Adapter, BranchAdapters, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, Noise,
+    ParameterParts, ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
 };
 
 use super::adapter;
@@ -15,6 +15,8 @@ use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
 use super::tokenizer::Tokenizer;
+use crate::comma_list::split;
+use crate::trainable::Trainable;
 
 /// A causal language model.
 pub struct CausalLm {
@@ -50,6 +52,20 @@ impl CausalLm {
     pub fn with_rows_at_once(mut self, rows: usize) -> Self {
         self.rows_at_once = rows;
         self
+    }
+
+    /// The same model around another network, of the same vocabulary.
+    fn with_network(&self, network: Network) -> Self {
+        let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
+        Self {
+            network,
+            tokenizer: self.tokenizer.clone(),
+            template: self.template.clone(),
+            end_ids: self.end_ids.clone(),
+            specs,
+            prefixes: Prefixes::default(),
+            rows_at_once: self.rows_at_once,
+        }
     }
 
     /// The network.
@@ -209,15 +225,22 @@ impl LanguageModel for CausalLm {
     }
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
-        Ok(Box::new(Self {
-            network: self.network.snapshot()?,
-            tokenizer: self.tokenizer.clone(),
-            template: self.template.clone(),
-            end_ids: self.end_ids.clone(),
-            specs: self.specs.clone(),
-            prefixes: Prefixes::default(),
-            rows_at_once: self.rows_at_once,
-        }))
+        Ok(Box::new(self.with_network(self.network.snapshot()?)))
+    }
+
+    fn branch(&self, adapters: &BranchAdapters, noise: &Noise) -> Result<Box<dyn Model>> {
+        let BranchAdapters { rank, alpha, targets } = adapters.clone();
+        let targets = match targets.is_empty() {
+            true => split(self.network.config().linear_layers()),
+            false => targets,
+        };
+        let trainable = Trainable::Lora { rank, alpha, targets };
+        Ok(Box::new(self.with_network(self.network.branch(&trainable, noise)?)))
+    }
+
+    fn record_hidden_states(&mut self, tokens: &Tensor, mask: &Tensor) -> Result<(Tensor, Pullback)> {
+        self.prefixes.forget();
+        self.network.record_hidden_states(tokens, mask)
     }
 
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {

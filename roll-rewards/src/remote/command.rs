@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use roll_core::registry::{default_options, parse_options};
+use roll_core::registry::{check_seconds, default_options, parse_options};
 use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,8 +80,8 @@ impl Program {
             let problem = "missing: the program and its arguments, as a list of texts";
             return Err(Error::config("reward.command", problem));
         }
-        super::check_seconds("reward.timeout", config.timeout)?;
-        super::check_seconds("reward.start_timeout", config.start_timeout)?;
+        check_seconds("reward.timeout", config.timeout)?;
+        check_seconds("reward.start_timeout", config.start_timeout)?;
         Ok(Self { config, directory, running: None, shares: false })
     }
 

@@ -4,6 +4,7 @@
 use std::io::{BufRead, Write};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
@@ -47,10 +48,10 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
     (url, thread)
 }
 
-fn reward(url: &str, change: impl FnOnce(&mut Config)) -> Result<RemoteReward<Service>> {
+fn reward(url: &str, change: impl FnOnce(&mut Config)) -> Result<RemoteReward<ScoringService>> {
     let mut config = Config { url: url.into(), timeout: 5.0, ..Config::default() };
     change(&mut config);
-    RemoteReward::new("http", Service::new(config)?, OnMissing::Skip)
+    RemoteReward::new("http", ScoringService::new(config)?, OnMissing::Skip)
 }
 
 fn video() -> Video {

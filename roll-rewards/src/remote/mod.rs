@@ -188,11 +188,3 @@ fn reason(answer: &Json) -> &str {
 fn times(count: &u32) -> String {
     if *count == 1 { "once".into() } else { format!("{count} times") }
 }
-
-/// Fails unless `value` is a usable limit of time: beyond a year it is none, and `Duration` has a limit of its own.
-fn check_seconds(key: &str, value: f64) -> Result<()> {
-    match value > 0.0 && value < 3.2e7 {
-        true => Ok(()),
-        false => Err(Error::config(key, format!("expected seconds above 0, found {value}"))),
-    }
-}

@@ -11,7 +11,7 @@ use roll_core::{Error, Grad, OnMissing, RewardScorer, Score, Target, Tensor, Vid
 
 use super::RemoteReward;
 use super::command::{self, Program};
-use super::http::{self, Service};
+use super::http::{self, ScoringService};
 
 /// `python3`; `None` skips the test, where there is none.
 fn python() -> Option<PathBuf> {
@@ -80,8 +80,8 @@ impl Running {
         Self(child, config, printed)
     }
 
-    fn reward(&self) -> roll_core::Result<RemoteReward<Service>> {
-        RemoteReward::new("http", Service::new(self.1.clone())?, OnMissing::Skip)
+    fn reward(&self) -> roll_core::Result<RemoteReward<ScoringService>> {
+        RemoteReward::new("http", ScoringService::new(self.1.clone())?, OnMissing::Skip)
     }
 }
 

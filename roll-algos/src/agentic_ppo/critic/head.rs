@@ -13,6 +13,11 @@ pub struct Features {
 }
 
 impl Features {
+    /// Of no tokens yet.
+    pub fn none() -> Self {
+        Self { dim: 0, cells: Vec::new(), states: Vec::new() }
+    }
+
     fn rows(&self) -> impl Iterator<Item = &[f32]> {
         self.states.chunks_exact(self.dim.max(1))
     }
@@ -67,6 +72,16 @@ impl ValueHead {
         gradient
     }
 
+    /// The gradient of what it reads, `[cells, dim]`, given that of the values.
+    pub fn pull(&self, d_values: &[f64]) -> Vec<f32> {
+        let weights = &self.parameters[..self.dim()];
+        let of_value = |d: &f64| {
+            let d = d * self.scale();
+            weights.iter().map(move |w| (d * w) as f32)
+        };
+        d_values.iter().flat_map(of_value).collect()
+    }
+
     /// One step of Adam.
     pub fn update(&mut self, gradient: &[f64], learning_rate: f64) {
         self.optimizer.update(&mut self.parameters, gradient, learning_rate);
@@ -83,16 +98,36 @@ struct Adam {
 
 impl Adam {
     fn update(&mut self, parameters: &mut [f64], gradient: &[f64], learning_rate: f64) {
-        const BETAS: [f64; 2] = [0.9, 0.999];
-        const EPS: f64 = 1e-8;
         self.step = self.step.saturating_add(1);
-        let corrections = BETAS.map(|beta| 1.0 - beta.powi(self.step));
+        let step = AdamStep::new(self.step, learning_rate);
         let moments = self.mean.iter_mut().zip(&mut self.square);
         for ((parameter, g), (mean, square)) in parameters.iter_mut().zip(gradient).zip(moments) {
-            *mean += (1.0 - BETAS[0]) * (g - *mean);
-            *square += (1.0 - BETAS[1]) * (g * g - *square);
-            *parameter -= learning_rate * (*mean / corrections[0]) / ((*square / corrections[1]).sqrt() + EPS);
+            step.moves(parameter, *g, mean, square);
         }
+    }
+}
+
+/// What one step of Adam is for every parameter.
+pub struct AdamStep {
+    corrections: [f64; 2],
+    learning_rate: f64,
+}
+
+impl AdamStep {
+    const BETAS: [f64; 2] = [0.9, 0.999];
+    const EPS: f64 = 1e-8;
+
+    /// Step number `step`, from 1.
+    pub fn new(step: i32, learning_rate: f64) -> Self {
+        Self { corrections: Self::BETAS.map(|beta| 1.0 - beta.powi(step)), learning_rate }
+    }
+
+    /// Moves a parameter and its moments by the gradient `g`.
+    pub fn moves(&self, parameter: &mut f64, g: f64, mean: &mut f64, square: &mut f64) {
+        let [first, second] = self.corrections;
+        *mean += (1.0 - Self::BETAS[0]) * (g - *mean);
+        *square += (1.0 - Self::BETAS[1]) * (g * g - *square);
+        *parameter -= self.learning_rate * (*mean / first) / ((*square / second).sqrt() + Self::EPS);
     }
 }
 
@@ -122,6 +157,24 @@ mod tests {
             };
             let quotient = (at(1e-5) - at(-1e-5)) / 2e-5;
             assert!((quotient - found).abs() < 1e-9, "{i}: {found}, {quotient}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_what_it_reads_is_that_of_differences() {
+        let features = features();
+        let mut head = ValueHead::new(2);
+        head.parameters = vec![0.3, -0.7, 0.2];
+        let weights = [0.4, -1.0, 2.5];
+        let pulled = head.pull(&weights);
+        for (i, found) in pulled.iter().enumerate() {
+            let at = |by: f32| {
+                let mut moved = Features { dim: 2, cells: features.cells.clone(), states: features.states.clone() };
+                moved.states[i] += by;
+                head.values(&moved).iter().zip(weights).map(|(v, w)| v * w).sum::<f64>()
+            };
+            let quotient = (at(0.5) - at(-0.5)) as f32;
+            assert!((quotient - found).abs() < 1e-5, "{i}: {found}, {quotient}");
         }
     }
 

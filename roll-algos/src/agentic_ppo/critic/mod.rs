@@ -1,56 +1,107 @@
 //! The critic of generalized advantage estimation: what a state of the conversation is worth.
 //!
-//! It is a linear head on the policy's hidden states, the last one and a running mean of those before it, taken as they
-//! are: no gradient flows into the policy. The last state alone explains nothing of the returns: it speaks of the next
-//! token. The mean speaks of what the agent has read and planned in its last words. Rejected: a
-//! network of its own, or an adapter of its own on the policy's base. Either needs a second backward pass through the
-//! network, optimizer state of its size, and a place for it in every checkpoint; the head's gradient is a product in f64,
-//! its state a few thousand numbers, and its passes over the tokens of a step read hidden states that one forward pass of
-//! the policy gave. Ranks share that pass, the values and the gradients; all of them hold the same head.
+//! It is a linear head on hidden states, the last one and a running mean of those before it. The last state alone
+//! explains nothing of the returns: it speaks of the next token. The mean speaks of what the agent has read and planned
+//! in its last words.
+//!
+//! The states are the policy's, taken as they are: no gradient flows into the policy. The head's gradient is a product in
+//! f64, its state a few thousand numbers, and its passes over the tokens of a step read what one forward pass of the
+//! policy gave. With [`CriticLora`] they are those of the same frozen weights with adapters of the critic's own
+//! (`adapters.rs`), which learn to see what the returns hang on; each pass over the tokens then runs the network forward
+//! and back. Rejected: a whole network of its own, which would need its weights once more.
+//!
+//! Ranks share the passes, the values and the gradients; all of them hold the same critic.
 
+mod adapters;
+mod features;
 mod head;
 mod loss;
 
 use std::collections::BTreeMap;
 
-use roll_core::{Adapter, Error, LanguageModel, Result, StepContext, Tensor};
+use roll_core::{Adapter, Error, Model, Result, StateDict, StepContext, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::NAME;
-use super::aggregate::Totals;
-use super::batch::{Batch, Evaluated, Sample, by_episodes};
+use super::aggregate::{Aggregation, Totals};
+use super::batch::Sample;
 use super::config::AgenticPpoConfig;
 use super::grid::{Grid, Mask};
 use super::statistics::plain_mean;
 use crate::ranks::{join_bits, share};
 use crate::update::{OnNonfinite, language};
+use adapters::Adapters;
+pub use adapters::CriticLora;
+use features::{Part, parts};
 use head::{Features, ValueHead};
 pub use loss::{ValueLoss, explained_variance, value_loss};
 
 /// The critic. It has no head before it has seen a hidden state.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub struct Critic {
     head: Option<ValueHead>,
+    /// Updates of the adapters; the tensors of a checkpoint have the rest of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    updates: i32,
+    #[serde(skip)]
+    adapters: Option<Adapters>,
+    #[serde(skip)]
+    seed: u64,
+}
+
+fn is_zero(updates: &i32) -> bool {
+    *updates == 0
 }
 
 /// What the critic says of the tokens of a step.
 pub(super) struct Valued {
     /// The values of all samples, `[B, T]`; 0 where none was asked for.
     pub(super) values: Grid,
-    /// Hidden states of this rank's samples.
-    features: Features,
-}
-
-/// Fails unless `model` gives hidden states.
-pub(super) fn check(model: &mut dyn LanguageModel) -> Result<()> {
-    let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![1u8], [1, 1])?);
-    model.hidden_states(&token, &mask, Adapter::On).map(drop)
+    /// Where they were asked for.
+    wanted: Mask,
+    /// Hidden states of this rank's samples, where no update changes them.
+    features: Option<Features>,
 }
 
 impl Critic {
+    /// A critic whose adapters are drawn by `seed`.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+
+    /// Fails unless `model` has what the critic reads. Makes the adapters, if `options` ask for some and there are none.
+    pub(super) fn open(&mut self, options: &CriticLora, model: &mut dyn Model) -> Result<()> {
+        match (&self.adapters, options.is_on()) {
+            (Some(_), _) => Ok(()),
+            (None, true) => {
+                self.adapters = Some(Adapters::open(options, model, self.seed)?);
+                Ok(())
+            }
+            (None, false) => {
+                let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![1u8], [1, 1])?);
+                language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
+            }
+        }
+    }
+
     /// Whether what was read from a checkpoint is one.
     pub(super) fn is_whole(&self) -> bool {
-        self.head.as_ref().is_none_or(ValueHead::is_whole)
+        self.updates >= 0 && self.head.as_ref().is_none_or(ValueHead::is_whole)
+    }
+
+    /// Takes what a checkpoint has beside tensors.
+    pub(super) fn restore(&mut self, saved: Self) {
+        (self.head, self.updates) = (saved.head, saved.updates);
+    }
+
+    /// Adapters and their moments.
+    pub(super) fn tensors(&self) -> Result<StateDict> {
+        self.adapters.as_ref().map_or_else(|| Ok(StateDict::new()), Adapters::tensors)
+    }
+
+    /// Restores [`Critic::tensors`].
+    pub(super) fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+        self.adapters.as_mut().map_or(Ok(()), |adapters| adapters.load(tensors))
     }
 
     /// The values of `samples` at the tokens `wanted`. Each rank reads a share.
@@ -61,7 +112,18 @@ impl Critic {
         samples: &[Sample],
         wanted: &Mask,
     ) -> Result<Valued> {
-        let features = features(config, ctx, samples, wanted)?;
+        if config.critic_lora.is_on() {
+            self.open(&config.critic_lora, ctx.model)?;
+        }
+        let mut features = Features::none();
+        for part in parts(config, ctx.strategy.communicator(), samples)? {
+            let [tokens, attention] = part.tokens();
+            let states = match &mut self.adapters {
+                Some(adapters) => adapters.states(tokens, attention)?,
+                None => language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?,
+            };
+            part.read(&states, wanted, &mut features)?;
+        }
         // A rank without samples of its own learns the width from the others.
         let widths = join_bits(ctx.strategy.communicator(), vec![features.dim as f64])?;
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
@@ -77,42 +139,52 @@ impl Critic {
         let own = head.values(&features);
         let all = join_bits(ctx.strategy.communicator(), own)?;
         let mut values = Grid::filled(wanted.rows(), wanted.columns(), 0.0);
-        let cells = (0..wanted.rows()).flat_map(|b| columns(wanted, b).map(move |t| (b, t)));
+        let cells = (0..wanted.rows()).flat_map(|b| wanted.columns_of(b).map(move |t| (b, t)));
         for ((b, t), value) in cells.zip(all) {
             values.row_mut(b)[t] = value;
         }
-        Ok(Valued { values, features })
+        let features = self.adapters.is_none().then_some(features);
+        Ok(Valued { values, wanted: wanted.clone(), features })
     }
 
-    /// Moves the values of the tokens `mask` toward `returns`. Returns whether the head changed: a gradient that is not
-    /// finite leaves it as it was.
+    /// Moves values toward the returns. Returns whether the critic changed: a gradient that is not finite leaves it as it
+    /// was.
     pub(super) fn fit(
         &mut self,
         config: &AgenticPpoConfig,
         ctx: &StepContext<'_>,
         valued: &Valued,
-        returns: &Grid,
-        mask: &Mask,
+        lesson: &Lesson<'_>,
         metrics: &mut BTreeMap<String, f64>,
     ) -> Result<bool> {
         let Some(head) = &mut self.head else { return Ok(false) };
-        let (features, ranks, totals) = (&valued.features, ctx.strategy.communicator(), Totals::of_responses(mask));
-        let own_rows = share(ranks, mask.rows());
-        let own = mask.rows_where(|b| own_rows.contains(&b));
+        let ranks = ctx.strategy.communicator();
+        let goal = Goal { config, valued, lesson, totals: Totals::of_responses(lesson.mask) };
+        let own_parts = match self.adapters {
+            Some(_) => parts(config, ranks, lesson.samples)?,
+            None => Vec::new(),
+        };
         let mut seen: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
-            let mut values = Grid::filled(mask.rows(), mask.columns(), 0.0);
-            for ((b, t), value) in features.cells.iter().zip(head.values(features)) {
-                values.row_mut(*b)[*t] = value;
+            let (mut sums, mut d_adapters) = (vec![0.0; TOLD + head.dim() + 1], Vec::new());
+            match (&valued.features, &mut self.adapters) {
+                (Some(features), _) => {
+                    let own_rows = share(ranks, lesson.mask.rows());
+                    add(&mut sums, &goal.of(head, features, |b| own_rows.contains(&b)).parts);
+                }
+                (None, Some(adapters)) => {
+                    adapters.forget()?;
+                    for part in &own_parts {
+                        add(&mut sums, &goal.pull(head, adapters, part)?);
+                    }
+                    d_adapters = adapters.gradient(ranks)?;
+                }
+                (None, None) => return Ok(false),
             }
-            let loss = value_loss(&values, &valued.values, returns, &own, config.value_clip, totals);
-            let d_values: Vec<f64> = features.cells.iter().map(|(b, t)| loss.d_values.row(*b)[*t]).collect();
-            let mean = super::Aggregation::SeqMeanTokenMean.of(&values.masked(&own), &own, totals);
-            let mut parts = vec![loss.value, loss.error, loss.clip_fraction, mean];
-            parts.extend(head.gradient(features, &d_values));
-            let sums = summed(&join_bits(ranks, parts.clone())?, parts.len());
-            let (told, gradient) = sums.split_at(4);
-            let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+            let sums = summed(&join_bits(ranks, sums.clone())?, sums.len());
+            let (told, gradient) = sums.split_at(TOLD);
+            let squares = gradient.iter().map(|g| g * g).sum::<f64>();
+            let norm = d_adapters.iter().fold(squares, |sum, g| sum + f64::from(*g).powi(2)).sqrt();
             if !norm.is_finite() {
                 let what = "the gradient of the critic".to_string();
                 if config.on_nonfinite == OnNonfinite::Stop {
@@ -122,6 +194,10 @@ impl Critic {
                 return Ok(false);
             }
             head.update(gradient, config.critic_learning_rate);
+            if let Some(adapters) = &mut self.adapters {
+                self.updates = self.updates.saturating_add(1);
+                adapters.update(&d_adapters, self.updates, config.critic_lora.learning_rate)?;
+            }
             for (name, value) in
                 ["loss", "error", "clipfrac", "vpred", "grad_norm"].iter().zip(told.iter().chain([&norm]))
             {
@@ -134,77 +210,75 @@ impl Critic {
     }
 }
 
+/// What a step teaches the critic.
+pub(super) struct Lesson<'a> {
+    pub(super) samples: &'a [Sample],
+    pub(super) returns: &'a Grid,
+    /// The tokens that count.
+    pub(super) mask: &'a Mask,
+}
+
+/// Numbers that are told of a pass, before the gradient of the head.
+const TOLD: usize = 4;
+
+/// What the values of a step are moved toward.
+struct Goal<'a> {
+    config: &'a AgenticPpoConfig,
+    valued: &'a Valued,
+    lesson: &'a Lesson<'a>,
+    /// Of all samples of all ranks: what single parts give adds up.
+    totals: Totals,
+}
+
+/// A loss and its gradients.
+struct Judged {
+    /// The numbers that are told, and the gradient of the head.
+    parts: Vec<f64>,
+    /// Gradient of the values, cell by cell.
+    d_values: Vec<f64>,
+}
+
+impl Goal<'_> {
+    /// The loss of what `head` says of `features`, over the samples `own`.
+    fn of(&self, head: &ValueHead, features: &Features, own: impl Fn(usize) -> bool) -> Judged {
+        let Lesson { returns, mask, .. } = *self.lesson;
+        let own = mask.rows_where(own);
+        let mut values = Grid::filled(own.rows(), own.columns(), 0.0);
+        for ((b, t), value) in features.cells.iter().zip(head.values(features)) {
+            values.row_mut(*b)[*t] = value;
+        }
+        let loss = value_loss(&values, &self.valued.values, returns, &own, self.config.value_clip, self.totals);
+        let d_values: Vec<f64> = features.cells.iter().map(|(b, t)| loss.d_values.row(*b)[*t]).collect();
+        let mean = Aggregation::SeqMeanTokenMean.of(&values.masked(&own), &own, self.totals);
+        let mut parts = vec![loss.value, loss.error, loss.clip_fraction, mean];
+        parts.extend(head.gradient(features, &d_values));
+        Judged { parts, d_values }
+    }
+
+    /// The same of one part of the samples, pulled back into the adapters.
+    fn pull(&self, head: &ValueHead, adapters: &mut Adapters, part: &Part) -> Result<Vec<f64>> {
+        let [tokens, attention] = part.tokens();
+        let (states, pullback) = adapters.record(tokens, attention)?;
+        let mut features = Features::none();
+        part.read(&states, &self.valued.wanted, &mut features)?;
+        let judged = self.of(head, &features, |b| part.has(b));
+        if judged.d_values.iter().any(|d| *d != 0.0) {
+            let d_states = part.pull(&head.pull(&judged.d_values), &self.valued.wanted, states.shape())?;
+            pullback.pull(&d_states)?;
+        }
+        Ok(judged.parts)
+    }
+}
+
+fn add(sums: &mut [f64], parts: &[f64]) {
+    sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+}
+
 /// Vectors of `len` values, one rank's after another, summed in the order of the ranks.
 fn summed(all: &[f64], len: usize) -> Vec<f64> {
     let mut sums = vec![0.0; len];
     for rank in all.chunks(len.max(1)) {
-        sums.iter_mut().zip(rank).for_each(|(sum, value)| *sum += value);
+        add(&mut sums, rank);
     }
     sums
-}
-
-fn columns(mask: &Mask, b: usize) -> impl Iterator<Item = usize> + '_ {
-    mask.row(b).iter().enumerate().filter_map(|(t, kept)| kept.then_some(t))
-}
-
-/// Hidden states of this rank's share of `samples`, at the tokens `wanted`.
-fn features(
-    config: &AgenticPpoConfig,
-    ctx: &mut StepContext<'_>,
-    samples: &[Sample],
-    wanted: &Mask,
-) -> Result<Features> {
-    let mut features = Features { dim: 0, cells: Vec::new(), states: Vec::new() };
-    let own: Vec<usize> = share(ctx.strategy.communicator(), samples.len()).collect();
-    for rows in by_episodes(samples, &own, config.micro_batch_size) {
-        let chosen: Vec<&Sample> = rows.iter().map(|i| &samples[*i]).collect();
-        let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
-        let evaluated = Evaluated::new(&chosen, width)?;
-        let Batch { tokens, attention, .. } = &evaluated.batch;
-        let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;
-        let [_, columns_found, dim] = *states.shape() else {
-            return Err(Error::shape("hidden states", format!("[{}, {width}, D]", chosen.len()), states.shape()));
-        };
-        if columns_found != width || (features.dim != 0 && features.dim != 2 * dim) {
-            return Err(Error::shape("hidden states", format!("[B, {width}, {}]", features.dim / 2), states.shape()));
-        }
-        features.dim = 2 * dim;
-        let states = states.f32s()?;
-        for (sample, row) in rows.iter().zip(evaluated.rows()) {
-            let mut recent = RunningMean::new(dim);
-            // The state after token t speaks of token t + 1, which column t has.
-            for t in columns(wanted, *sample) {
-                let state = &states[(row * width + t) * dim..][..dim];
-                features.cells.push((*sample, t));
-                features.states.extend_from_slice(state);
-                features.states.extend(recent.with(state));
-            }
-        }
-    }
-    if let Some(value) = features.states.iter().find(|v| !v.is_finite()) {
-        return Err(Error::NonFinite { what: format!("a hidden state that `{NAME}` reads"), value: f64::from(*value) });
-    }
-    Ok(features)
-}
-
-/// The mean of the states of a sample so far, with more weight on the later ones.
-struct RunningMean {
-    sum: Vec<f32>,
-    weight: f32,
-}
-
-impl RunningMean {
-    /// What a state still counts after the next one: the mean reaches back over the words of about one turn.
-    const KEPT: f32 = 15.0 / 16.0;
-
-    fn new(dim: usize) -> Self {
-        Self { sum: vec![0.0; dim], weight: 0.0 }
-    }
-
-    /// The mean with one more state.
-    fn with(&mut self, state: &[f32]) -> impl Iterator<Item = f32> + '_ {
-        self.weight = Self::KEPT * self.weight + 1.0;
-        self.sum.iter_mut().zip(state).for_each(|(sum, value)| *sum = Self::KEPT * *sum + value);
-        self.sum.iter().map(|sum| sum / self.weight)
-    }
 }

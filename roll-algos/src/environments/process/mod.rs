@@ -16,12 +16,11 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use roll_core::registry::{default_options, parse_options};
+use roll_core::registry::{check_seconds, default_options, parse_options};
 use roll_core::{BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
 
-use super::protocol::{self, Answer, Told};
+use super::protocol::{self, Answer, Peer, Played, Told};
 use child::{Child, Start};
 
 const NAME: &str = "process";
@@ -53,35 +52,39 @@ impl Default for ProcessOptions {
 }
 
 /// The environment. Its process starts with the first episode, and again after it failed.
-pub struct Process {
-    start: Start,
-    restarts: usize,
-    child: Option<Child>,
-    told: Told,
-}
+pub type Process = Played<Program>;
 
 impl Process {
     /// With these options; nothing is started yet.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
+        Program::new(options, context).map(Played::by)
+    }
+
+    fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
+        Ok(Box::new(Self::new(parse_options("env", options)?, context)?))
+    }
+}
+
+/// The program that plays.
+pub struct Program {
+    start: Start,
+    restarts: usize,
+    child: Option<Child>,
+}
+
+impl Program {
+    fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
         if options.command.first().is_none_or(String::is_empty) {
             let problem = "which program? For example `[python3, my_environment.py]`";
             return Err(Error::config("env.command", problem));
         }
-        let timeout = Duration::try_from_secs_f64(options.timeout).ok().filter(|t| !t.is_zero());
-        let Some(timeout) = timeout else {
-            let problem = format!("expected a positive number of seconds, found {}", options.timeout);
-            return Err(Error::config("env.timeout", problem));
-        };
+        let timeout = check_seconds("env.timeout", options.timeout)?;
         if options.max_line_bytes == 0 {
             return Err(Error::config("env.max_line_bytes", "expected at least 1, found 0"));
         }
         let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
         let start = Start { command: options.command, directory, timeout, line_bytes: options.max_line_bytes };
-        Ok(Self { start, restarts: options.restarts, child: None, told: Told::default() })
-    }
-
-    fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        Ok(Box::new(Self::new(parse_options("env", options)?, context)?))
+        Ok(Self { start, restarts: options.restarts, child: None })
     }
 
     /// Asks the process. One that fails is ended: what it says later would answer an older question.
@@ -97,18 +100,30 @@ impl Process {
         // An error that it reports itself leaves it in order.
         answer?.accepted()
     }
+}
 
-    fn begin(&mut self, seed: u64) -> std::result::Result<Observation, String> {
-        let answer = self.ask(&protocol::reset(seed))?;
-        self.told.begun(answer)
+impl Peer for Program {
+    fn begin(&mut self, seed: u64, told: &mut Told) -> std::result::Result<Observation, String> {
+        let mut problem = String::new();
+        for attempt in 0..=self.restarts {
+            match self.ask(&protocol::reset(seed)).and_then(|answer| told.begun(answer)) {
+                Ok(observation) => return Ok(observation),
+                Err(found) => problem = found,
+            }
+            if attempt < self.restarts {
+                tell_once(&problem);
+                self.child = None;
+            }
+        }
+        Err(problem)
     }
 
-    fn advance(&mut self, action: &str) -> std::result::Result<Transition, String> {
+    fn advance(&mut self, action: &str, told: &mut Told) -> std::result::Result<Transition, String> {
         if self.child.is_none() {
             return Err("a step without an episode".into());
         }
         let answer = self.ask(&protocol::step(action))?;
-        self.told.advanced(answer)
+        told.advanced(answer)
     }
 
     fn failed(&self, problem: String) -> Error {
@@ -125,35 +140,6 @@ fn tell_once(problem: &str) {
         tracing::warn!(
             "the environment process is started again: {problem}; of others that fail alike nothing is said"
         );
-    }
-}
-
-impl Environment for Process {
-    fn reset(&mut self, seed: u64) -> Result<Observation> {
-        let mut problem = String::new();
-        for attempt in 0..=self.restarts {
-            match self.begin(seed) {
-                Ok(observation) => return Ok(observation),
-                Err(found) => problem = found,
-            }
-            if attempt < self.restarts {
-                tell_once(&problem);
-                self.child = None;
-            }
-        }
-        Err(self.failed(problem))
-    }
-
-    fn step(&mut self, action: &str) -> Result<Transition> {
-        self.advance(action).map_err(|problem| self.failed(problem))
-    }
-
-    fn instructions(&self) -> String {
-        self.told.instructions.clone()
-    }
-
-    fn solved(&self) -> Option<bool> {
-        self.told.solved
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod decode;
 mod elementwise;
 mod fused;
 mod linear;
@@ -14,10 +15,9 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, DecodeKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
-impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 

@@ -85,6 +85,10 @@ fn rows_are_stored_in_their_slots() {
         let second = [(2, 3), (0, 0), (2, 2), (0, 5), (1, 1), (2, 4)];
         assert_near("rows in the place of others", &download(again), &expected(&second), 0.0);
         assert!(download(zeros).iter().all(|v| *v == 0.0), "what somebody else holds stays as it is");
+        let broken = Tensor::<3>::full([3, 2, 4], f32::NAN, (&device, DType::F32));
+        let mended = download(store_rows(broken, rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]));
+        let is_stored = |at: usize| [1, 3, 4].contains(&(at / 4));
+        assert!(mended.iter().enumerate().all(|(at, v)| v.is_finite() == is_stored(at)), "{mended:?}");
     }
 }
 
@@ -98,7 +102,7 @@ fn a_row_that_any_backend_stores_in_the_place_of_another_is_exact() {
         Flex::float_from_data(TensorData::new(values.to_vec(), shape), &Default::default())
     };
     // Numbers of which a sum of new and old differences would lose digits.
-    let (before, row) = ([1e8f32, -3.0, 0.1, 1e-20, 5.5, 7.25], [1.0f32, 1e-7]);
+    let (before, row) = ([1e8f32, f32::NAN, 0.1, 1e-20, 5.5, 7.25], [1.0f32, 1e-7]);
     let into = Flex::float_from_data(TensorData::new(before.to_vec(), [1, 3, 2]), &Default::default());
     let stored = decode::store_by_index::<Flex>(into, upload(&row, [1, 2]), &[0]);
     assert_eq!(stored.storage::<f32>(), [1.0, 1e-7, 0.1, 1e-20, 5.5, 7.25]);

@@ -4,7 +4,7 @@
 //! an error must name the key or tensor.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -3,7 +3,7 @@ use super::*;
 
 /// Writes a file of version 3.
 #[derive(Default)]
-struct Writer {
+pub(crate) struct Writer {
     values: Vec<u8>,
     value_count: u64,
     tensors: Vec<u8>,
@@ -17,7 +17,7 @@ impl Writer {
         into.extend(text.as_bytes());
     }
 
-    fn value(mut self, key: &str, kind: u32, bytes: &[u8]) -> Self {
+    pub(crate) fn value(mut self, key: &str, kind: u32, bytes: &[u8]) -> Self {
         Self::text(&mut self.values, key);
         self.values.extend(kind.to_le_bytes());
         self.values.extend(bytes);
@@ -25,7 +25,7 @@ impl Writer {
         self
     }
 
-    fn tensor(mut self, name: &str, shape: &[u64], kind: u32, bytes: &[u8]) -> Self {
+    pub(crate) fn tensor(mut self, name: &str, shape: &[u64], kind: u32, bytes: &[u8]) -> Self {
         Self::text(&mut self.tensors, name);
         self.tensors.extend((shape.len() as u32).to_le_bytes());
         shape.iter().rev().for_each(|d| self.tensors.extend(d.to_le_bytes()));
@@ -37,7 +37,7 @@ impl Writer {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend(self.tensor_count.to_le_bytes());
