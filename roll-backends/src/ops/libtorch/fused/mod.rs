@@ -71,6 +71,17 @@ pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
     On(&*machine(d_z)?).gate_pull(d_z, gate)
 }
 
+/// `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, the norm being that of a row. Operands: x `[L, C]`, f32
+/// or bf16, gain `[1, C]` f32. Written to `y`, which is like x.
+pub(super) fn channel_norm_silu(x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+    On(&*machine(x)?).channel_norm_silu(x, gain, least, y)
+}
+
+/// The gradient of x, which is like x, given that of [`channel_norm_silu`]'s result, also like x.
+pub(super) fn channel_norm_silu_pull(x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+    On(&*machine(x)?).channel_norm_silu_pull(x, gain, least, d_y)
+}
+
 /// The GPU that a tensor is on.
 fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     match tensor.device() {
@@ -210,6 +221,57 @@ impl<M: Machine + ?Sized> On<'_, M> {
             [d_z.into(), gate.into(), (&d_y).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
         self.run(Kernel::GatePull, rows.by_number(), arguments)?;
         Some(d_y)
+    }
+
+    fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+        let rows = Rows::of(x, x.kind())?;
+        rows.expect_same(y, x.kind())?;
+        rows.expect_one_row(gain)?;
+        let kernel = match x.kind() {
+            Kind::Float => Kernel::ChannelNormF32,
+            Kind::BFloat16 => Kernel::ChannelNormBf16,
+            _ => return None,
+        };
+        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let root = (rows.width as f32).sqrt();
+        let arguments = [
+            x.into(),
+            gain.into(),
+            y.into(),
+            rows.rows.into(),
+            rows.width.into(),
+            lanes.into(),
+            root.into(),
+            Argument::from(least),
+        ];
+        self.run(kernel, shape, arguments)
+    }
+
+    fn channel_norm_silu_pull(&self, x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+        let rows = Rows::of(x, x.kind())?;
+        rows.expect_same(d_y, x.kind())?;
+        rows.expect_one_row(gain)?;
+        let kernel = match x.kind() {
+            Kind::Float => Kernel::ChannelNormPullF32,
+            Kind::BFloat16 => Kernel::ChannelNormPullBf16,
+            _ => return None,
+        };
+        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let (d_x, root) = (rows.empty(x.kind()), (rows.width as f32).sqrt());
+        let arguments = [
+            x.into(),
+            gain.into(),
+            d_y.into(),
+            (&d_x).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            lanes.into(),
+            root.into(),
+            Argument::from(least),
+        ];
+        self.run(kernel, shape, arguments)?;
+        Some(d_x)
     }
 
     /// `None` if the launch was refused: nothing is written then, and the machine has said why.

@@ -15,6 +15,9 @@ const BF16: f64 = 1.0 / 256.0;
 /// Rows and heads, for widths that are no multiple of what a warp or a block takes at a time.
 const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
 
+/// Those of the published VAEs among them.
+const CHANNELS: [i64; 6] = [8, 96, 128, 192, 384, 512];
+
 type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, *const c_uint, c_int) -> c_int;
 
 /// Runs kernels on the CPU: the C compiler makes them of the same source. The threads of a block take turns, from the
@@ -167,6 +170,54 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
     }
 }
 
+/// Asserts the channel norm at one shape, in f32 and bf16. The first row is zeros.
+fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2]) {
+    const LEAST: f32 = 1e-12;
+    let double = |x: &Tensor| x.to_kind(Kind::Double);
+    let gain = noise(1, width, 3, device).to_kind(Kind::Float);
+    for (kind, relative) in [(Kind::Float, 4e-6), (Kind::BFloat16, BF16)] {
+        let what = |name: &str| format!("{name} of [{rows}, {width}] in {kind:?}");
+        let (mut x, d_y) = (noise(rows, width, 1, device).to_kind(kind), noise(rows, width, 2, device).to_kind(kind));
+        if rows > 1 {
+            let _ = x.narrow(0, 0, 1).zero_();
+        }
+        // Into a part of a larger tensor.
+        let larger = Tensor::full([rows + 2, width], 7.0, (kind, device));
+        let y = larger.narrow(0, 2, rows);
+        on.channel_norm_silu(&x, &gain, LEAST, &y).expect("served");
+        let d_x = on.channel_norm_silu_pull(&x, &gain, LEAST, &d_y).expect("served");
+        assert_eq!(d_x.kind(), kind);
+        assert_eq!(f64::try_from(larger.narrow(0, 0, 2).sum(Kind::Double)).unwrap(), 14.0 * width as f64);
+        x = double(&x);
+        let norms = x.square().sum_dim_intlist([1i64].as_slice(), true, None::<Kind>).sqrt();
+        let factors = norms.clamp_min(f64::from(LEAST)).reciprocal() * (width as f64).sqrt();
+        let normed = &x * &factors;
+        let scaled = &normed * double(&gain);
+        let sigmoid = scaled.sigmoid();
+        assert_near(&what("channel_norm"), &y, &(&scaled * &sigmoid), relative);
+        let slope = &sigmoid + &scaled * &sigmoid * (1.0 - &sigmoid);
+        let d = double(&d_y) * slope * double(&gain);
+        let exact = (&d - &normed * mean(&(&d * &normed))) * &factors;
+        // A row of zeros is divided by almost nothing.
+        let from = i64::from(rows > 1);
+        let but_first = |x: &Tensor| x.narrow(0, from, rows - from);
+        assert_near(&what("channel_norm_pull"), &but_first(&d_x), &but_first(&exact), relative);
+        assert!(bool::try_from(d_x.isfinite().all()).unwrap(), "{}", what("channel_norm_pull"));
+    }
+}
+
+#[test]
+fn fused_channel_norms_agree_with_f64() {
+    let Some(emulation) = emulation() else { return };
+    for width in CHANNELS {
+        for rows in [1, 3, 37] {
+            for from_the_last in [false, true] {
+                check_channel_norm(&On(&Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
+            }
+        }
+    }
+}
+
 #[test]
 fn fused_kernels_agree_with_f64() {
     let Some(emulation) = emulation() else { return };
@@ -299,6 +350,9 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
             check_rms(&on, device, [rows, width], heads);
         }
     }
+    for (width, rows) in CHANNELS.into_iter().flat_map(|width| [1, 3, 37, 57_601].map(|rows| (width, rows))) {
+        check_channel_norm(&on, device, [rows, width]);
+    }
     for kernel in Kernel::ALL {
         let [spilled, registers] = gpu.footprint(kernel).unwrap();
         eprintln!("{kernel:?}: {registers} registers, {spilled} bytes spilled");
@@ -351,5 +405,16 @@ fn fused_bandwidth() {
     let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, turn, 40, &narrow).unwrap());
     measure("rms_rope_pull", 6, &pull);
     measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
+    // The last stage of the VAE's decoder: four frames of 480 x 480.
+    let (volume, channels) = (Tensor::randn([921_600, 96], (Kind::Float, device)), row.narrow(1, 0, 96).contiguous());
+    for volume in [volume.to_kind(Kind::BFloat16), volume] {
+        let (to, size) = (volume.empty_like(), volume.kind().elt_size_in_bytes() as i64);
+        // `measure` counts the numbers of x.
+        let share = (921_600 * 96) as f64 / (rows * width) as f64;
+        let bytes = |operands: i64| ((operands * size) as f64 * share).round() as i64;
+        measure("channel_norm", bytes(2), &|| on.channel_norm_silu(&volume, &channels, 1e-12, &to).unwrap());
+        let pull = || drop(on.channel_norm_silu_pull(&volume, &channels, 1e-12, &to).unwrap());
+        measure("channel_norm_pull", bytes(3), &pull);
+    }
     measure("gate_pull", 6, &|| drop(on.gate_pull(&x, Some(&row)).unwrap()));
 }
