@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DiffusionModel, LanguageModel, Result, Tensor, WeightPlacement};
+use crate::{DeviceUpdates, DiffusionModel, LanguageModel, Result, Tensor, WeightPlacement};
 
 /// Named tensors, sorted by name.
 pub type StateDict = BTreeMap<String, Tensor>;
@@ -70,6 +70,12 @@ pub trait Model: Send {
     /// Gives false when the model cannot: its gradients then stay where [`Model::take_gradients`] finds them.
     fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
         false
+    }
+
+    /// Updates of its parameters where they are. `None`: they are updated in host memory, through
+    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself gives `None`.
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        None
     }
 
     /// Where it keeps its frozen weights. `None`: it knows one place only, and takes no notice of

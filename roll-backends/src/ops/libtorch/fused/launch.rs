@@ -17,10 +17,11 @@ pub(super) enum Kernel {
     ChannelNormBf16,
     ChannelNormPullF32,
     ChannelNormPullBf16,
+    Adam,
 }
 
 impl Kernel {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::LayerNorm,
         Self::LayerNormPull,
         Self::RmsRope,
@@ -31,6 +32,7 @@ impl Kernel {
         Self::ChannelNormBf16,
         Self::ChannelNormPullF32,
         Self::ChannelNormPullBf16,
+        Self::Adam,
     ];
 
     /// Its symbol.
@@ -46,6 +48,7 @@ impl Kernel {
             Self::ChannelNormBf16 => c"channel_norm_bf16",
             Self::ChannelNormPullF32 => c"channel_norm_pull_f32",
             Self::ChannelNormPullBf16 => c"channel_norm_pull_bf16",
+            Self::Adam => c"adam",
         }
     }
 }
@@ -130,6 +133,8 @@ const WARP: u32 = 32;
 const NUMBERS_OF_A_LANE: i32 = 16;
 /// Threads of a block there.
 const SHORT_ROWS_BLOCK: u32 = 128;
+/// Threads of a block for numbers in a line.
+const LINE_BLOCK: u32 = 256;
 
 /// Grid and block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +165,11 @@ impl Shape {
         let lanes = [8, 16, 32].into_iter().find(|lanes| width <= lanes * NUMBERS_OF_A_LANE)?;
         let threads = rows.checked_mul(lanes)?.checked_add(SHORT_ROWS_BLOCK as i32)?.unsigned_abs();
         Some((Self { grid: (threads - 1) / SHORT_ROWS_BLOCK, block: [SHORT_ROWS_BLOCK, 1] }, lanes))
+    }
+
+    /// For `count` numbers in a line, at least one: a thread takes four.
+    pub(super) fn in_a_line(count: i32) -> Self {
+        Self { grid: count.unsigned_abs().div_ceil(4 * LINE_BLOCK), block: [LINE_BLOCK, 1] }
     }
 
     /// For what is done number by number: a thread takes four columns of four rows, so that it reads a gate which all

@@ -78,7 +78,7 @@ fn build() -> Result<Emulate, String> {
 /// Numbers between -4 and 4, the same for the same seed.
 fn noise(rows: i64, width: i64, seed: i64, device: Device) -> Tensor {
     let places = Tensor::arange(rows * width, (Kind::Double, device)) + seed * 1_000_003;
-    ((places * 12.9898).sin() * 43_758.5453).frac().reshape([rows, width]) * 4.0
+    ((places * 12.9898).sin() * 43_758.545_3).frac().reshape([rows, width]) * 4.0
 }
 
 fn mean(x: &Tensor) -> Tensor {
@@ -204,6 +204,46 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
         assert_near(&what("channel_norm_pull"), &but_first(&d_x), &but_first(&exact), relative);
         let finite = f64::try_from(d_x.isfinite().all().to_kind(Kind::Double)).unwrap();
         assert_eq!(finite, 1.0, "{}", what("channel_norm_pull"));
+    }
+}
+
+/// Asserts an update of `count` parameters, written either way.
+fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
+    let line = |seed: i64| noise(1, count, seed, device).to_kind(Kind::Float).reshape([count]);
+    let [p, g, m] = [1, 2, 3].map(line);
+    let v = line(4).square() + 0.01;
+    for products in [false, true] {
+        let update = AdamUpdate {
+            products,
+            scale: [0.5, 0.75],
+            betas: [0.9, 0.999],
+            rest: [0.1, 0.001],
+            eps: 1e-8,
+            step_size: 1e-2,
+            root_correction: 0.25,
+            decay: 1e-3,
+            keep: 0.999,
+        };
+        let found = on.adam([&p, &g, &m, &v], &update).expect("served");
+        let [p, g, m, v] = [&p, &g, &m, &v].map(|x| x.to_kind(Kind::Double));
+        let [beta_1, beta_2, rest_1, rest_2] =
+            [update.betas[0], update.betas[1], update.rest[0], update.rest[1]].map(f64::from);
+        let (g, keep) = (g * 0.375, if products { 1.0 - f64::from(update.decay) } else { f64::from(update.keep) });
+        let first = if products { &m * beta_1 + &g * rest_1 } else { &m + (&g - &m) * rest_1 };
+        let second = &v * beta_2 + g.square() * rest_2;
+        let (step, eps) = (f64::from(update.step_size), f64::from(update.eps));
+        let new = &p * keep - &first / (second.sqrt() / 0.25 + eps) * step;
+        for (name, found, exact) in [("p", &found[0], &new), ("m", &found[1], &first), ("v", &found[2], &second)] {
+            assert_near(&format!("adam of {count}: {name}, products {products}"), found, exact, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn fused_updates_of_adam_agree_with_f64() {
+    let Some(emulation) = emulation() else { return };
+    for count in [1, 3, 4, 5, 1023, 1024, 1027, 5000] {
+        check_adam(&On(&emulation), Device::Cpu, count);
     }
 }
 
@@ -353,6 +393,9 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
     }
     for (width, rows) in CHANNELS.into_iter().flat_map(|width| [1, 3, 37, 57_601].map(|rows| (width, rows))) {
         check_channel_norm(&on, device, [rows, width]);
+    }
+    for count in [1, 5, 1027, 5120 * 32] {
+        check_adam(&on, device, count);
     }
     for kernel in Kernel::ALL {
         let [spilled, registers] = gpu.footprint(kernel).unwrap();
