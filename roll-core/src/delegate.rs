@@ -38,6 +38,7 @@ macro_rules! delegate_model {
         $crate::delegate_model!(@deliver_gradients [$($own)*] $self, $inner);
         $crate::delegate_model!(@device_updates [$($own)*] $self, $inner);
         $crate::delegate_model!(@weight_placement [$($own)*] $self, $inner);
+        $crate::delegate_model!(@token_ranks [$($own)*] $self, $inner);
         $crate::delegate_model!(@as_diffusion [$($own)*] $self, $inner);
         $crate::delegate_model!(@as_language [$($own)*] $self, $inner);
         $crate::delegate_model!(@export_adapter [$($own)*] $self, $inner);
@@ -54,6 +55,7 @@ macro_rules! delegate_model {
     (@deliver_gradients [deliver_gradients $($rest:ident)*] $($context:tt)*) => {};
     (@device_updates [device_updates $($rest:ident)*] $($context:tt)*) => {};
     (@weight_placement [weight_placement $($rest:ident)*] $($context:tt)*) => {};
+    (@token_ranks [token_ranks $($rest:ident)*] $($context:tt)*) => {};
     (@as_diffusion [as_diffusion $($rest:ident)*] $($context:tt)*) => {};
     (@as_language [as_language $($rest:ident)*] $($context:tt)*) => {};
     (@export_adapter [export_adapter $($rest:ident)*] $($context:tt)*) => {};
@@ -109,6 +111,11 @@ macro_rules! delegate_model {
     (@weight_placement [] $self:ident, $inner:expr) => {
         fn weight_placement(&$self) -> ::std::option::Option<$crate::WeightPlacement> {
             $inner.weight_placement()
+        }
+    };
+    (@token_ranks [] $self:ident, $inner:expr) => {
+        fn token_ranks(&$self) -> usize {
+            $inner.token_ranks()
         }
     };
     (@as_diffusion [] $self:ident, $inner:expr) => {
@@ -300,6 +307,9 @@ mod tests {
         fn weight_placement(&self) -> Option<WeightPlacement> {
             self.called(Some(WeightPlacement::Sharded))
         }
+        fn token_ranks(&self) -> usize {
+            self.called(4)
+        }
         fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
             self.called(());
             Some(self)
@@ -463,9 +473,10 @@ mod tests {
         assert!(wrapper.parts().is_some() && wrapper.deliver_gradients(None));
         assert!(wrapper.device_updates().is_some());
         assert_eq!(wrapper.weight_placement(), Some(WeightPlacement::Sharded));
+        assert_eq!(wrapper.token_ranks(), 4);
         assert!(Model::as_diffusion(&mut wrapper).is_some() && wrapper.as_language().is_some());
         wrapper.import_adapter(&wrapper.export_adapter().unwrap()).unwrap();
-        assert_eq!(wrapper.0.calls.take(), 13);
+        assert_eq!(wrapper.0.calls.take(), 14);
 
         let (x, conditioning) = (Tensor::scalar(1.0), conditioning());
         assert_eq!(wrapper.schedule().shift, 3.0);

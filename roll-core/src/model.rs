@@ -84,6 +84,11 @@ pub trait Model: Send {
         None
     }
 
+    /// Ranks among which it divides the tokens of a pass ([`crate::communicator::token_ranks`]).
+    fn token_ranks(&self) -> usize {
+        1
+    }
+
     /// The diffusion interface, if this is a diffusion model.
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         None

@@ -247,6 +247,10 @@ impl Model for Wan {
         Parameters::device_updates(self.experts.iter().filter_map(|e| e.dit.parameters()))
     }
 
+    fn token_ranks(&self) -> usize {
+        self.experts.iter().map(|e| e.dit.token_ranks()).max().unwrap_or(1)
+    }
+
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
     }
