@@ -56,6 +56,7 @@
 //! [`Algorithm`].
 
 pub mod algorithm;
+pub mod cache_directory;
 pub mod communicator;
 pub mod component;
 pub mod contain;

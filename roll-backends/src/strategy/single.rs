@@ -43,6 +43,18 @@ pub enum OptimizerPlace {
 /// Parameters up to which `auto` works on a GPU: moments of 2 GiB.
 const FEW: usize = 1 << 28;
 
+impl SingleOptions {
+    /// Parameters up to which a GPU updates them itself.
+    fn most_on_gpu(&self) -> usize {
+        match self.optimizer_on {
+            OptimizerPlace::Host => 0,
+            OptimizerPlace::Auto if self.bf16_optimizer_states => 0,
+            OptimizerPlace::Auto => FEW,
+            OptimizerPlace::Device => usize::MAX,
+        }
+    }
+}
+
 /// The single-process strategy.
 #[derive(Default)]
 pub struct Single {
@@ -239,7 +251,8 @@ roll_core::inventory::submit! {
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
         planner: Some(Planner::Strategy(|options| {
             let options: SingleOptions = parse_options("strategy", options)?;
-            Ok(Division { state_bytes: if options.bf16_optimizer_states { 4 } else { 8 }, ..Division::default() })
+            let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
+            Ok(Division { state_bytes, state_on_gpu: options.most_on_gpu(), ..Division::default() })
         })),
     }
 }

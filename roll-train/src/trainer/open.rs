@@ -52,7 +52,7 @@ impl Trainer {
             if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
                 let problem = "clips are not evaluated where several ranks work on one sample \
                                (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
-                               `evaluation.train_samples`, and evaluate the adapter with `roll evaluate`";
+                               `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
                 return Err(Error::config("evaluation", problem));
             }
         }

@@ -158,6 +158,7 @@ impl ZeroOptions {
             stage: self.stage,
             placement: self.weight_placement(),
             state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
+            state_on_gpu: 0,
             overlap_comm: self.overlap_comm,
         }
     }
