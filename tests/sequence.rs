@@ -27,9 +27,9 @@ const REWARD_FL: [&str; 6] = [
 fn train(world: &World, out: &str, ranks: usize, resume: bool, settings: &[&str]) -> Vec<Result<u64>> {
     ThreadRanks::run(ranks, LONG, |ranks| {
         let registry = Registry::linked()?;
-        let all = SETTINGS.iter().chain(&SHORT).chain(&REWARD_FL).chain(settings);
-        let loaded =
-            all.fold(Ok(ConfigLayers::new()), |layers: Result<_>, one| layers?.set(one))?.load(Some(&registry))?;
+        let mut all = SETTINGS.iter().chain(&SHORT).chain(&REWARD_FL).chain(settings);
+        let layers = all.try_fold(ConfigLayers::new(), |layers, one| layers.set(one))?;
+        let loaded = layers.load(Some(&registry))?;
         let base_dir = world.path(".");
         let context = BuildContext { backend: "flex".into(), seed: loaded.config.seed, base_dir, placement: None };
         let mut trainer = Trainer::new(loaded, &registry, &context)?;
