@@ -80,6 +80,12 @@ fn step(strategy: &mut Single, model: &mut OnDevice, number: usize) -> StrategyR
     strategy.step(model, 1e-2, 0.5).unwrap()
 }
 
+fn steps(strategy: &mut Single, model: &mut OnDevice, numbers: std::ops::Range<usize>) {
+    for number in numbers {
+        assert!(step(strategy, model, number).applied);
+    }
+}
+
 /// Devices of this build that work here, of those that tests are asked to run on.
 fn devices() -> impl Iterator<Item = (Backend, Device)> {
     let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
@@ -125,13 +131,13 @@ fn a_state_of_the_device_is_continued_in_host_memory_and_the_other_way_round() {
             for to in [OptimizerPlace::Device, OptimizerPlace::Host] {
                 let mut model = OnDevice::new(&device);
                 let mut strategy = attached(&mut model, from, 1.0);
-                (0..2).for_each(|number| drop(step(&mut strategy, &mut model, number)));
+                steps(&mut strategy, &mut model, 0..2);
                 let mut resumed = OnDevice::new(&device);
                 resumed.write_parameters(&model.values()).unwrap();
                 let mut continued = attached(&mut resumed, to, 1.0);
                 continued.load_state(&strategy.state().unwrap()).unwrap();
-                (2..4).for_each(|number| drop(step(&mut strategy, &mut model, number)));
-                (2..4).for_each(|number| drop(step(&mut continued, &mut resumed, number)));
+                steps(&mut strategy, &mut model, 2..4);
+                steps(&mut continued, &mut resumed, 2..4);
                 match from == to {
                     true => assert_eq!(model.values(), resumed.values(), "{backend}, {from:?}"),
                     false => assert_near(&format!("{backend}, {from:?} to {to:?}"), &resumed.values(), &model.values()),
@@ -148,7 +154,7 @@ fn gradients_that_a_wrapper_keeps_to_itself_reach_the_device_through_host_memory
             let mut model = OnDevice::new(&device);
             let mut strategy = attached(&mut model, OptimizerPlace::Device, 1.0);
             model.updates = !wrapped;
-            (0..3).for_each(|number| drop(step(&mut strategy, &mut model, number)));
+            steps(&mut strategy, &mut model, 0..3);
             model.values()
         };
         assert_near("through host memory", &run(true), &run(false));
