@@ -24,6 +24,7 @@ mod quantised_tests;
 mod sampling;
 mod source;
 mod tokenizer;
+mod updates;
 
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
