@@ -40,7 +40,7 @@ GOALS = {"speed": 1.25, "memory": 0.5}
 A14B = ["--preset", "a14b", "--size", "480x480"]
 TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
 # Tests of roll-backends that run on the devices of ROLL_TEST_BACKENDS; those of `device::` open all there are.
-OPERATORS = ["ops::", "side_copies::"]
+OPERATORS = ["ops::", "side_copies::", "offload::", "parameters::", "strategy::single::device_tests::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 

@@ -74,6 +74,23 @@ fn values(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
+fn ranks_on_one_sample_train_as_one_and_over_mpi_they_are_all_of_the_job() {
+    let world = Job::new();
+    let shared = ["strategy.sequence_parallel_size=2"];
+    for (out, ranks, settings) in [("one", 1, &[][..]), ("two", 2, &shared)] {
+        let output = world.run(ranks, &["--out", out, "--steps", "2"], settings);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let [one, two] = ["one", "two"].map(|run| values(&adapter(&world.path(run), "step-000002")));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut one.iter().zip(&two).map(|(a, b)| a - b));
+    assert!(difference <= 1e-5 * norm(&mut one.iter().copied()), "{difference}");
+    let refused = world.run(4, &["--out", "four", "--steps", "1"], &shared);
+    let said = said(&refused);
+    assert!(!refused.status.success() && said.contains("expected 1 or 4, found 2"), "{said}");
+}
+
+#[test]
 fn four_ranks_train_as_one_and_one_of_them_writes() {
     let world = Job::new();
     for (out, ranks, samples, stage) in [("one", 1, "4", "2"), ("four", 4, "1", "3")] {

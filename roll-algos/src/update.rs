@@ -31,8 +31,11 @@ pub(crate) fn finish(
 ) -> Result<Option<StrategyReport>> {
     // Every rank takes the same branch: each of them must enter the collectives of the update.
     let mut sums = [counted as f32, f32::from(u8::from(nonfinite.is_some()))];
-    ctx.strategy.communicator().all_reduce(&mut sums)?;
-    let (counted, anywhere) = (f64::from(sums[0]), sums[1] > 0.0);
+    let ranks = ctx.strategy.communicator();
+    ranks.all_reduce(&mut sums)?;
+    // Ranks that work on one sample have all counted it.
+    let copies = ranks.world_size() / ctx.strategy.data_ranks().world_size().max(1);
+    let (counted, anywhere) = (f64::from(sums[0]) / copies.max(1) as f64, sums[1] > 0.0);
     let mut update = None;
     if anywhere {
         forget(ctx)?;

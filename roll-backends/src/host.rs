@@ -14,22 +14,31 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
         expected: D,
         found: tensor.shape().to_vec(),
     })?;
-    Ok(Burn::from_data(TensorData::new(tensor.to_f32_vec(), shape), (device, DType::F32)))
+    Ok(upload(values(tensor), shape, device))
+}
+
+/// The values in f32.
+pub(crate) fn values(tensor: &Tensor) -> Cow<'_, [f32]> {
+    tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed)
 }
 
 /// Copies values to a device, in the dtype that they are of.
-pub(crate) fn upload<E: Element + bytemuck::Pod>(values: Cow<'_, [E]>, device: &Device) -> Burn<1> {
+pub(crate) fn upload<E: Element + bytemuck::Pod, const D: usize>(
+    values: Cow<'_, [E]>,
+    shape: [usize; D],
+    device: &Device,
+) -> Burn<D> {
     let dtype = E::dtype();
     #[cfg(feature = "libtorch")]
-    if let Some(number) = crate::device::libtorch_gpu(device)
+    if !device.is_autodiff()
+        && let Some(number) = crate::device::libtorch_gpu(device)
         && let Some(kind) = libtorch_kind(dtype)
         && let Some(tensor) = crate::side_copies::upload::<E>(&values, kind, number)
     {
         use burn::backend::{LibTorch, libtorch::TchTensor};
-        return Burn::from_primitive::<LibTorch>(TchTensor::new(tensor));
+        return Burn::<1>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);
     }
-    let count = values.len();
-    Burn::from_data(TensorData::new(values.into_owned(), [count]), (device, dtype))
+    Burn::from_data(TensorData::new(values.into_owned(), shape), (device, dtype))
 }
 
 #[cfg(feature = "libtorch")]

@@ -36,7 +36,9 @@ macro_rules! delegate_model {
         $crate::delegate_model!(@take_gradients [$($own)*] $self, $inner);
         $crate::delegate_model!(@parts [$($own)*] $self, $inner);
         $crate::delegate_model!(@deliver_gradients [$($own)*] $self, $inner);
+        $crate::delegate_model!(@device_updates [$($own)*] $self, $inner);
         $crate::delegate_model!(@weight_placement [$($own)*] $self, $inner);
+        $crate::delegate_model!(@token_ranks [$($own)*] $self, $inner);
         $crate::delegate_model!(@as_diffusion [$($own)*] $self, $inner);
         $crate::delegate_model!(@as_language [$($own)*] $self, $inner);
         $crate::delegate_model!(@export_adapter [$($own)*] $self, $inner);
@@ -51,7 +53,9 @@ macro_rules! delegate_model {
     (@take_gradients [take_gradients $($rest:ident)*] $($context:tt)*) => {};
     (@parts [parts $($rest:ident)*] $($context:tt)*) => {};
     (@deliver_gradients [deliver_gradients $($rest:ident)*] $($context:tt)*) => {};
+    (@device_updates [device_updates $($rest:ident)*] $($context:tt)*) => {};
     (@weight_placement [weight_placement $($rest:ident)*] $($context:tt)*) => {};
+    (@token_ranks [token_ranks $($rest:ident)*] $($context:tt)*) => {};
     (@as_diffusion [as_diffusion $($rest:ident)*] $($context:tt)*) => {};
     (@as_language [as_language $($rest:ident)*] $($context:tt)*) => {};
     (@export_adapter [export_adapter $($rest:ident)*] $($context:tt)*) => {};
@@ -99,9 +103,19 @@ macro_rules! delegate_model {
             $inner.deliver_gradients(sink)
         }
     };
+    (@device_updates [] $self:ident, $inner:expr) => {
+        fn device_updates(&$self) -> ::std::option::Option<::std::boxed::Box<dyn $crate::DeviceUpdates>> {
+            $inner.device_updates()
+        }
+    };
     (@weight_placement [] $self:ident, $inner:expr) => {
         fn weight_placement(&$self) -> ::std::option::Option<$crate::WeightPlacement> {
             $inner.weight_placement()
+        }
+    };
+    (@token_ranks [] $self:ident, $inner:expr) => {
+        fn token_ranks(&$self) -> usize {
+            $inner.token_ranks()
         }
     };
     (@as_diffusion [] $self:ident, $inner:expr) => {
@@ -244,9 +258,9 @@ mod tests {
     use std::sync::Arc;
 
     use crate::{
-        Adapter, ConditionInput, Conditioning, DiffusionModel, Generation, Grad, GradientSink, LanguageModel, Model,
-        ParameterParts, ParameterSpec, Pullback, Result, Sampling, ScheduleFacts, SigmaRange, StateDict, Tensor,
-        Timestep, TokenStats, VelocityInput, VideoUnit, WeightPlacement,
+        AdamUpdate, Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Generation, Grad,
+        GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Pullback, Result, Sampling, ScheduleFacts,
+        SigmaRange, StateDict, Tensor, Timestep, TokenStats, VelocityInput, VideoUnit, WeightPlacement,
     };
 
     /// Counts its calls, and has every capability that defaults deny.
@@ -287,8 +301,14 @@ mod tests {
         fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
             self.called(true)
         }
+        fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+            self.called(Some(Box::new(Nowhere)))
+        }
         fn weight_placement(&self) -> Option<WeightPlacement> {
             self.called(Some(WeightPlacement::Sharded))
+        }
+        fn token_ranks(&self) -> usize {
+            self.called(4)
         }
         fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
             self.called(());
@@ -303,6 +323,34 @@ mod tests {
         }
         fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
             self.called(Ok(()))
+        }
+    }
+
+    /// Updates of no parameters.
+    struct Nowhere;
+
+    impl DeviceUpdates for Nowhere {
+        fn has_own_memory(&self) -> bool {
+            false
+        }
+        fn accumulate(&mut self) -> Result<()> {
+            Ok(())
+        }
+        fn add(&mut self, _gradients: &[f32]) -> Result<()> {
+            Ok(())
+        }
+        fn discard(&mut self) {}
+        fn sum_of_squares(&mut self) -> Result<f64> {
+            Ok(0.0)
+        }
+        fn update(&mut self, _update: &AdamUpdate) -> Result<()> {
+            Ok(())
+        }
+        fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
+            Ok([Vec::new(), Vec::new()])
+        }
+        fn write_moments(&mut self, _moments: [&[f32]; 2]) -> Result<()> {
+            Ok(())
         }
     }
 
@@ -423,10 +471,12 @@ mod tests {
         wrapper.write_parameters(&[]).unwrap();
         wrapper.take_gradients(&mut []).unwrap();
         assert!(wrapper.parts().is_some() && wrapper.deliver_gradients(None));
+        assert!(wrapper.device_updates().is_some());
         assert_eq!(wrapper.weight_placement(), Some(WeightPlacement::Sharded));
+        assert_eq!(wrapper.token_ranks(), 4);
         assert!(Model::as_diffusion(&mut wrapper).is_some() && wrapper.as_language().is_some());
         wrapper.import_adapter(&wrapper.export_adapter().unwrap()).unwrap();
-        assert_eq!(wrapper.0.calls.take(), 12);
+        assert_eq!(wrapper.0.calls.take(), 14);
 
         let (x, conditioning) = (Tensor::scalar(1.0), conditioning());
         assert_eq!(wrapper.schedule().shift, 3.0);

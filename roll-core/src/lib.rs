@@ -56,10 +56,12 @@
 //! [`Algorithm`].
 
 pub mod algorithm;
+pub mod cache_directory;
 pub mod communicator;
 pub mod component;
 pub mod contain;
 mod delegate;
+mod device_updates;
 pub mod diffusion;
 pub mod environment;
 pub mod error;
@@ -95,6 +97,7 @@ pub mod video;
 pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
+pub use device_updates::{AdamUpdate, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };

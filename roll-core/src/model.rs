@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DiffusionModel, LanguageModel, Result, Tensor, WeightPlacement};
+use crate::{DeviceUpdates, DiffusionModel, LanguageModel, Result, Tensor, WeightPlacement};
 
 /// Named tensors, sorted by name.
 pub type StateDict = BTreeMap<String, Tensor>;
@@ -72,10 +72,21 @@ pub trait Model: Send {
         false
     }
 
+    /// Updates of its parameters where they are. `None`: they are updated in host memory, through
+    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself gives `None`.
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        None
+    }
+
     /// Where it keeps its frozen weights. `None`: it knows one place only, and takes no notice of
     /// [`crate::BuildContext::placement`].
     fn weight_placement(&self) -> Option<WeightPlacement> {
         None
+    }
+
+    /// Ranks among which it divides the tokens of a pass ([`crate::communicator::token_ranks`]).
+    fn token_ranks(&self) -> usize {
+        1
     }
 
     /// The diffusion interface, if this is a diffusion model.

@@ -86,6 +86,9 @@ pub struct Division {
     pub placement: Option<WeightPlacement>,
     /// Bytes of optimizer state of one trained parameter.
     pub state_bytes: usize,
+    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host memory.
+    #[serde(default)]
+    pub state_on_gpu: usize,
     /// Communication overlaps computation.
     pub overlap_comm: bool,
 }
@@ -93,7 +96,7 @@ pub struct Division {
 impl Default for Division {
     /// One rank that holds everything, with AdamW's two moments in f32.
     fn default() -> Self {
-        Self { all_ranks: false, stage: 0, placement: None, state_bytes: 8, overlap_comm: false }
+        Self { all_ranks: false, stage: 0, placement: None, state_bytes: 8, state_on_gpu: 0, overlap_comm: false }
     }
 }
 

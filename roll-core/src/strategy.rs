@@ -1,5 +1,7 @@
 //! How gradients become updates: one process, or ZeRO over many.
 
+use std::sync::Arc;
+
 use crate::{Communicator, Model, Result, StateDict, WeightPlacement};
 
 /// AdamW and clipping.
@@ -64,6 +66,19 @@ pub trait Strategy: Send {
 
     /// The ranks of the job.
     fn communicator(&self) -> &dyn Communicator;
+
+    /// The ranks that have samples of their own: by these a step's samples are divided and counted. Others than
+    /// [`Strategy::communicator`] where several ranks work on one sample ([`Strategy::token_ranks`]): then there is one of
+    /// each such group, this one.
+    fn data_ranks(&self) -> &dyn Communicator {
+        self.communicator()
+    }
+
+    /// The ranks among which the model is to divide the tokens of each pass, if it is: all of them make the same passes,
+    /// with the same samples and noise, and each has its tokens' part of the gradient. Known before a model is made.
+    fn token_ranks(&self) -> Option<Arc<dyn Communicator>> {
+        None
+    }
 
     /// Optimizer state, for a checkpoint.
     fn state(&self) -> Result<StateDict>;

@@ -145,7 +145,7 @@ impl FlowMatching {
         ctx.strategy.discard();
 
         let mut waiting: Vec<Draw> = Vec::new();
-        let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             watch.begin(ENCODE, None)?;
             let drawn = self.draw(ctx, sample, draw_key(sample, repeats), &distribution);
@@ -173,7 +173,7 @@ impl FlowMatching {
             watch.begin_after_update(SAMPLE, None);
             tally.videos.push((format!("sample-{:06}", sample.index), self.generate(ctx, sample)?));
         }
-        let ranks = ctx.strategy.communicator();
+        let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, watch.seconds())?;
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
     }

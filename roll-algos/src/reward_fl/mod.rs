@@ -140,7 +140,7 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        let repeats = repeats(ctx.strategy.communicator(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
                 self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
@@ -158,7 +158,7 @@ impl RewardFl {
             Ok(())
         })?;
         (tally.nonfinite, tally.split) = (nonfinite, norms);
-        let ranks = ctx.strategy.communicator();
+        let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use roll_core::{Communicator, GradientSink, Model, ParameterParts, Result, Strategy, delegate_model};
+use roll_core::{Communicator, DeviceUpdates, GradientSink, Model, ParameterParts, Result, Strategy, delegate_model};
 
 use crate::update::taken;
 
@@ -49,7 +49,7 @@ struct Holding<'a> {
 
 #[deny(clippy::missing_trait_methods)]
 impl Model for Holding<'_> {
-    delegate_model!(self => self.model; except take_gradients, parts, deliver_gradients);
+    delegate_model!(self => self.model; except take_gradients, parts, deliver_gradients, device_updates);
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         add_into.iter_mut().zip(std::mem::take(&mut self.gradients)).for_each(|(sum, g)| *sum += g);
@@ -63,5 +63,9 @@ impl Model for Holding<'_> {
 
     fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
         false
+    }
+
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        None
     }
 }

@@ -5,7 +5,6 @@ mod compiler;
 use std::ffi::c_int;
 
 use cubecl::config::memory::CudaAllocator;
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -23,29 +22,19 @@ pub fn usable(number: usize) -> Result<(), String> {
     compiler::usable()
 }
 
-/// What this project wants otherwise than CubeCL has it, unless a `cubecl.toml` or `burn.toml` in the working directory or
-/// above says what is wanted. Before the first device: later it has no effect.
+/// Before the first device.
 pub fn set_up() {
-    if has_own_settings() {
-        return;
-    }
-    let mut config = CubeClRuntimeConfig::default().override_from_env();
-    // Memory is taken and given back in the order of the work, without waiting for the GPU.
-    config.memory.cuda.allocator = CudaAllocator::Async;
-    // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would keep
-    // many times what they copy.
-    config.streaming.max_streams = STREAMS;
-    CubeClRuntimeConfig::try_set(config);
+    super::cube::set_up(|config| {
+        // Memory is taken and given back in the order of the work, without waiting for the GPU.
+        config.memory.cuda.allocator = CudaAllocator::Async;
+        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would keep
+        // many times what they copy.
+        config.streaming.max_streams = STREAMS;
+    });
 }
 
 /// One that computes and some that copy.
 const STREAMS: u8 = 4;
-
-fn has_own_settings() -> bool {
-    const FILES: [&str; 4] = ["cubecl.toml", "CubeCL.toml", "burn.toml", "Burn.toml"];
-    std::env::current_dir()
-        .is_ok_and(|here| here.ancestors().any(|dir| FILES.iter().any(|file| dir.join(file).exists())))
-}
 
 fn find(names: &[&str]) -> Option<Library> {
     // SAFETY: these libraries do nothing when they are loaded but set themselves up.

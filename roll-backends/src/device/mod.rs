@@ -1,5 +1,7 @@
 //! Choosing a device by name.
 
+#[cfg(any(feature = "cuda", all(feature = "wgpu", feature = "kernel-cache")))]
+mod cube;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod memory;

@@ -14,6 +14,8 @@ pub fn open(number: usize) -> Result<Device, String> {
 }
 
 fn start(number: usize) -> Result<Device, String> {
+    #[cfg(feature = "kernel-cache")]
+    super::cube::set_up(|_| ());
     let kind = if number == 0 { DeviceKind::DefaultDevice } else { DeviceKind::DiscreteGpu(number) };
     Device::wgpu_options().device_kind(kind).init().map_err(|error| {
         format!(

@@ -116,11 +116,20 @@ pub trait ChannelNormKernel: Backend {
         gain: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let factors = Self::channel_norm_factors(x.clone(), gain.clone());
-        let [d_x, _] = Self::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
-        // It was wanted, so it is there.
-        d_x.unwrap_or(d_y)
+        hand_pull::<Self>(x, gain, d_y)
     }
+}
+
+/// [`ChannelNormKernel::channel_norm_silu_pull`] by the other methods of the kernel.
+pub(super) fn hand_pull<B: ChannelNormKernel>(
+    x: FloatTensor<B>,
+    gain: FloatTensor<B>,
+    d_y: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let factors = B::channel_norm_factors(x.clone(), gain.clone());
+    let [d_x, _] = B::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
+    // It was wanted, so it is there.
+    d_x.unwrap_or(d_y)
 }
 
 /// [`ChannelNormKernel::channel_norm_backward`] in the operations of any backend.

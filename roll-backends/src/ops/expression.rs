@@ -99,6 +99,16 @@ impl<B: Backend> Expression<B> {
         Self(B::float_recip(self.0))
     }
 
+    /// Divided by `divisor`.
+    pub fn divided(self, divisor: Self) -> Self {
+        Self(B::float_div(self.0, divisor.0))
+    }
+
+    /// Divided by a number.
+    pub fn over(self, divisor: f64) -> Self {
+        Self(B::float_div_scalar(self.0, divisor.into()))
+    }
+
     /// The hyperbolic tangent.
     pub fn tanh(self) -> Self {
         Self(B::float_tanh(self.0))

@@ -7,6 +7,7 @@
 //! | `X`            | any backend (default)     | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
 //! | `activation`   | `activation`              | `flex/activation`   | `libtorch/elementwise`    | `cube/activation`      |
+//! | `adam`         | `adam`                    | default             | `libtorch/adam`           | `cube/adam`            |
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
@@ -27,6 +28,7 @@
 //! the default kernels, to test them.
 
 mod activation;
+mod adam;
 mod attention;
 mod blocks;
 mod channel_norm;
@@ -58,6 +60,7 @@ mod tests;
 mod tiled;
 
 pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
+pub use adam::{AdamKernel, AdamOps, adam};
 pub use attention::{
     AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
 };

@@ -4,11 +4,12 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel,
-    LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
+    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel,
+    GateKernel, LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
+impl AdamKernel for Flex {}
 impl AttentionKernel for Flex {}
 impl BlockKernel for Flex {}
 impl ChannelNormKernel for Flex {}

@@ -4,7 +4,7 @@ mod narrow;
 
 use half::bf16;
 use rayon::prelude::*;
-use roll_core::OptimizerConfig;
+use roll_core::{AdamUpdate, OptimizerConfig};
 
 use super::BLOCK;
 use super::moments::{Moment, Moments};
@@ -69,7 +69,7 @@ impl AdamW {
         let n = parameters.len();
         assert_eq!(gradients.len(), n);
         let kept = kept..kept + n;
-        let c = self.coefficients(moments.step, learning_rate);
+        let c = self.coefficients(moments.step, learning_rate, [1.0; 2]);
         match (&mut moments.exp_avg, &mut moments.exp_avg_sq) {
             (Moment::F32(m), Moment::F32(v)) => {
                 self.update_blocks(&c, parameters, gradients, &mut m[kept.clone()], &mut v[kept]);
@@ -82,7 +82,7 @@ impl AdamW {
         }
     }
 
-    fn update_blocks(&self, c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+    fn update_blocks(&self, c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
         let update = match self.rule {
             AdamRule::Torch => update_torch,
             AdamRule::DeepSpeed => update_deepspeed,
@@ -95,7 +95,7 @@ impl AdamW {
 
     fn update_blocks_bf16(
         &self,
-        c: &Coefficients,
+        c: &AdamUpdate,
         p: &mut [f32],
         g: &[f32],
         m: &mut [bf16],
@@ -113,14 +113,16 @@ impl AdamW {
             .for_each(|(i, ((p, g), (m, v)))| update(c, p, g, m, v, draws.from(i * BLOCK)));
     }
 
-    fn coefficients(&self, step: u64, learning_rate: f64) -> Coefficients {
+    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale` are
+    /// factors of the gradient, which the other methods take scaled.
+    pub fn coefficients(&self, step: u64, learning_rate: f64, scale: [f64; 2]) -> AdamUpdate {
         let [b1, b2] = self.betas;
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        Coefficients {
-            b1: b1 as f32,
-            b2: b2 as f32,
-            one_minus_b1: (1.0 - b1) as f32,
-            one_minus_b2: (1.0 - b2) as f32,
+        AdamUpdate {
+            products: self.rule == AdamRule::DeepSpeed,
+            scale: scale.map(|factor| factor as f32),
+            betas: self.betas.map(|beta| beta as f32),
+            rest: self.betas.map(|beta| (1.0 - beta) as f32),
             eps: self.eps as f32,
             step_size: (learning_rate / correction(b1)) as f32,
             root_correction: correction(b2).sqrt() as f32,
@@ -130,33 +132,21 @@ impl AdamW {
     }
 }
 
-struct Coefficients {
-    b1: f32,
-    b2: f32,
-    one_minus_b1: f32,
-    one_minus_b2: f32,
-    eps: f32,
-    step_size: f32,
-    root_correction: f32,
-    decay: f32,
-    keep: f32,
-}
-
-fn update_torch(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_torch(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     widest::<false>(c, p, g, m, v);
 }
 
-fn update_deepspeed(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_deepspeed(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     widest::<true>(c, p, g, m, v);
 }
 
 /// The loop, compiled for the widest registers that the processor has. Every width gives the same bits: the compiler
 /// fuses no product with a sum.
-fn widest<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn widest<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn avx2<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+        fn avx2<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
             update_block::<DEEPSPEED>(c, p, g, m, v);
         }
         if is_x86_feature_detected!("avx2") {
@@ -169,7 +159,7 @@ fn widest<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: 
 
 /// Branch-free over slices of one length, so that the compiler vectorises it.
 #[inline(always)]
-fn update_block<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_block<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         (*p, *m, *v) = updated::<DEEPSPEED>(c, *p, g, *m, *v);
     }
@@ -177,10 +167,10 @@ fn update_block<const DEEPSPEED: bool>(c: &Coefficients, p: &mut [f32], g: &[f32
 
 /// Parameter and moments of one element after an update.
 #[inline(always)]
-fn updated<const DEEPSPEED: bool>(c: &Coefficients, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
+fn updated<const DEEPSPEED: bool>(c: &AdamUpdate, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
     let decayed = if DEEPSPEED { p - c.decay * p } else { p * c.keep };
-    let m = if DEEPSPEED { c.b1 * m + c.one_minus_b1 * g } else { m + c.one_minus_b1 * (g - m) };
-    let v = v * c.b2 + c.one_minus_b2 * g * g;
+    let m = if DEEPSPEED { c.betas[0] * m + c.rest[0] * g } else { m + c.rest[0] * (g - m) };
+    let v = v * c.betas[1] + c.rest[1] * g * g;
     let denominator = v.sqrt() / c.root_correction + c.eps;
     (decayed - c.step_size * (m / denominator), m, v)
 }

@@ -209,6 +209,12 @@ impl Communicator for OverlappedRanks {
     fn barrier(&self) -> Result<()> {
         self.settled(|ranks| ranks.barrier())
     }
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled(|ranks| ranks.all_to_all(values, out))
+    }
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        self.settled(|ranks| ranks.split(color))
+    }
     fn set_timeout(&self, timeout: Duration) {
         self.line.ranks.set_timeout(timeout);
     }

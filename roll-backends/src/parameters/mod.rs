@@ -14,6 +14,7 @@
 mod divided;
 #[cfg(feature = "libtorch")]
 mod gpu;
+mod updates;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

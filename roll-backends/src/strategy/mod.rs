@@ -6,7 +6,7 @@ pub mod zero;
 
 use roll_core::{Error, Model, OptimizerConfig, Result};
 
-pub use single::{Single, SingleOptions};
+pub use single::{OptimizerPlace, Single, SingleOptions};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
 /// Fails on a model or on settings that can only be mistakes. Loading a configuration refuses such settings already, and

@@ -1,10 +1,10 @@
-//! One process: optimizer state and gradient accumulator in host memory.
+//! One process: optimizer state and gradient accumulator on the model's device, or in host memory.
 
 use roll_core::plan::Division;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, SingleRank, StateDict,
-    Strategy, StrategyReport,
+    Communicator, DeviceUpdates, Error, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
+    SingleRank, StateDict, Strategy, StrategyReport,
 };
 
 use super::saved::{self, Saved};
@@ -19,26 +19,69 @@ const NAME: &str = "single";
 pub struct SingleOptions {
     /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]).
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host memory.
     pub bf16_optimizer_states: bool,
+    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither they
+    /// nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
+    /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
+    pub optimizer_on: OptimizerPlace,
+}
+
+/// Where the optimizer works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerPlace {
+    /// On GPUs, where their memory is hardly touched by it.
+    #[default]
+    Auto,
+    /// Where the parameters are.
+    Device,
+    /// In host memory.
+    Host,
+}
+
+/// Parameters up to which `auto` works on a GPU: moments of 2 GiB.
+const FEW: usize = 1 << 28;
+
+impl SingleOptions {
+    /// Parameters up to which a GPU updates them itself.
+    fn most_on_gpu(&self) -> usize {
+        match self.optimizer_on {
+            OptimizerPlace::Host => 0,
+            OptimizerPlace::Auto if self.bf16_optimizer_states => 0,
+            OptimizerPlace::Auto => FEW,
+            OptimizerPlace::Device => usize::MAX,
+        }
+    }
 }
 
 /// The single-process strategy.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Single {
     options: SingleOptions,
     attached: Option<Attached>,
 }
 
-/// What exists once a model is attached; every vector has the model's flat layout.
-#[derive(Debug)]
+/// What exists once a model is attached.
 struct Attached {
     optimizer: AdamW,
     max_grad_norm: f64,
     specs: Vec<ParameterSpec>,
-    parameters: Vec<f32>,
-    gradients: Vec<f32>,
-    moments: Moments,
+    place: Place,
+}
+
+/// Gradients and moments; every vector has the model's flat layout.
+enum Place {
+    Host {
+        parameters: Vec<f32>,
+        gradients: Vec<f32>,
+        moments: Moments,
+    },
+    /// With the number of updates so far.
+    Device {
+        updates: Box<dyn DeviceUpdates>,
+        step: u64,
+    },
 }
 
 impl Single {
@@ -50,50 +93,102 @@ impl Single {
     fn attached(&mut self) -> Result<&mut Attached> {
         self.attached.as_mut().ok_or_else(|| not_attached(NAME))
     }
+
+    /// Updates on the device of `model`, if they are to be made there.
+    fn on_device(&self, model: &dyn Model) -> Result<Option<Box<dyn DeviceUpdates>>> {
+        let refused = |problem: &str| Err(Error::config("strategy.optimizer_on", problem));
+        match (self.options.optimizer_on, self.options.bf16_optimizer_states) {
+            (OptimizerPlace::Host, _) | (OptimizerPlace::Auto, true) => Ok(None),
+            (OptimizerPlace::Auto, false) if model.parameter_count() > FEW => Ok(None),
+            (OptimizerPlace::Auto, false) => Ok(model.device_updates().filter(|updates| updates.has_own_memory())),
+            (OptimizerPlace::Device, true) => refused(
+                "moments in bf16 (`strategy.bf16_optimizer_states`) are updated in host memory alone: expected `host` or \
+                 `auto`, found `device`",
+            ),
+            (OptimizerPlace::Device, false) => match model.device_updates() {
+                None => refused(
+                    "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",
+                ),
+                updates => Ok(updates),
+            },
+        }
+    }
 }
 
 impl Strategy for Single {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
         let n = model.parameter_count();
-        let mut parameters = vec![0.0; n];
-        model.read_parameters(&mut parameters)?;
+        let place = match self.on_device(model)? {
+            Some(updates) => {
+                tracing::info!("AdamW updates the {n} parameters on the device they are on");
+                Place::Device { updates, step: 0 }
+            }
+            None => {
+                let mut parameters = vec![0.0; n];
+                model.read_parameters(&mut parameters)?;
+                let moments = Moments::zeros_as(n, self.options.bf16_optimizer_states);
+                Place::Host { parameters, gradients: vec![0.0; n], moments }
+            }
+        };
         self.attached = Some(Attached {
             optimizer: AdamW::new(optimizer, self.options.adam_rule),
             max_grad_norm: optimizer.max_grad_norm,
             specs: model.parameters().to_vec(),
-            parameters,
-            gradients: vec![0.0; n],
-            moments: Moments::zeros_as(n, self.options.bf16_optimizer_states),
+            place,
         });
         Ok(())
     }
 
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        model.take_gradients(&mut self.attached()?.gradients)
+        match &mut self.attached()?.place {
+            Place::Host { gradients, .. } => model.take_gradients(gradients),
+            // A wrapper may keep gradients in host memory.
+            Place::Device { updates, .. } if model.device_updates().is_none() => {
+                let mut gradients = vec![0.0; model.parameter_count()];
+                model.take_gradients(&mut gradients)?;
+                updates.add(&gradients)
+            }
+            Place::Device { updates, .. } => updates.accumulate(),
+        }
     }
 
     fn discard(&mut self) {
-        if let Some(attached) = &mut self.attached {
-            clear(&mut attached.gradients);
+        match self.attached.as_mut().map(|attached| &mut attached.place) {
+            Some(Place::Host { gradients, .. }) => clear(gradients),
+            Some(Place::Device { updates, .. }) => updates.discard(),
+            None => {}
         }
     }
 
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale_by: f64) -> Result<StrategyReport> {
         let a = self.attached()?;
         check_step(learning_rate, scale_by)?;
-        scale(&mut a.gradients, scale_by);
-        let grad_norm = norm(&a.gradients);
+        let grad_norm = match &mut a.place {
+            Place::Host { gradients, .. } => {
+                scale(gradients, scale_by);
+                norm(gradients)
+            }
+            Place::Device { updates, .. } => updates.sum_of_squares()?.sqrt() * scale_by.abs(),
+        };
         if !grad_norm.is_finite() {
             self.discard();
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        scale(&mut a.gradients, coefficient);
-        // Read again: a checkpoint or an import may have written them since the last step.
-        model.read_parameters(&mut a.parameters)?;
-        a.optimizer.update(&mut a.parameters, &a.gradients, &mut a.moments, learning_rate);
-        model.write_parameters(&a.parameters)?;
+        match &mut a.place {
+            Place::Host { parameters, gradients, moments } => {
+                scale(gradients, coefficient);
+                // Read again: a checkpoint or an import may have written them since the last step.
+                model.read_parameters(parameters)?;
+                a.optimizer.update(parameters, gradients, moments, learning_rate);
+                model.write_parameters(parameters)?;
+            }
+            Place::Device { updates, step } => {
+                *step += 1;
+                updates.update(&a.optimizer.coefficients(*step, learning_rate, [scale_by, coefficient]))?;
+            }
+        }
         self.discard();
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
@@ -104,21 +199,43 @@ impl Strategy for Single {
 
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
-        saved::save(&a.specs, &a.moments)
+        match &a.place {
+            Place::Host { moments, .. } => saved::save(&a.specs, moments),
+            Place::Device { updates, step } => {
+                let [exp_avg, exp_avg_sq] = updates.read_moments()?;
+                let mut state = StateDict::new();
+                saved::save_part(&mut state, &a.specs, &exp_avg, &exp_avg_sq, false)?;
+                saved::save_step(&mut state, *step)?;
+                Ok(state)
+            }
+        }
     }
 
     /// Fails, changing nothing, when a tensor is missing, unexpected, misshapen or holds what no moment can be.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         let a = self.attached()?;
         let saved = Saved::check(&a.specs, state)?;
-        let mut at = 0;
-        for spec in &a.specs {
-            let [exp_avg, exp_avg_sq] = saved.moments(spec)?;
-            a.moments.exp_avg.write(at, &exp_avg);
-            a.moments.exp_avg_sq.write(at, &exp_avg_sq);
-            at += spec.len();
+        match &mut a.place {
+            Place::Host { moments, .. } => {
+                let mut at = 0;
+                for spec in &a.specs {
+                    let [exp_avg, exp_avg_sq] = saved.moments(spec)?;
+                    moments.exp_avg.write(at, &exp_avg);
+                    moments.exp_avg_sq.write(at, &exp_avg_sq);
+                    at += spec.len();
+                }
+                moments.step = saved.step;
+            }
+            Place::Device { updates, step } => {
+                let mut whole = [Vec::new(), Vec::new()];
+                for spec in &a.specs {
+                    whole.iter_mut().zip(saved.moments(spec)?).for_each(|(whole, of)| whole.extend(of));
+                }
+                let [exp_avg, exp_avg_sq] = &whole;
+                updates.write_moments([exp_avg, exp_avg_sq])?;
+                *step = saved.step;
+            }
         }
-        a.moments.step = saved.step;
         Ok(())
     }
 }
@@ -126,7 +243,7 @@ impl Strategy for Single {
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
-        summary: "One process, AdamW in host memory",
+        summary: "One process, AdamW on the GPU or in host memory",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<SingleOptions>,
@@ -134,10 +251,14 @@ roll_core::inventory::submit! {
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
         planner: Some(Planner::Strategy(|options| {
             let options: SingleOptions = parse_options("strategy", options)?;
-            Ok(Division { state_bytes: if options.bf16_optimizer_states { 4 } else { 8 }, ..Division::default() })
+            let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
+            Ok(Division { state_bytes, state_on_gpu: options.most_on_gpu(), ..Division::default() })
         })),
     }
 }
+
+#[cfg(test)]
+mod device_tests;
 
 #[cfg(test)]
 mod tests {

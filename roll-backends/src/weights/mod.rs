@@ -21,7 +21,7 @@ pub use sharded::Sharded;
 pub use storage::Storage;
 pub use turns::{Turn, Turns};
 
-use crate::host::upload;
+use crate::host::{upload, values};
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
 /// Weights of one segment of a network, by the checkpoint's key.
@@ -43,16 +43,14 @@ enum Value {
 impl Weight {
     /// Uploads a host tensor as `dtype`.
     pub fn new(tensor: &roll_core::Tensor, dtype: DType, device: &Device) -> Self {
+        let count = [tensor.len()];
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
-                upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), device)
+                upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device)
             }
             // On the host: half the bytes go to the device, and nothing of f32 exists there.
-            (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), device),
-            _ => {
-                upload(tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed), device)
-                    .cast(dtype)
-            }
+            (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), count, device),
+            _ => upload(values(tensor), count, device).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
+use std::thread::LocalKey;
 
 use super::{Communicator, SingleRank};
 
@@ -12,6 +13,7 @@ static PROCESS: OnceLock<Arc<dyn Communicator>> = OnceLock::new();
 
 thread_local! {
     static THREAD: RefCell<Option<Arc<dyn Communicator>>> = const { RefCell::new(None) };
+    static TOKENS: RefCell<Option<Arc<dyn Communicator>>> = const { RefCell::new(None) };
 }
 
 /// The ranks of this thread ([`within`]), or else of this process ([`set_process`]), or else one rank alone.
@@ -26,12 +28,31 @@ pub fn set_process(communicator: Arc<dyn Communicator>) -> Result<(), Arc<dyn Co
 
 /// Runs `f` as one of the ranks of `communicator`, on this thread.
 pub fn within<T>(communicator: Arc<dyn Communicator>, f: impl FnOnce() -> T) -> T {
-    struct Restore(Option<Arc<dyn Communicator>>);
+    replaced(&THREAD, Some(communicator), f)
+}
+
+/// Runs `f`, which makes a model, on this thread: the model divides the tokens of every pass among `ranks`, if there are
+/// any ([`crate::Strategy::token_ranks`]).
+pub fn dividing_tokens<T>(ranks: Option<Arc<dyn Communicator>>, f: impl FnOnce() -> T) -> T {
+    replaced(&TOKENS, ranks, f)
+}
+
+/// The ranks among which a model that is made now divides the tokens of every pass. Its [`crate::Model::token_ranks`] says
+/// that it does.
+pub fn token_ranks() -> Option<Arc<dyn Communicator>> {
+    TOKENS.with_borrow(Clone::clone)
+}
+
+type Place = LocalKey<RefCell<Option<Arc<dyn Communicator>>>>;
+
+/// Runs `f` while `ranks` are at `place`.
+fn replaced<T>(place: &'static Place, ranks: Option<Arc<dyn Communicator>>, f: impl FnOnce() -> T) -> T {
+    struct Restore(&'static Place, Option<Arc<dyn Communicator>>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            THREAD.set(self.0.take());
+            self.0.set(self.1.take());
         }
     }
-    let _restore = Restore(THREAD.replace(Some(communicator)));
+    let _restore = Restore(place, place.replace(ranks));
     f()
 }

@@ -7,10 +7,11 @@ mod current;
 mod error;
 mod threads;
 
-pub use current::{current, set_process, within};
+pub use current::{current, dividing_tokens, set_process, token_ranks, within};
 pub use error::RanksError;
 pub use threads::ThreadRanks;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -66,6 +67,16 @@ pub trait Communicator: Send + Sync {
             out.copy_from_slice(&all[from * values.len() + own * part..][..part]);
         }
         Ok(())
+    }
+
+    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails where
+    /// a transport has no such groups.
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        let _ = color;
+        Err(Error::Unsupported(format!(
+            "these {} ranks cannot be divided into groups over this transport",
+            self.world_size()
+        )))
     }
 
     /// Joins bytes of any length: every rank's, in the order of the ranks.

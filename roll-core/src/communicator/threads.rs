@@ -1,10 +1,12 @@
 //! Ranks that are threads of one process.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Communicator, Rank, RanksError, check_lengths, sum_in_order, within};
+use super::{Communicator, Rank, RanksError, check_lengths, join, sum_in_order, within};
 use crate::{Error, Result};
 
 /// One of several ranks that are threads of this process. For tests, and for trying things on one machine.
@@ -12,6 +14,8 @@ pub struct ThreadRanks {
     rank: Rank,
     timeout: Mutex<Duration>,
     shared: Arc<Shared>,
+    /// Divisions into groups so far.
+    splits: AtomicU64,
 }
 
 struct Shared {
@@ -30,6 +34,8 @@ struct State {
     /// Why there will be no further one.
     failed: Option<RanksError>,
     ended: Vec<bool>,
+    /// Groups of these ranks, by the number of the division and by color.
+    groups: BTreeMap<(u64, usize), Weak<Shared>>,
 }
 
 struct Deposit {
@@ -40,15 +46,12 @@ struct Deposit {
 impl ThreadRanks {
     /// The ranks of a job of `size`. Who waits for another longer than `timeout` gets an error.
     pub fn group(size: usize, timeout: Duration) -> Vec<Self> {
-        let state = State {
-            deposits: (0..size).map(|_| None).collect(),
-            done: 0,
-            taken: Arc::default(),
-            failed: None,
-            ended: vec![false; size],
-        };
-        let shared = Arc::new(Shared { size, state: Mutex::new(state), changed: Condvar::new() });
-        (0..size).map(|rank| Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared: shared.clone() }).collect()
+        let shared = Shared::new(size);
+        (0..size).map(|rank| Self::of(rank, timeout, shared.clone())).collect()
+    }
+
+    fn of(rank: usize, timeout: Duration, shared: Arc<Shared>) -> Self {
+        Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared, splits: AtomicU64::new(0) }
     }
 
     /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and gives the results in their order.
@@ -129,6 +132,18 @@ impl State {
 }
 
 impl Shared {
+    fn new(size: usize) -> Arc<Self> {
+        let state = State {
+            deposits: (0..size).map(|_| None).collect(),
+            done: 0,
+            taken: Arc::default(),
+            failed: None,
+            ended: vec![false; size],
+            groups: BTreeMap::new(),
+        };
+        Arc::new(Self { size, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
     /// A panic while the lock was held left the state as it was before or after: there is nothing half done in it.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -136,7 +151,11 @@ impl Shared {
 
     fn fail(&self, mut state: MutexGuard<'_, State>, error: RanksError) -> Error {
         let failed = state.failed.get_or_insert(error).clone();
+        let groups: Vec<_> = state.groups.values().filter_map(Weak::upgrade).collect();
+        drop(state);
         self.changed.notify_all();
+        // Ranks of a group may wait for one that waits, or ended, here.
+        groups.into_iter().for_each(|group| drop(group.fail(group.lock(), failed.clone())));
         failed.into()
     }
 }
@@ -199,6 +218,28 @@ impl Communicator for ThreadRanks {
         self.exchange("a barrier".into(), Vec::new()).map(drop)
     }
 
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        let colors: Vec<usize> = join(self, &color)?;
+        let (number, own) = (self.splits.fetch_add(1, Ordering::Relaxed), self.rank.0);
+        let rank = colors[..own].iter().filter(|other| **other == color).count();
+        let size = colors.iter().filter(|other| **other == color).count();
+        let mut state = self.shared.lock();
+        let group = match state.groups.get(&(number, color)).and_then(Weak::upgrade) {
+            Some(group) => group,
+            None => {
+                let group = Shared::new(size);
+                state.groups.insert((number, color), Arc::downgrade(&group));
+                group
+            }
+        };
+        drop(state);
+        let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = Self::of(rank, timeout, group);
+        // Each has joined before one of them can leave.
+        self.barrier()?;
+        Ok(Arc::new(group))
+    }
+
     fn set_timeout(&self, timeout: Duration) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
@@ -222,6 +263,7 @@ impl Drop for ThreadRanks {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::SingleRank;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -292,6 +334,33 @@ mod tests {
                 ranks.barrier()
             });
         }
+    }
+
+    #[test]
+    fn groups_of_ranks_are_jobs_of_their_own_and_end_with_the_others() {
+        all(4, |ranks| {
+            let own = ranks.rank().0;
+            for (color, members) in [(own / 2, [own / 2 * 2, own / 2 * 2 + 1]), (own % 2, [own % 2, own % 2 + 2])] {
+                let group = ranks.split(color)?;
+                assert_eq!((group.world_size(), members[group.rank().0]), (2, own));
+                let mut gathered = [0.0; 2];
+                group.all_gather(&[own as f32], &mut gathered)?;
+                assert_eq!(gathered, members.map(|member| member as f32));
+            }
+            Ok(())
+        });
+        let results = ThreadRanks::run(4, LONG, |ranks| {
+            let group = ranks.split(ranks.rank().0 / 2)?;
+            match ranks.rank().0 {
+                3 => Err(Error::Misuse("the disk is full".into())),
+                _ => group.barrier().and_then(|()| ranks.barrier()),
+            }
+        });
+        for result in results {
+            let said = result.unwrap_err().to_string();
+            assert!(said.contains("the disk is full") || said.contains("ended"), "{said}");
+        }
+        assert!(SingleRank.split(0).is_err());
     }
 
     #[test]

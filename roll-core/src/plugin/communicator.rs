@@ -63,8 +63,9 @@ impl Deref for Ranks {
     fn deref(&self) -> &(dyn Communicator + 'static) {
         match self {
             Self::Own(communicator) => &**communicator,
+            // Algorithms divide and count samples by it.
             // SAFETY: the strategy is released after its communicator, and not called meanwhile (P4).
-            Self::Of(strategy) => unsafe { (**strategy).communicator() },
+            Self::Of(strategy) => unsafe { (**strategy).data_ranks() },
         }
     }
 }

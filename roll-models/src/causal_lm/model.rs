@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use roll_backends::Parameters;
 use roll_core::{
-    Adapter, BranchAdapters, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, Noise,
+    Adapter, BranchAdapters, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, Noise,
     ParameterParts, ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
 };
 
@@ -15,6 +16,7 @@ use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
 use super::tokenizer::Tokenizer;
+use super::updates::Forgetting;
 use crate::comma_list::split;
 use crate::trainable::Trainable;
 
@@ -26,7 +28,7 @@ pub struct CausalLm {
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
     /// What the last turn of conversations gave.
-    prefixes: Prefixes,
+    prefixes: Arc<Prefixes>,
     /// Most rows that are written at a time.
     rows_at_once: usize,
 }
@@ -44,7 +46,7 @@ impl CausalLm {
         let end_ids = network.config().end_ids.clone();
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
         let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
-        let prefixes = Prefixes::default();
+        let prefixes = Arc::default();
         Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX })
     }
 
@@ -63,7 +65,7 @@ impl CausalLm {
             template: self.template.clone(),
             end_ids: self.end_ids.clone(),
             specs,
-            prefixes: Prefixes::default(),
+            prefixes: Arc::default(),
             rows_at_once: self.rows_at_once,
         }
     }
@@ -125,6 +127,11 @@ impl Model for CausalLm {
         // Of adapters alone: an embedding that is the head too comes twice, and its sums would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
+    }
+
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        let updates = Parameters::device_updates(self.network.parameters())?;
+        Some(Box::new(Forgetting { updates, prefixes: self.prefixes.clone() }))
     }
 
     fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {

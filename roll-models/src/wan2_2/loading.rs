@@ -10,8 +10,8 @@ use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt, StateDict,
-    communicator,
+    BuildContext, Communicator, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt,
+    StateDict, communicator,
 };
 
 use crate::hub::Hub;
@@ -306,9 +306,23 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
         }
         .with_memory(memory)
         .with_products(*products);
-        Ok(dit)
+        match communicator::token_ranks() {
+            Some(ranks) => dividing_tokens(dit, ranks),
+            None => Ok(dit),
+        }
     };
     opened().in_section("model").while_doing(|| reading(file))
+}
+
+fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
+    let (heads, count) = (dit.config().heads, ranks.world_size());
+    match heads.is_multiple_of(count) {
+        true => Ok(dit.dividing_tokens(ranks)),
+        false => Err(Error::Unsupported(format!(
+            "{count} ranks cannot divide the {heads} heads of the transformer into equal parts: \
+             `strategy.sequence_parallel_size` must divide them"
+        ))),
+    }
 }
 
 /// Chooses what is trained of `dit`: what `adapters` hold, from their values on, or what the options say.

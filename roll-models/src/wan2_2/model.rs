@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Grad, GradientSink, Model,
-    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Fingerprint, Grad, GradientSink,
+    Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
     VideoUnit, WeightPlacement,
 };
 
@@ -240,6 +241,14 @@ impl Model for Wan {
             first += parameters.specs().len();
         }
         true
+    }
+
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        Parameters::device_updates(self.experts.iter().filter_map(|e| e.dit.parameters()))
+    }
+
+    fn token_ranks(&self) -> usize {
+        self.experts.iter().map(|e| e.dit.token_ranks()).max().unwrap_or(1)
     }
 
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {

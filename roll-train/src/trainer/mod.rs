@@ -305,7 +305,7 @@ impl Trainer {
             want_videos,
         };
         let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
-        let skipped = communicator::join(self.strategy.communicator(), &batch.skipped)?;
+        let skipped = communicator::join(self.strategy.data_ranks(), &batch.skipped)?;
         let skipped: Vec<_> = skipped.into_iter().flatten().collect();
         if !skipped.is_empty() {
             report.metrics.insert("data/skipped".into(), skipped.len() as f64);

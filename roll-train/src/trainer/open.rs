@@ -46,7 +46,18 @@ impl Trainer {
         let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
         trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), registry)?;
         let placed = BuildContext { placement: strategy.weight_placement(), ..context.clone() };
-        let mut model = registry.model(&config.model.name, &config.model.options, &placed)?;
+        let tokens = strategy.token_ranks();
+        let model = || registry.model(&config.model.name, &config.model.options, &placed);
+        let mut model = communicator::dividing_tokens(tokens.clone(), model)?;
+        if let Some(tokens) = &tokens {
+            works_with_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
+            if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
+                let problem = "clips are not evaluated where several ranks work on one sample \
+                               (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
+                               `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
+                return Err(Error::config("evaluation", problem));
+            }
+        }
         follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
         let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
@@ -82,7 +93,8 @@ impl Trainer {
             );
         }
         let data = dataset.map(|dataset| {
-            let data = Batches::new(dataset, noise.clone(), per_step, communicator.rank(), communicator.world_size());
+            let ranks = strategy.data_ranks();
+            let data = Batches::new(dataset, noise.clone(), per_step, ranks.rank(), ranks.world_size());
             data.in_micro_batches(t.per_device_train_batch_size)
         });
         let most = config.max_steps.unwrap_or(u64::MAX);
@@ -170,6 +182,16 @@ fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry)
         others.join(", ")
     );
     Err(Error::config("strategy.name", problem))
+}
+
+/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum of
+/// their gradients would be several times the gradient.
+fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
+    if model.token_ranks() == ranks {
+        return Ok(());
+    }
+    let problem = format!("the model `{name}` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
+    Err(Error::config("strategy.sequence_parallel_size", problem))
 }
 
 /// Warns when the strategy wants frozen weights in a place that the model does not know.

@@ -5,6 +5,7 @@
 //! and attention are those of the cubek crates. Kernels index contiguous f32; anything else is made so first.
 
 mod activation;
+mod adam;
 mod attention;
 mod channel_norm;
 mod conv;

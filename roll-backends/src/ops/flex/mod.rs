@@ -17,6 +17,7 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bytes, DType, FloatDType, Shape};
 
+impl super::AdamKernel for Flex {}
 impl super::ProductKernel for Flex {}
 impl super::RmsRopeKernel for Flex {}
 

@@ -3,6 +3,7 @@
 //! Burn's operations on these tensors may write into a tensor that is the only owner of its storage. Therefore every tensor
 //! returned here is either new memory or carries the storage that it is a view of.
 
+mod adam;
 mod attention;
 mod conv;
 mod decode;

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::elementwise::summed_rows;
 use super::{fresh, fused, pull_through};
-use crate::ops::channel_norm::LEAST_NORM;
+use crate::ops::channel_norm::{LEAST_NORM, hand_pull};
 use crate::ops::expression::Expression;
 use crate::ops::rms_rope::{self, Turn};
 use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SavedRmsRope, SharedShift};
@@ -204,10 +204,27 @@ impl ChannelNormKernel for LibTorch {
         let [c, t, h, w] = [size[0], size[1], size[2], size[3]];
         let joined = Tensor::empty([before + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
         joined.narrow(1, 0, before).copy_(past);
+        let rows = positions(&joined.narrow(1, before, t));
+        if fused::channel_norm_silu(&positions(x), &one_row(&gain.tensor), LEAST_NORM as f32, &rows).is_some() {
+            return fresh(joined);
+        }
         let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         let _ = y.silu_();
         fresh(joined)
+    }
+
+    fn channel_norm_silu_pull(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let rows = [&x, &d_y].map(|x| positions(&x.tensor));
+        let found = fused::channel_norm_silu_pull(&rows[0], &one_row(&gain.tensor), LEAST_NORM as f32, &rows[1]);
+        match found {
+            Some(d_x) => fresh(volume(&d_x, &x.tensor)),
+            None => hand_pull::<Self>(x, gain, d_y),
+        }
     }
 
     fn channel_norm_factors(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -228,6 +245,26 @@ fn factors(x: &Tensor) -> Tensor {
 /// `x * by` in the dtype of x, rounded once; `by` is broadcast.
 fn scaled(x: &Tensor, by: &Tensor) -> Tensor {
     if x.kind() == by.kind() { x * by } else { x.mul_out(&x.empty_like(), by) }
+}
+
+/// `[C, T, H, W]` as `[T * H * W, C]`: a view, if the channels are innermost in memory, and else no operand of a kernel.
+fn positions(x: &Tensor) -> Tensor {
+    let channels = x.size()[0];
+    let x_thwc = x.permute([1, 2, 3, 0]);
+    match x_thwc.is_contiguous() {
+        true => x_thwc.view([-1, channels]),
+        false => x_thwc,
+    }
+}
+
+/// The reverse, for a result like `like`.
+fn volume(rows: &Tensor, like: &Tensor) -> Tensor {
+    let size = like.size();
+    rows.view([size[1], size[2], size[3], size[0]]).permute([3, 0, 1, 2])
+}
+
+fn one_row(gain: &Tensor) -> Tensor {
+    gain.reshape([1, -1])
 }
 
 /// The gain of each channel of `[C, T, H, W]`.

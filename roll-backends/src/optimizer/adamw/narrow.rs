@@ -2,7 +2,9 @@
 
 use half::bf16;
 
-use super::{Coefficients, updated};
+use roll_core::AdamUpdate;
+
+use super::updated;
 
 /// Random bits for every parameter of an update, from its place in the flat layout.
 #[derive(Clone, Copy)]
@@ -50,7 +52,7 @@ fn rounded(value: f32, draw: u32) -> bf16 {
 
 /// The loop, compiled for the widest registers that the processor has.
 pub(super) fn widest<const DEEPSPEED: bool>(
-    c: &Coefficients,
+    c: &AdamUpdate,
     p: &mut [f32],
     g: &[f32],
     m: &mut [bf16],
@@ -61,7 +63,7 @@ pub(super) fn widest<const DEEPSPEED: bool>(
     {
         #[target_feature(enable = "avx2")]
         fn avx2<const DEEPSPEED: bool>(
-            c: &Coefficients,
+            c: &AdamUpdate,
             p: &mut [f32],
             g: &[f32],
             m: &mut [bf16],
@@ -80,7 +82,7 @@ pub(super) fn widest<const DEEPSPEED: bool>(
 
 #[inline(always)]
 fn block<const DEEPSPEED: bool>(
-    c: &Coefficients,
+    c: &AdamUpdate,
     p: &mut [f32],
     g: &[f32],
     m: &mut [bf16],

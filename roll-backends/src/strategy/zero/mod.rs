@@ -17,6 +17,7 @@ mod drift;
 mod gradients;
 mod options;
 mod partition;
+mod sequence;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -38,6 +39,7 @@ use crate::optimizer::{AdamW, Moment, Moments, clip_coefficient};
 use crate::overlap::OverlappedRanks;
 use arrivals::Arrivals;
 use gradients::Gradients;
+use sequence::Sequence;
 use values::Values;
 
 const NAME: &str = "zero";
@@ -46,6 +48,8 @@ const NAME: &str = "zero";
 pub struct Zero {
     options: ZeroOptions,
     ranks: Arc<OverlappedRanks>,
+    /// Where several ranks work on one sample.
+    sequence: Option<Sequence>,
     attached: Option<Attached>,
 }
 
@@ -68,7 +72,8 @@ impl Zero {
         communicator.set_timeout(options.timeout());
         let ranks = OverlappedRanks::of(communicator);
         ranks.set_overlap(options.overlap_comm);
-        Ok(Self { options, ranks, attached: None })
+        let sequence = Sequence::of(&ranks, options.sequence_parallel_size, options.stage)?;
+        Ok(Self { options, ranks, sequence, attached: None })
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -154,6 +159,17 @@ impl Strategy for Zero {
 
     fn communicator(&self) -> &dyn Communicator {
         self.ranks.as_ref()
+    }
+
+    fn data_ranks(&self) -> &dyn Communicator {
+        match &self.sequence {
+            Some(sequence) => sequence.data_ranks(),
+            None => self.ranks.as_ref(),
+        }
+    }
+
+    fn token_ranks(&self) -> Option<Arc<dyn Communicator>> {
+        self.sequence.as_ref().map(Sequence::token_ranks)
     }
 
     /// Called by all ranks. Rank 0 gets the whole state, in the layout of the strategy `single`, so that a run resumes

@@ -45,6 +45,12 @@ pub struct ZeroOptions {
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
     /// Checkpoints keep them as they are; a run may go on with the other kind.
     pub bf16_optimizer_states: bool,
+    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many for one
+    /// GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of the transformer
+    /// and its tokens. Ranks that stand next to each other are a group; every group has samples of its own. 1: every rank
+    /// has.
+    #[schemars(range(min = 1))]
+    pub sequence_parallel_size: usize,
     /// The parameters of all ranks are compared every this many updates; 0 never compares.
     pub check_every: u64,
     /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
@@ -65,6 +71,7 @@ impl Default for ZeroOptions {
             offload_param: Offload::default(),
             adam_rule: AdamRule::default(),
             bf16_optimizer_states: false,
+            sequence_parallel_size: 1,
             check_every: 50,
             timeout_seconds: 1800,
         }
@@ -151,6 +158,7 @@ impl ZeroOptions {
             stage: self.stage,
             placement: self.weight_placement(),
             state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
+            state_on_gpu: 0,
             overlap_comm: self.overlap_comm,
         }
     }

@@ -155,6 +155,7 @@ impl Preset {
                 trainable: self.trainable(),
                 trained_experts: 1,
                 bf16_optimizer_states: false,
+                state_on_gpu: 0,
                 overlap_comm: false,
             },
             storage: OnDevice {

@@ -148,6 +148,11 @@ impl Dit {
         self
     }
 
+    /// Ranks among which the tokens of a pass are divided.
+    pub fn token_ranks(&self) -> usize {
+        self.token_ranks.as_ref().map_or(1, |group| group.count())
+    }
+
     /// Adds trainable parameters. Adapters start as the identity: A uniform in +-1/sqrt(in) as in PEFT, B zero.
     /// `base` holds the weights that full training starts from.
     pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {

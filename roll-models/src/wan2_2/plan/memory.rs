@@ -98,14 +98,14 @@ impl Plan {
             false => item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")),
         });
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
-        items.push(item("sums of gradients", 0, 4 * part(stage >= 2), format!("{} x 4 B", share(stage >= 2))));
+        // A GPU that updates the parameters itself has what belongs to that.
+        let on_gpu = self.storage.memory.is_some() && n <= division.state_on_gpu;
+        let placed = |bytes: usize| if on_gpu { (bytes, 0) } else { (0, bytes) };
+        let (on_device, on_host) = placed(4 * part(stage >= 2));
+        items.push(item("sums of gradients", on_device, on_host, format!("{} x 4 B", share(stage >= 2))));
         let moments = if division.bf16_optimizer_states { 4 } else { 8 };
-        items.push(item(
-            "optimizer state",
-            0,
-            moments * part(stage >= 1),
-            format!("{} x {moments} B", share(stage >= 1)),
-        ));
+        let (on_device, on_host) = placed(moments * part(stage >= 1));
+        items.push(item("optimizer state", on_device, on_host, format!("{} x {moments} B", share(stage >= 1))));
 
         let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;

@@ -110,6 +110,8 @@ pub struct Division {
     pub trained_experts: usize,
     /// Moments are kept in bf16.
     pub bf16_optimizer_states: bool,
+    /// Trained parameters up to which they are on the GPU, where there is one.
+    pub state_on_gpu: usize,
     /// Communication and computation overlap.
     pub overlap_comm: bool,
 }

@@ -127,6 +127,7 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
         trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
         trained_experts: trained.len(),
         bf16_optimizer_states: input.division.state_bytes < 8,
+        state_on_gpu: input.division.state_on_gpu,
         overlap_comm: input.division.overlap_comm,
     })
 }

@@ -34,6 +34,7 @@ fn plan(name: &str) -> Plan {
             trainable: lora(32),
             trained_experts: 1,
             bf16_optimizer_states: false,
+            state_on_gpu: 0,
             overlap_comm: true,
         },
         storage: OnDevice {
@@ -114,6 +115,22 @@ fn each_stage_divides_what_it_says_and_nothing_else() {
     // Two blocks of one expert are there whole.
     assert!(three[2] > zero[2] / 8 && three[2] < zero[2] / 8 + zero[2] / 38);
     assert_eq!(three[3], zero[3]);
+}
+
+#[test]
+fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parameters() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    let n = plan.trained_elements().unwrap();
+    let places = |plan: &Plan| {
+        let state = plan.memory().unwrap().into_iter().find(|item| item.name == "optimizer state").unwrap();
+        [state.device, state.host]
+    };
+    for (memory, most, expected) in
+        [(None, n, [0, 8 * n]), (Some(80 << 30), n, [8 * n, 0]), (Some(80 << 30), n - 1, [0, 8 * n])]
+    {
+        (plan.storage.memory, plan.division.state_on_gpu) = (memory, most);
+        assert_eq!(places(&plan), expected);
+    }
 }
 
 #[test]

@@ -64,6 +64,9 @@ static unsigned as_bits(float value)
 #define AS_FLOAT(bits) as_float(bits)
 #define AS_BITS(value) as_bits(value)
 #define INVERSE_ROOT(value) (1.0f / sqrtf(value))
+#define ROOT(value) sqrtf(value)
+#define LARGER(one, other) fmaxf(one, other)
+#define SIGMOID(value) (1.0f / (1.0f + expf(-(value))))
 #define READ_ONCE(type, from) (*(const type *)(from))
 #define READ_OFTEN(type, from) (*(const type *)(from))
 #include "kernels.cu"
@@ -78,9 +81,22 @@ static void run_rms_rope_pull(void **p) { rms_rope_pull(P(0), P(1), P(2), P(3), 
 static void run_gated_add(void **p) { gated_add(P(0), P(1), P(2), P(3), I(4), I(5), I(6)); }
 static void run_gate_pull(void **p) { gate_pull(P(0), P(1), P(2), I(3), I(4), I(5)); }
 
+static void run_channel_norm_f32(void **p) { channel_norm_f32(P(0), P(1), P(2), I(3), I(4), I(5), F(6), F(7)); }
+static void run_channel_norm_bf16(void **p) { channel_norm_bf16(P(0), P(1), P(2), I(3), I(4), I(5), F(6), F(7)); }
+static void run_channel_norm_pull_f32(void **p) { channel_norm_pull_f32(P(0), P(1), P(2), P(3), I(4), I(5), F(6), I(7), F(8), F(9)); }
+static void run_channel_norm_pull_bf16(void **p) { channel_norm_pull_bf16(P(0), P(1), P(2), P(3), I(4), I(5), F(6), I(7), F(8), F(9)); }
+
+static void run_adam(void **p)
+{
+    adam(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8), F(9), F(10), F(11), F(12), F(13), F(14), F(15), F(16), F(17), F(18), F(19));
+}
+
 static const struct { const char *name; void (*run)(void **); } KERNELS[] = {
     {"layer_norm", run_layer_norm},       {"layer_norm_pull", run_layer_norm_pull}, {"rms_rope", run_rms_rope},
     {"rms_rope_pull", run_rms_rope_pull}, {"gated_add", run_gated_add},             {"gate_pull", run_gate_pull},
+    {"channel_norm_f32", run_channel_norm_f32},           {"channel_norm_bf16", run_channel_norm_bf16},
+    {"channel_norm_pull_f32", run_channel_norm_pull_f32}, {"channel_norm_pull_bf16", run_channel_norm_pull_bf16},
+    {"adam", run_adam},
 };
 
 static void fibre(void)

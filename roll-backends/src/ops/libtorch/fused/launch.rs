@@ -13,11 +13,27 @@ pub(super) enum Kernel {
     RmsRopePull,
     GatedAdd,
     GatePull,
+    ChannelNormF32,
+    ChannelNormBf16,
+    ChannelNormPullF32,
+    ChannelNormPullBf16,
+    Adam,
 }
 
 impl Kernel {
-    pub(super) const ALL: [Self; 6] =
-        [Self::LayerNorm, Self::LayerNormPull, Self::RmsRope, Self::RmsRopePull, Self::GatedAdd, Self::GatePull];
+    pub(super) const ALL: [Self; 11] = [
+        Self::LayerNorm,
+        Self::LayerNormPull,
+        Self::RmsRope,
+        Self::RmsRopePull,
+        Self::GatedAdd,
+        Self::GatePull,
+        Self::ChannelNormF32,
+        Self::ChannelNormBf16,
+        Self::ChannelNormPullF32,
+        Self::ChannelNormPullBf16,
+        Self::Adam,
+    ];
 
     /// Its symbol.
     pub(super) fn name(self) -> &'static CStr {
@@ -28,6 +44,11 @@ impl Kernel {
             Self::RmsRopePull => c"rms_rope_pull",
             Self::GatedAdd => c"gated_add",
             Self::GatePull => c"gate_pull",
+            Self::ChannelNormF32 => c"channel_norm_f32",
+            Self::ChannelNormBf16 => c"channel_norm_bf16",
+            Self::ChannelNormPullF32 => c"channel_norm_pull_f32",
+            Self::ChannelNormPullBf16 => c"channel_norm_pull_bf16",
+            Self::Adam => c"adam",
         }
     }
 }
@@ -108,6 +129,12 @@ const ROWS_OF_A_THREAD: u32 = 4;
 /// Numbers of a row that a thread holds, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
 const NUMBERS_OF_A_THREAD: u32 = 32;
 const WARP: u32 = 32;
+/// `4 * PARTS` of `channel_norm.cu`.
+const NUMBERS_OF_A_LANE: i32 = 16;
+/// Threads of a block there.
+const SHORT_ROWS_BLOCK: u32 = 128;
+/// Threads of a block for numbers in a line.
+const LINE_BLOCK: u32 = 256;
 
 /// Grid and block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +157,21 @@ impl Shape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
+    /// For sums along short rows: `lanes` threads of a warp share a row. `None` if a row has more than they hold, or there
+    /// are more rows than the kernels' indices reach.
+    ///
+    /// At 96 channels a thread has 48 bytes of f32 under way, or 24 of bf16, of each operand.
+    pub(super) fn along_short_rows(rows: i32, width: i32) -> Option<(Self, i32)> {
+        let lanes = [8, 16, 32].into_iter().find(|lanes| width <= lanes * NUMBERS_OF_A_LANE)?;
+        let threads = rows.checked_mul(lanes)?.checked_add(SHORT_ROWS_BLOCK as i32)?.unsigned_abs();
+        Some((Self { grid: (threads - 1) / SHORT_ROWS_BLOCK, block: [SHORT_ROWS_BLOCK, 1] }, lanes))
+    }
+
+    /// For `count` numbers in a line, at least one: a thread takes four.
+    pub(super) fn in_a_line(count: i32) -> Self {
+        Self { grid: count.unsigned_abs().div_ceil(4 * LINE_BLOCK), block: [LINE_BLOCK, 1] }
+    }
+
     /// For what is done number by number: a thread takes four columns of four rows, so that it reads a gate which all
     /// rows share once, and has 64 to 96 bytes under way.
     pub(super) fn by_number(rows: i32, width: i32) -> Self {
@@ -146,6 +188,7 @@ impl Shape {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -164,6 +207,15 @@ mod tests {
                 assert!(grid / parts * down * ROWS_OF_A_THREAD >= rows.unsigned_abs());
             }
         }
+        for (width, expected) in [(8, 8), (96, 8), (128, 8), (192, 16), (384, 32), (512, 32)] {
+            for rows in [1, 37, 921_600] {
+                let (Shape { grid, block: [across, down] }, lanes) = Shape::along_short_rows(rows, width).unwrap();
+                assert_eq!((lanes, across % 32, down), (expected, 0, 1));
+                let held = u64::from(grid) * u64::from(across) / lanes as u64;
+                assert!((rows as u64..rows as u64 + 16).contains(&held), "{rows} of {width}: {held}");
+            }
+        }
+        assert!(Shape::along_short_rows(1, 520).is_none() && Shape::along_short_rows(i32::MAX / 8, 96).is_none());
         assert_eq!(Shape::along_rows(18_900, 5120), Shape { grid: 18_900, block: [160, 1] });
         assert_eq!(Shape::by_number(18_900, 5120), Shape { grid: 4725 * 5, block: [256, 1] });
     }

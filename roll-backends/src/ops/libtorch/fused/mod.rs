@@ -20,6 +20,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use roll_core::AdamUpdate;
 use tch::{Device, Kind, Tensor};
 
 use launch::{Argument, Kernel, Launch, MOST_ROWS, Machine, Shape, WIDEST};
@@ -71,6 +72,23 @@ pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
     On(&*machine(d_z)?).gate_pull(d_z, gate)
 }
 
+/// `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, the norm being that of a row. Operands: x `[L, C]`, f32
+/// or bf16, gain `[1, C]` f32. Written to `y`, which is like x.
+pub(super) fn channel_norm_silu(x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+    On(&*machine_of_rows(x)?).channel_norm_silu(x, gain, least, y)
+}
+
+/// The gradient of x, which is like x, given that of [`channel_norm_silu`]'s result, also like x.
+pub(super) fn channel_norm_silu_pull(x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+    On(&*machine_of_rows(x)?).channel_norm_silu_pull(x, gain, least, d_y)
+}
+
+/// Parameters, first and second moments after an update, of parameters, gradient, first and second moment: all f32, in a
+/// line of one length.
+pub(super) fn adam(operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
+    On(&*machine(operands[0])?).adam(operands, update)
+}
+
 /// The GPU that a tensor is on.
 fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     match tensor.device() {
@@ -82,6 +100,11 @@ fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
 /// As [`machine`], of a bf16 operand: where all is f32, nothing is compiled, and nobody is told that it cannot be.
 fn machine_of_narrow(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     (tensor.kind() == Kind::BFloat16).then(|| machine(tensor)).flatten()
+}
+
+/// As [`machine`], of an operand whose memory has rows: where volumes lie otherwise, nothing is compiled for them.
+fn machine_of_rows(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+    (tensor.dim() == 2).then(|| machine(tensor)).flatten()
 }
 
 /// The functions above on one machine.
@@ -212,10 +235,88 @@ impl<M: Machine + ?Sized> On<'_, M> {
         Some(d_y)
     }
 
+    fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+        let rows = Rows::of(x, x.kind())?;
+        rows.expect_same(y, x.kind())?;
+        rows.expect_one_row(gain)?;
+        let kernel = match x.kind() {
+            Kind::Float => Kernel::ChannelNormF32,
+            Kind::BFloat16 => Kernel::ChannelNormBf16,
+            _ => return None,
+        };
+        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let root = (rows.width as f32).sqrt();
+        let arguments = [
+            x.into(),
+            gain.into(),
+            y.into(),
+            rows.rows.into(),
+            rows.width.into(),
+            lanes.into(),
+            root.into(),
+            Argument::from(least),
+        ];
+        self.run(kernel, shape, arguments)
+    }
+
+    fn channel_norm_silu_pull(&self, x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+        let rows = Rows::of(x, x.kind())?;
+        rows.expect_same(d_y, x.kind())?;
+        rows.expect_one_row(gain)?;
+        let kernel = match x.kind() {
+            Kind::Float => Kernel::ChannelNormPullF32,
+            Kind::BFloat16 => Kernel::ChannelNormPullBf16,
+            _ => return None,
+        };
+        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let (d_x, root) = (rows.empty(x.kind()), (rows.width as f32).sqrt());
+        let arguments = [
+            x.into(),
+            gain.into(),
+            d_y.into(),
+            (&d_x).into(),
+            rows.rows.into(),
+            rows.width.into(),
+            rows.per_width(),
+            lanes.into(),
+            root.into(),
+            Argument::from(least),
+        ];
+        self.run(kernel, shape, arguments)?;
+        Some(d_x)
+    }
+
+    fn adam(&self, operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
+        let (device, size) = (operands[0].device(), operands[0].size());
+        let [length] = size.as_slice() else { return None };
+        let count = i32::try_from(*length).ok().filter(|count| (1..=MOST_ROWS).contains(count))?;
+        let served = |x: &&Tensor| x.size() == size && can_be_read(x, Kind::Float, device);
+        if !operands.iter().all(served) {
+            return None;
+        }
+        let new: [Tensor; 3] = std::array::from_fn(|_| Tensor::empty([*length], (Kind::Float, device)));
+        let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+        let mut arguments: Vec<Argument> = operands.map(Argument::from).into();
+        arguments.extend(new.each_ref().map(Argument::from));
+        arguments.extend([count, i32::from(products)].map(Argument::from));
+        let numbers = [scale, betas, rest].concat();
+        arguments.extend(numbers.into_iter().chain([eps, step_size, root_correction, decay, keep]).map(Argument::from));
+        self.run(Kernel::Adam, Shape::in_a_line(count), arguments)?;
+        Some(new)
+    }
+
     /// `None` if the launch was refused: nothing is written then, and the machine has said why.
     fn run(&self, kernel: Kernel, shape: Shape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
         self.0.launch(&mut Launch::new(kernel, shape, arguments)).ok()
     }
+}
+
+/// Whether the dtype is this one, and the memory can be read in order, 16 bytes at a time.
+fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
+    tensor.kind() == kind
+        && tensor.device() == device
+        && tensor.is_contiguous()
+        && (tensor.data_ptr() as usize).is_multiple_of(16)
 }
 
 /// The shape and place of the operands of one call. Its methods return `None` for operands that the kernels do not serve.
@@ -240,12 +341,8 @@ impl Rows {
         (self.width <= WIDEST).then_some(self)
     }
 
-    /// Whether the dtype is this one, and the memory can be read in order, 16 bytes at a time.
     fn is_served(&self, tensor: &Tensor, kind: Kind) -> bool {
-        tensor.kind() == kind
-            && tensor.device() == self.device
-            && tensor.is_contiguous()
-            && (tensor.data_ptr() as usize).is_multiple_of(16)
+        can_be_read(tensor, kind, self.device)
     }
 
     fn expect(&self, tensor: &Tensor, size: [i64; 2], kind: Kind) -> Option<()> {

@@ -11,7 +11,8 @@ use std::ptr::{null, null_mut};
 use libloading::Library;
 
 /// The kernels.
-pub(super) const SOURCE: &str = include_str!("kernels.cu");
+pub(super) const SOURCE: &str =
+    concat!(include_str!("kernels.cu"), "\n", include_str!("channel_norm.cu"), "\n", include_str!("adam.cu"));
 
 /// For the loader, where torch's own folders have none. Newest first: an old one does not know new GPUs.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];

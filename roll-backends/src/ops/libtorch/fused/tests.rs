@@ -15,6 +15,9 @@ const BF16: f64 = 1.0 / 256.0;
 /// Rows and heads, for widths that are no multiple of what a warp or a block takes at a time.
 const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
 
+/// Those of the published VAEs among them.
+const CHANNELS: [i64; 6] = [8, 96, 128, 192, 384, 512];
+
 type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, *const c_uint, c_int) -> c_int;
 
 /// Runs kernels on the CPU: the C compiler makes them of the same source. The threads of a block take turns, from the
@@ -75,7 +78,7 @@ fn build() -> Result<Emulate, String> {
 /// Numbers between -4 and 4, the same for the same seed.
 fn noise(rows: i64, width: i64, seed: i64, device: Device) -> Tensor {
     let places = Tensor::arange(rows * width, (Kind::Double, device)) + seed * 1_000_003;
-    ((places * 12.9898).sin() * 43_758.5453).frac().reshape([rows, width]) * 4.0
+    ((places * 12.9898).sin() * 43_758.545_3).frac().reshape([rows, width]) * 4.0
 }
 
 fn mean(x: &Tensor) -> Tensor {
@@ -164,6 +167,95 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
         let d = d * double(&gain);
         let exact = (&d - &x64 * exact_inverse.square() * mean(&(&d * &x64))) * &exact_inverse;
         assert_near(&what("rms_rope_pull"), &d_x, &exact, BF16);
+    }
+}
+
+/// Asserts the channel norm at one shape, in f32 and bf16. The first row is zeros.
+fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2]) {
+    const LEAST: f32 = 1e-12;
+    let double = |x: &Tensor| x.to_kind(Kind::Double);
+    let gain = noise(1, width, 3, device).to_kind(Kind::Float);
+    for (kind, relative) in [(Kind::Float, 4e-6), (Kind::BFloat16, BF16)] {
+        let what = |name: &str| format!("{name} of [{rows}, {width}] in {kind:?}");
+        let (mut x, d_y) = (noise(rows, width, 1, device).to_kind(kind), noise(rows, width, 2, device).to_kind(kind));
+        if rows > 1 {
+            let _ = x.narrow(0, 0, 1).zero_();
+        }
+        // Into a part of a larger tensor.
+        let larger = Tensor::full([rows + 2, width], 7.0, (kind, device));
+        let y = larger.narrow(0, 2, rows);
+        on.channel_norm_silu(&x, &gain, LEAST, &y).expect("served");
+        let d_x = on.channel_norm_silu_pull(&x, &gain, LEAST, &d_y).expect("served");
+        assert_eq!(d_x.kind(), kind);
+        assert_eq!(f64::try_from(larger.narrow(0, 0, 2).sum(Kind::Double)).unwrap(), 14.0 * width as f64);
+        x = double(&x);
+        let norms = x.square().sum_dim_intlist([1i64].as_slice(), true, None::<Kind>).sqrt();
+        let factors = norms.clamp_min(f64::from(LEAST)).reciprocal() * (width as f64).sqrt();
+        let normed = &x * &factors;
+        let scaled = &normed * double(&gain);
+        let sigmoid = scaled.sigmoid();
+        assert_near(&what("channel_norm"), &y, &(&scaled * &sigmoid), relative);
+        let slope = &sigmoid + &scaled * &sigmoid * (1.0 - &sigmoid);
+        let d = double(&d_y) * slope * double(&gain);
+        let exact = (&d - &normed * mean(&(&d * &normed))) * &factors;
+        // A row of zeros is divided by almost nothing.
+        let from = i64::from(rows > 1);
+        let but_first = |x: &Tensor| x.narrow(0, from, rows - from);
+        assert_near(&what("channel_norm_pull"), &but_first(&d_x), &but_first(&exact), relative);
+        let finite = f64::try_from(d_x.isfinite().all().to_kind(Kind::Double)).unwrap();
+        assert_eq!(finite, 1.0, "{}", what("channel_norm_pull"));
+    }
+}
+
+/// Asserts an update of `count` parameters, written either way.
+fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
+    let line = |seed: i64| noise(1, count, seed, device).to_kind(Kind::Float).reshape([count]);
+    let [p, g, m] = [1, 2, 3].map(line);
+    let v = line(4).square() + 0.01;
+    for products in [false, true] {
+        let update = AdamUpdate {
+            products,
+            scale: [0.5, 0.75],
+            betas: [0.9, 0.999],
+            rest: [0.1, 0.001],
+            eps: 1e-8,
+            step_size: 1e-2,
+            root_correction: 0.25,
+            decay: 1e-3,
+            keep: 0.999,
+        };
+        let found = on.adam([&p, &g, &m, &v], &update).expect("served");
+        let [p, g, m, v] = [&p, &g, &m, &v].map(|x| x.to_kind(Kind::Double));
+        let [beta_1, beta_2, rest_1, rest_2] =
+            [update.betas[0], update.betas[1], update.rest[0], update.rest[1]].map(f64::from);
+        let (g, keep) = (g * 0.375, if products { 1.0 - f64::from(update.decay) } else { f64::from(update.keep) });
+        let first = if products { &m * beta_1 + &g * rest_1 } else { &m + (&g - &m) * rest_1 };
+        let second = &v * beta_2 + g.square() * rest_2;
+        let (step, eps) = (f64::from(update.step_size), f64::from(update.eps));
+        let new = &p * keep - &first / (second.sqrt() / 0.25 + eps) * step;
+        for (name, found, exact) in [("p", &found[0], &new), ("m", &found[1], &first), ("v", &found[2], &second)] {
+            assert_near(&format!("adam of {count}: {name}, products {products}"), found, exact, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn fused_updates_of_adam_agree_with_f64() {
+    let Some(emulation) = emulation() else { return };
+    for count in [1, 3, 4, 5, 1023, 1024, 1027, 5000] {
+        check_adam(&On(&emulation), Device::Cpu, count);
+    }
+}
+
+#[test]
+fn fused_channel_norms_agree_with_f64() {
+    let Some(emulation) = emulation() else { return };
+    for width in CHANNELS {
+        for rows in [1, 3, 37] {
+            for from_the_last in [false, true] {
+                check_channel_norm(&On(&Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
+            }
+        }
     }
 }
 
@@ -299,6 +391,12 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
             check_rms(&on, device, [rows, width], heads);
         }
     }
+    for (width, rows) in CHANNELS.into_iter().flat_map(|width| [1, 3, 37, 57_601].map(|rows| (width, rows))) {
+        check_channel_norm(&on, device, [rows, width]);
+    }
+    for count in [1, 5, 1027, 5120 * 32] {
+        check_adam(&on, device, count);
+    }
     for kernel in Kernel::ALL {
         let [spilled, registers] = gpu.footprint(kernel).unwrap();
         eprintln!("{kernel:?}: {registers} registers, {spilled} bytes spilled");
@@ -351,5 +449,15 @@ fn fused_bandwidth() {
     let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, turn, 40, &narrow).unwrap());
     measure("rms_rope_pull", 6, &pull);
     measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
+    // As many numbers as the last stage of the VAE's decoder has in a chunk at 480 x 480, within a tenth.
+    let (volume, channels) = (x.reshape([rows * width / 96, 96]), row.narrow(1, 0, 96).contiguous());
+    for (volume, size) in [(&volume.to_kind(Kind::BFloat16), 2), (&volume, 4)] {
+        let to = volume.empty_like();
+        let name = |name: &str| format!("{name}, {:?}", volume.kind());
+        let norm = || on.channel_norm_silu(volume, &channels, 1e-12, &to).unwrap();
+        measure(&name("channel_norm"), 2 * size, &norm);
+        let pull = || drop(on.channel_norm_silu_pull(volume, &channels, 1e-12, &to).unwrap());
+        measure(&name("channel_norm_pull"), 3 * size, &pull);
+    }
     measure("gate_pull", 6, &|| drop(on.gate_pull(&x, Some(&row)).unwrap()));
 }

@@ -1,0 +1,88 @@
+//! AdamW on a device.
+
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+use roll_core::AdamUpdate;
+
+use super::expression::Expression;
+
+/// One update of `parameters`, given their gradient and both moments; all f32, of one length, and without autodiff. Gives the
+/// new parameters and the new moments. What was given is not written, unless nobody else has it.
+///
+/// On flex it has the bits of [`crate::optimizer::AdamW`]; elsewhere it may round otherwise.
+pub fn adam(
+    parameters: Tensor<1>,
+    gradient: Tensor<1>,
+    [first, second]: [Tensor<1>; 2],
+    update: AdamUpdate,
+) -> (Tensor<1>, [Tensor<1>; 2]) {
+    let length = parameters.dims();
+    let lengths = [gradient.dims(), first.dims(), second.dims()];
+    assert!(lengths.iter().all(|other| *other == length), "an update of {length:?} parameters by {lengths:?}");
+    let (p, m, v) = <Dispatch as AdamOps>::adam(
+        parameters.into_dispatch(),
+        gradient.into_dispatch(),
+        first.into_dispatch(),
+        second.into_dispatch(),
+        update,
+    );
+    (Tensor::from_dispatch(p), [Tensor::from_dispatch(m), Tensor::from_dispatch(v)])
+}
+
+/// The update as the run-time dispatch calls it. A backend implements [`AdamKernel`]. It is not differentiated.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube")
+)]
+pub trait AdamOps: Backend {
+    /// See [`adam`].
+    fn adam(
+        parameters: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        update: AdamUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// The update on one backend.
+pub trait AdamKernel: Backend {
+    /// See [`adam`]: parameters, gradient, first and second moment give the new parameters and moments.
+    fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
+        composed::<Self>(operands, update)
+    }
+}
+
+impl<B: AdamKernel> AdamOps for B {
+    fn adam(
+        parameters: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        update: AdamUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let [p, m, v] = B::adam_update([parameters, gradient, first, second], &update);
+        (p, m, v)
+    }
+}
+
+/// In the operations of any backend, in the order in which [`AdamUpdate`] writes them.
+pub(super) fn composed<B: Backend>(operands: [FloatTensor<B>; 4], update: &AdamUpdate) -> [FloatTensor<B>; 3] {
+    let [p, g, m, v] = operands.map(Expression::<B>);
+    let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+    let by = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };
+    let g = by(by(g, scale[0]), scale[1]);
+    let decayed = match products {
+        true => p.clone() - p * f64::from(decay),
+        false => by(p, keep),
+    };
+    let m = match products {
+        true => m * f64::from(betas[0]) + g.clone() * f64::from(rest[0]),
+        false => m.clone() + (g.clone() - m) * f64::from(rest[0]),
+    };
+    let v = v * f64::from(betas[1]) + g.clone() * f64::from(rest[1]) * g;
+    let denominator = v.clone().sqrt().over(f64::from(root_correction)) + f64::from(eps);
+    let p = decayed - m.clone().divided(denominator) * f64::from(step_size);
+    [p.0, m.0, v.0]
+}

@@ -1,0 +1,92 @@
+//! AdamW: every number is read once and written once.
+
+use burn::backend::TensorMetadata;
+use burn::backend::{Cube, tensor::FloatTensor};
+use cubecl::prelude::*;
+use roll_core::AdamUpdate;
+
+use super::{elementwise, unwritten_like, values};
+use crate::ops::AdamKernel;
+
+impl AdamKernel for Cube {
+    fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
+        let [p, g, m, v] = operands.map(values);
+        let new = [unwritten_like(&p), unwritten_like(&p), unwritten_like(&p)];
+        let count = p.shape().num_elements();
+        if count > 0 {
+            let (cubes, dim) = elementwise(&p, count);
+            let (client, width) = (p.client.clone(), p.required_address_type());
+            let [p_to, m_to, v_to] = new.clone().map(|new| new.into_buffer_arg());
+            let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+            forward::launch(
+                &client,
+                cubes,
+                dim,
+                width,
+                p.into_buffer_arg(),
+                g.into_buffer_arg(),
+                m.into_buffer_arg(),
+                v.into_buffer_arg(),
+                p_to,
+                m_to,
+                v_to,
+                count,
+                scale[0],
+                scale[1],
+                betas[0],
+                betas[1],
+                rest[0],
+                rest[1],
+                eps,
+                step_size,
+                root_correction,
+                decay,
+                keep,
+                products,
+            );
+        }
+        new
+    }
+}
+
+/// As [`AdamUpdate`] writes it.
+#[cube(launch, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments, reason = "a kernel takes its numbers one by one")]
+fn forward(
+    p: &[f32],
+    g: &[f32],
+    m: &[f32],
+    v: &[f32],
+    p_to: &mut [f32],
+    m_to: &mut [f32],
+    v_to: &mut [f32],
+    count: usize,
+    scale: f32,
+    clipping: f32,
+    beta_1: f32,
+    beta_2: f32,
+    rest_1: f32,
+    rest_2: f32,
+    eps: f32,
+    step_size: f32,
+    root_correction: f32,
+    decay: f32,
+    keep: f32,
+    #[comptime] products: bool,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= count {
+        terminate!();
+    }
+    let gradient = g[i] * scale * clipping;
+    let mut decayed = p[i] * keep;
+    let mut first = m[i] + rest_1 * (gradient - m[i]);
+    if comptime!(products) {
+        decayed = p[i] - decay * p[i];
+        first = beta_1 * m[i] + rest_1 * gradient;
+    }
+    let second = v[i] * beta_2 + rest_2 * gradient * gradient;
+    p_to[i] = decayed - step_size * (first / (second.sqrt() / root_correction + eps));
+    m_to[i] = first;
+    v_to[i] = second;
+}

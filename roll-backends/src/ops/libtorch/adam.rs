@@ -1,0 +1,15 @@
+//! AdamW on libtorch's devices.
+
+use burn::backend::{LibTorch, tensor::FloatTensor};
+use roll_core::AdamUpdate;
+
+use super::{fresh, fused};
+use crate::ops::AdamKernel;
+use crate::ops::adam::composed;
+
+impl AdamKernel for LibTorch {
+    fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
+        let found = fused::adam(operands.each_ref().map(|operand| &operand.tensor), update);
+        found.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
+    }
+}

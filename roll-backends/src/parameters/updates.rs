@@ -1,0 +1,359 @@
+//! AdamW of parameters on their device, tensor by tensor.
+//!
+//! A LoRA has hundreds of tensors: each is one kernel and one reduction, queued one behind the other, and the host waits
+//! once, for the norm.
+
+use burn::tensor::{DType, Device, Tensor};
+use roll_core::{AdamUpdate, DeviceUpdates, Error, ParameterSpec, Result};
+
+use super::{Home, Parameters, download, lock, upload};
+use crate::device::is_gpu;
+use crate::ops::adam;
+use crate::optimizer::sum_of_squares;
+
+/// Updates of several sets of parameters as one flat layout.
+struct Updates {
+    tensors: Vec<Updated>,
+}
+
+/// One tensor of them.
+struct Updated {
+    parameters: Parameters,
+    index: usize,
+    len: usize,
+    /// Its gradient, as far as it was taken.
+    gradient: Option<Tensor<1>>,
+    /// First and second; zeros until they are made.
+    moments: Option<[Tensor<1>; 2]>,
+}
+
+impl Parameters {
+    /// Updates on the device of `sets`, which stand one behind the other in the flat layout. `None` where some are divided
+    /// among ranks, or there are none.
+    pub fn device_updates<'a>(sets: impl IntoIterator<Item = &'a Self>) -> Option<Box<dyn DeviceUpdates>> {
+        let mut tensors = Vec::new();
+        for set in sets {
+            if matches!(set.shared.home, Home::Ranks(_)) {
+                return None;
+            }
+            let updated = |(index, spec): (usize, &ParameterSpec)| Updated {
+                parameters: set.clone(),
+                index,
+                len: spec.len(),
+                gradient: None,
+                moments: None,
+            };
+            tensors.extend(set.specs().iter().enumerate().map(updated));
+        }
+        (!tensors.is_empty()).then(|| Box::new(Updates { tensors }) as Box<dyn DeviceUpdates>)
+    }
+
+    fn take_gradient(&self, index: usize) -> Option<Tensor<1>> {
+        lock(&self.shared.gradients)[index].take()
+    }
+
+    /// The value of one that is on the device.
+    fn value(&self, index: usize) -> Option<Tensor<1>> {
+        match &self.shared.home {
+            Home::Device(values) => lock(values).get(index).cloned(),
+            Home::Ranks(_) => None,
+        }
+    }
+
+    /// Replaces the value of one that is on the device. A snapshot keeps the old one.
+    fn replace(&self, index: usize, value: Tensor<1>) {
+        if let Home::Device(values) = &self.shared.home
+            && let Some(place) = std::sync::Arc::make_mut(&mut lock(values)).get_mut(index)
+        {
+            *place = value;
+        }
+    }
+}
+
+impl Updated {
+    fn device(&self) -> &Device {
+        self.parameters.device()
+    }
+
+    /// Adds to the gradient.
+    fn add(&mut self, more: Tensor<1>) {
+        self.gradient = Some(match self.gradient.take() {
+            Some(sum) => sum + more,
+            None => more,
+        });
+    }
+
+    fn zeros(&self) -> Tensor<1> {
+        Tensor::zeros([self.len], (&plain_device(self.device()), DType::F32))
+    }
+
+    fn update(&mut self, update: &AdamUpdate) -> Result<()> {
+        let value = self.parameters.value(self.index);
+        let value =
+            value.ok_or_else(|| Error::Misuse("parameters that are divided among ranks have no device".into()))?;
+        // Without a gradient the moments shrink all the same.
+        let gradient = self.gradient.take().unwrap_or_else(|| self.zeros());
+        let moments = self.moments.take().unwrap_or_else(|| [self.zeros(), self.zeros()]);
+        let (value, moments) = adam(plain(value), gradient, moments, *update);
+        self.parameters.replace(self.index, value);
+        self.moments = Some(moments);
+        Ok(())
+    }
+}
+
+impl DeviceUpdates for Updates {
+    fn has_own_memory(&self) -> bool {
+        self.tensors.iter().all(|tensor| is_gpu(tensor.device()))
+    }
+
+    fn accumulate(&mut self) -> Result<()> {
+        for tensor in &mut self.tensors {
+            if let Some(gradient) = tensor.parameters.take_gradient(tensor.index) {
+                tensor.add(plain(gradient));
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, gradients: &[f32]) -> Result<()> {
+        for (tensor, part) in cut(&mut self.tensors, gradients)? {
+            let part = upload(part.to_vec(), &plain_device(tensor.device()));
+            tensor.add(part);
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.tensors.iter_mut().for_each(|tensor| tensor.gradient = None);
+    }
+
+    /// Each tensor's sum is taken in f32 on a GPU, which rounds in the last places; their sum in f64.
+    fn sum_of_squares(&mut self) -> Result<f64> {
+        let there: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
+        if there.is_empty() {
+            return Ok(0.0);
+        }
+        if !self.has_own_memory() {
+            return there.into_iter().map(|gradient| Ok(sum_of_squares(&download(gradient.clone())?))).sum();
+        }
+        let sums = there.iter().map(|gradient| ((*gradient).clone() * (*gradient).clone()).sum()).collect();
+        let sums = download(Tensor::cat(sums, 0))?;
+        let exact = |(sum, gradient): (f32, &Tensor<1>)| match sum.is_finite() {
+            true => Ok(f64::from(sum)),
+            // Squares of finite numbers may overflow f32, but not f64.
+            false => Ok(sum_of_squares(&download(gradient.clone())?)),
+        };
+        sums.into_iter().zip(there).map(exact).sum()
+    }
+
+    fn update(&mut self, update: &AdamUpdate) -> Result<()> {
+        self.tensors.iter_mut().try_for_each(|tensor| tensor.update(update))
+    }
+
+    fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
+        let mut all = [Vec::new(), Vec::new()];
+        for tensor in &self.tensors {
+            for (which, all) in all.iter_mut().enumerate() {
+                match &tensor.moments {
+                    Some(moments) => all.extend(download(moments[which].clone())?),
+                    None => all.resize(all.len() + tensor.len, 0.0),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn write_moments(&mut self, [first, second]: [&[f32]; 2]) -> Result<()> {
+        let mut at = 0;
+        let ends: Vec<usize> = cut(&mut self.tensors, second)?.map(|(_, part)| part.len()).collect();
+        for ((tensor, first), len) in cut(&mut self.tensors, first)?.zip(ends) {
+            let second = &second[at..at + len];
+            at += len;
+            let device = plain_device(tensor.device());
+            tensor.moments = Some([first, second].map(|part| upload(part.to_vec(), &device)));
+        }
+        Ok(())
+    }
+}
+
+/// Each tensor with its part of the flat layout.
+fn cut<'a>(
+    tensors: &'a mut [Updated],
+    mut flat: &'a [f32],
+) -> Result<impl Iterator<Item = (&'a mut Updated, &'a [f32])>> {
+    let expected: usize = tensors.iter().map(|tensor| tensor.len).sum();
+    if flat.len() != expected {
+        return Err(Error::shape("flat parameters", format!("[{expected}]"), &[flat.len()]));
+    }
+    Ok(tensors.iter_mut().map(move |tensor| {
+        let (head, tail) = flat.split_at(tensor.len);
+        flat = tail;
+        (tensor, head)
+    }))
+}
+
+/// Without autodiff, which updates are no part of.
+fn plain(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.device().is_autodiff() { tensor.inner() } else { tensor }
+}
+
+fn plain_device(device: &Device) -> Device {
+    device.clone().without_autodiff()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::OptimizerConfig;
+
+    use super::*;
+    use crate::Backend;
+    use crate::optimizer::{AdamRule, AdamW, Moment, Moments};
+
+    fn specs() -> Vec<ParameterSpec> {
+        let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
+        vec![spec("a", &[3]), spec("b", &[17, 5]), spec("c", &[1]), spec("d", &[40, 32])]
+    }
+
+    fn values(seed: usize) -> Vec<f32> {
+        let count: usize = specs().iter().map(ParameterSpec::len).sum();
+        (0..count).map(|i| ((i * 7 + seed * 131) as f32 * 0.37).sin()).collect()
+    }
+
+    fn parts(flat: &[f32]) -> Vec<Vec<f32>> {
+        let mut flat = flat;
+        let mut part = |spec: &ParameterSpec| {
+            let (head, tail) = flat.split_at(spec.len());
+            flat = tail;
+            head.to_vec()
+        };
+        specs().iter().map(&mut part).collect()
+    }
+
+    /// Puts gradients where pulls put them; the third tensor has none in odd steps.
+    fn give(parameters: &Parameters, step: usize) -> Vec<f32> {
+        let mut all = parts(&values(step));
+        for (index, gradient) in all.iter_mut().enumerate() {
+            if index == 2 && step % 2 == 1 {
+                gradient.fill(0.0);
+            } else {
+                parameters.add_gradient(index, upload(gradient.clone(), parameters.device()));
+            }
+        }
+        all.concat()
+    }
+
+    fn devices() -> impl Iterator<Item = (Backend, Device)> {
+        let tested = Backend::ALL.into_iter().filter(|backend| roll_testing::is_tested(backend.name()));
+        let usable = tested.filter(|backend| backend.usable(0).is_ok());
+        usable.map(|backend| (backend, crate::device(backend.name()).unwrap()))
+    }
+
+    fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
+        assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
+    }
+
+    #[test]
+    fn updates_on_every_device_are_those_in_host_memory_and_on_flex_bit_for_bit() {
+        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+        for (backend, device) in devices() {
+            for rule in [AdamRule::Torch, AdamRule::DeepSpeed] {
+                let optimizer = AdamW::new(&config, rule);
+                let mut host = values(0);
+                let mut moments = Moments::zeros(host.len());
+                let parameters = Parameters::new(specs(), parts(&host), &device);
+                let mut updates = Parameters::device_updates([&parameters]).unwrap();
+                for step in 1..=5 {
+                    let before = parameters.snapshot();
+                    let gradients = give(&parameters, step);
+                    updates.accumulate().unwrap();
+                    let scaled: Vec<f32> = gradients.iter().map(|g| g * 0.5).collect();
+                    let (found, expected) = (updates.sum_of_squares().unwrap(), sum_of_squares(&gradients));
+                    assert!((found - expected).abs() <= 1e-6 * expected, "{backend}: {found} {expected}");
+                    optimizer.update(&mut host, &scaled, &mut moments, 1e-2);
+                    updates.update(&optimizer.coefficients(step as u64, 1e-2, [0.5, 1.0])).unwrap();
+                    let mut device_values = vec![0.0; host.len()];
+                    parameters.read(&mut device_values).unwrap();
+                    let [first, second] = updates.read_moments().unwrap();
+                    let (Moment::F32(m), Moment::F32(v)) = (&moments.exp_avg, &moments.exp_avg_sq) else { panic!() };
+                    for (name, found, expected) in
+                        [("value", &device_values, &host), ("first", &first, m), ("second", &second, v)]
+                    {
+                        let what = format!("{name} on {backend}, {rule:?}, step {step}");
+                        match backend {
+                            Backend::Flex => assert_eq!(found, expected, "{what}"),
+                            _ => assert_near(&what, found, expected),
+                        }
+                    }
+                    // What was recorded before still reads the old values.
+                    let segment = before.segment("").unwrap();
+                    let (_, _, old) = segment.get("a").unwrap();
+                    assert_ne!(download(old.clone()).unwrap(), device_values[..3]);
+                    assert_eq!(updates.sum_of_squares().unwrap(), 0.0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_of_the_host_add_to_those_of_the_device_and_are_forgotten_with_them() {
+        for (backend, device) in devices() {
+            let parameters = Parameters::new(specs(), parts(&values(0)), &device);
+            let mut updates = Parameters::device_updates([&parameters]).unwrap();
+            let gradients = give(&parameters, 2);
+            updates.accumulate().unwrap();
+            updates.add(&gradients).unwrap();
+            let expected = 4.0 * sum_of_squares(&gradients);
+            let found = updates.sum_of_squares().unwrap();
+            assert!((found - expected).abs() <= 1e-6 * expected, "{backend}: {found} {expected}");
+            updates.discard();
+            assert_eq!(updates.sum_of_squares().unwrap(), 0.0);
+            assert!(updates.add(&gradients[1..]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_gradient_whose_squares_overflow_f32_has_a_finite_norm_and_one_that_is_not_finite_has_none() {
+        for (backend, device) in devices() {
+            let parameters = Parameters::new(specs(), parts(&values(0)), &device);
+            let mut updates = Parameters::device_updates([&parameters]).unwrap();
+            let mut gradients = vec![0.0; values(0).len()];
+            gradients[4] = 1e30;
+            updates.add(&gradients).unwrap();
+            assert!((updates.sum_of_squares().unwrap() / 1e60 - 1.0).abs() < 1e-6, "{backend}");
+            gradients[4] = f32::INFINITY;
+            updates.add(&gradients).unwrap();
+            assert!(!updates.sum_of_squares().unwrap().is_finite(), "{backend}");
+        }
+    }
+
+    #[test]
+    fn moments_that_are_written_are_read_and_continued_with() {
+        let optimizer = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch);
+        for (backend, device) in devices() {
+            let run = |stopped: bool| {
+                let mut parameters = Parameters::new(specs(), parts(&values(0)), &device);
+                let mut updates = Parameters::device_updates([&parameters]).unwrap();
+                for step in 1..=4 {
+                    if stopped && step == 3 {
+                        let mut flat = vec![0.0; values(0).len()];
+                        parameters.read(&mut flat).unwrap();
+                        let [first, second] = updates.read_moments().unwrap();
+                        parameters = Parameters::new(specs(), parts(&flat), &device);
+                        updates = Parameters::device_updates([&parameters]).unwrap();
+                        assert!(updates.write_moments([&first[1..], &second]).is_err());
+                        updates.write_moments([&first, &second]).unwrap();
+                    }
+                    give(&parameters, step);
+                    updates.accumulate().unwrap();
+                    updates.update(&optimizer.coefficients(step as u64, 1e-2, [1.0; 2])).unwrap();
+                }
+                let mut flat = vec![0.0; values(0).len()];
+                parameters.read(&mut flat).unwrap();
+                (flat, updates.read_moments().unwrap())
+            };
+            assert_eq!(run(false), run(true), "{backend}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Several ranks on one sample.
+//!
+//! ```text
+//!                     tokens of a pass
+//! samples   group 0   rank 0   rank 1
+//!           group 1   rank 2   rank 3
+//! ```
+//!
+//! A group divides the tokens of its sample, and its ranks have the same inputs, noise and scores. A step's samples are
+//! divided and counted down a column, in which every group has one rank. Gradients are summed over all ranks: over a
+//! group to the gradient of its sample, over the groups to that of the step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use roll_core::{Communicator, Error, Rank, Result, SingleRank};
+
+use crate::overlap::OverlappedRanks;
+
+/// The group and the column of this rank.
+pub(super) struct Sequence {
+    tokens: Arc<dyn Communicator>,
+    column: Column,
+}
+
+/// The ranks that a rank shares a step's samples with. All ranks of the job come to its collectives, and serve the others
+/// until they do.
+struct Column {
+    all: Arc<OverlappedRanks>,
+    own: Arc<dyn Communicator>,
+}
+
+impl Sequence {
+    /// Groups of `size` ranks; `None` for one. All ranks call it. Fails unless groups of that size are possible.
+    pub(super) fn of(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<Option<Self>> {
+        let (rank, world) = (all.rank().0, all.world_size());
+        let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
+        if size == 1 {
+            return Ok(None);
+        }
+        if size == 0 || !world.is_multiple_of(size) {
+            return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
+        }
+        if size == world {
+            // Other collectives of the job have the same order on all ranks, and so have these among them.
+            let column = Column { all: all.clone(), own: Arc::new(SingleRank) };
+            return Ok(Some(Self { tokens: all.clone(), column }));
+        }
+        if stage > 2 {
+            // A rank that waits for tokens of its group would not serve the other groups.
+            return refused(format!(
+                "at `strategy.stage: 3` all ranks work on one sample: expected 1 or {world}, found {size}"
+            ));
+        }
+        let groups = all.split(rank / size).and_then(|tokens| Ok((tokens, all.split(rank % size)?)));
+        match groups {
+            Ok((tokens, own)) => Ok(Some(Self { tokens, column: Column { all: all.clone(), own } })),
+            Err(Error::Unsupported(reason)) => refused(format!("expected 1 or {world}, found {size}: {reason}")),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The ranks that divide the tokens.
+    pub(super) fn token_ranks(&self) -> Arc<dyn Communicator> {
+        self.tokens.clone()
+    }
+
+    /// The ranks that divide the samples.
+    pub(super) fn data_ranks(&self) -> &dyn Communicator {
+        &self.column
+    }
+}
+
+impl Column {
+    fn settled(&self) -> Result<&dyn Communicator> {
+        self.all.settle()?;
+        Ok(self.own.as_ref())
+    }
+}
+
+impl Communicator for Column {
+    fn rank(&self) -> Rank {
+        self.own.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.own.world_size()
+    }
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        self.settled()?.all_reduce(values)
+    }
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled()?.reduce_scatter(values, out)
+    }
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled()?.all_gather(part, out)
+    }
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        self.settled()?.broadcast(values, root)
+    }
+    fn barrier(&self) -> Result<()> {
+        self.settled()?.barrier()
+    }
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled()?.all_to_all(values, out)
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        self.own.set_timeout(timeout);
+    }
+    fn fail(&self, reason: &str) {
+        self.all.fail(reason);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::{Strategy, ThreadRanks};
+
+    use crate::strategy::{Zero, ZeroOptions};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn zero(size: usize, stage: u8, ranks: Arc<dyn Communicator>) -> Result<Zero> {
+        Zero::new(ZeroOptions { sequence_parallel_size: size, stage, ..ZeroOptions::default() }, ranks)
+    }
+
+    #[test]
+    fn neighbours_share_a_sample_and_a_column_divides_the_samples() {
+        for (size, world) in [(2, 4), (4, 4), (2, 2), (2, 6)] {
+            let results = ThreadRanks::run(world, LONG, |ranks| {
+                let own = ranks.rank().0;
+                let strategy = zero(size, 2, ranks)?;
+                let (tokens, data) = (strategy.token_ranks().unwrap(), strategy.data_ranks());
+                assert_eq!((tokens.rank().0, tokens.world_size()), (own % size, size));
+                assert_eq!((data.rank().0, data.world_size()), (own / size, world / size));
+                assert_eq!(strategy.communicator().world_size(), world);
+                let mut members = vec![0.0; size];
+                tokens.all_gather(&[own as f32], &mut members)?;
+                assert!(members.iter().enumerate().all(|(i, m)| *m == (own / size * size + i) as f32));
+                let mut sum = [own as f32];
+                data.all_reduce(&mut sum)?;
+                assert_eq!(sum[0], (0..world / size).map(|group| (group * size + own % size) as f32).sum::<f32>());
+                Ok(())
+            });
+            results.into_iter().for_each(Result::unwrap);
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_divide_the_job_are_refused_by_name() {
+        for (size, stage, world, said) in
+            [(3, 2, 4, "divides the 4 ranks"), (0, 2, 2, "sequence_parallel_size"), (2, 3, 4, "expected 1 or 4")]
+        {
+            for result in ThreadRanks::run(world, LONG, |ranks| zero(size, stage, ranks).map(drop)) {
+                let message = result.unwrap_err().to_string();
+                assert!(message.contains("strategy.sequence_parallel_size") && message.contains(said), "{message}");
+            }
+        }
+        assert!(zero(2, 2, Arc::new(SingleRank)).is_err());
+    }
+}

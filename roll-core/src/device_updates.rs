@@ -1,0 +1,65 @@
+//! Updates of parameters where they are, without a way through host memory.
+
+use crate::Result;
+
+/// The numbers of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and v, where
+/// g is its gradient times the two factors of `scale`, one after the other, and every operation rounds to f32:
+///
+/// |      | `products` is false           | `products` is true             |
+/// |------|-------------------------------|--------------------------------|
+/// | q =  | `p * keep`                    | `p - decay * p`                |
+/// | m' = | `m + rest[0] * (g - m)`       | `betas[0] * m + rest[0] * g`   |
+/// | v' = | `v * betas[1] + rest[1] * g * g` | the same                    |
+/// | p' = | `q - step_size * (m' / (sqrt(v') / root_correction + eps))` | the same |
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamUpdate {
+    /// Which way it is written: PyTorch's, or DeepSpeed's products and sums.
+    pub products: bool,
+    /// Factors of the gradient: the mean over samples, and clipping.
+    pub scale: [f32; 2],
+    /// Decay rates of the moments.
+    pub betas: [f32; 2],
+    /// One minus each of them.
+    pub rest: [f32; 2],
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Learning rate over `1 - betas[0]^step`.
+    pub step_size: f32,
+    /// Root of `1 - betas[1]^step`.
+    pub root_correction: f32,
+    /// Learning rate times weight decay.
+    pub decay: f32,
+    /// One minus that.
+    pub keep: f32,
+}
+
+/// AdamW on the device of a model's parameters: gradients and moments stay there. It shares values and gradients with the
+/// model that gave it ([`crate::Model::device_updates`]), and stands for all its parameters, in the flat layout's order.
+///
+/// Moments are f32, and zero until they are written.
+pub trait DeviceUpdates: Send {
+    /// Whether that device has memory of its own: on the CPU, updates in host memory are as near.
+    fn has_own_memory(&self) -> bool;
+
+    /// Takes the gradients that pulls have accumulated in the model, and adds them to those taken before.
+    fn accumulate(&mut self) -> Result<()>;
+
+    /// Adds gradients that are in host memory, in the flat layout.
+    fn add(&mut self, gradients: &[f32]) -> Result<()>;
+
+    /// Forgets the gradients that were taken.
+    fn discard(&mut self);
+
+    /// Sum of the squares of the gradients that were taken; finite exactly when each of them is.
+    fn sum_of_squares(&mut self) -> Result<f64>;
+
+    /// Updates parameters and moments by the gradients that were taken, and forgets these. Pullbacks recorded before still
+    /// use the old values.
+    fn update(&mut self, update: &AdamUpdate) -> Result<()>;
+
+    /// Copies the moments, first and second, to host memory, in the flat layout.
+    fn read_moments(&self) -> Result<[Vec<f32>; 2]>;
+
+    /// Replaces the moments, in the flat layout. Fails on another length, and then changes nothing.
+    fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()>;
+}
