@@ -4,14 +4,15 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel, GateKernel,
-    LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
+    ActivationKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
+    GateKernel, LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
 impl AttentionKernel for Flex {}
 impl BlockKernel for Flex {}
 impl ChannelNormKernel for Flex {}
+impl Conv2dKernel for Flex {}
 impl ConvKernel for Flex {}
 impl DecodeKernel for Flex {}
 impl GateKernel for Flex {}

@@ -12,6 +12,7 @@ mod attributes;
 mod batch;
 mod error;
 mod execute;
+mod fuse;
 mod graph;
 mod model;
 mod nesting;

@@ -14,9 +14,10 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, DecodeKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, Conv2dKernel, DecodeKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
+impl Conv2dKernel for LibTorch {}
 impl DecodeKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}

@@ -6,7 +6,7 @@ use roll_backends::NdTensor;
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements};
-use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
 /// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
@@ -61,6 +61,10 @@ impl Operator for BatchNorm {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
+    }
+
+    fn role(&self) -> Role<'_> {
+        Role::BatchNorm(self.epsilon)
     }
 }
 

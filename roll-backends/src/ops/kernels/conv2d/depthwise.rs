@@ -1,0 +1,208 @@
+//! Convolutions of each channel by itself.
+//!
+//! A task copies a plane, with the zeros around it, into the cache, cut into as many planes as a stride has places, so
+//! that whatever a tap sees of neighbouring outputs are neighbours. Then a tap is one shifted row, and rows run on into the
+//! next one: the columns between them are computed and dropped.
+
+use rayon::prelude::*;
+
+use super::passes::Pass;
+use super::place::Place;
+use super::then::Then;
+use super::tiles::take;
+use crate::ops::kernels::simd::{MulAdd, vectorised};
+
+/// Neighbours that are summed at once: four registers of eight.
+const WIDE: usize = 32;
+/// Neighbours between two visits of the same place.
+const LONG: usize = 1024;
+/// A task has at least about this many multiplications.
+const TASK: usize = 1 << 16;
+
+/// What is read, and how the sums are written.
+pub struct Call<'a, 'p> {
+    /// Planes: items times channels.
+    pub planes: usize,
+    pub channels: usize,
+    pub x: &'a [f32],
+    /// The sums' outputs, when `x` is a cotangent of them: it is pulled through the function first.
+    pub kept: Option<&'a [f32]>,
+    pub pulled: Then<'a>,
+    pub read: [usize; 2],
+    pub y: &'a Place<'p>,
+    pub written: [usize; 2],
+    /// `[channels, taps]`.
+    pub weight: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub added: Option<&'a [f32]>,
+    pub then: Then<'a>,
+    pub sums: Option<&'a Place<'p>>,
+}
+
+/// A pass, and where its taps read in the copy of a plane.
+struct Placed {
+    pass: Pass,
+    /// Of each tap, its place in the kernel and where it reads.
+    taps: Vec<(usize, usize)>,
+}
+
+/// The copy of a plane: with margins, cut by the places of a stride.
+struct Copy {
+    step: [usize; 2],
+    /// Zeros before the first row and column.
+    before: [usize; 2],
+    /// Rows and columns of each of the `step[0] * step[1]` planes.
+    size: [usize; 2],
+}
+
+impl Copy {
+    /// One that all of `passes`, which read with one step, can read from.
+    fn of(passes: &[Pass]) -> Self {
+        let step = passes.first().map_or([1; 2], |p| p.read_step);
+        let ats = |axis: usize| passes.iter().flat_map(move |p| p.taps.iter().map(move |t| (t.at[axis], p.grid[axis])));
+        let before = std::array::from_fn(|i| ats(i).map(|(at, _)| (-at).max(0) as usize).max().unwrap_or(0));
+        let size = std::array::from_fn(|i| {
+            let reach = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
+            ats(i).map(reach).max().unwrap_or(1)
+        });
+        Self { step, before, size }
+    }
+
+    fn planes(&self) -> usize {
+        self.step[0] * self.step[1]
+    }
+
+    fn plane(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
+
+    fn placed(&self, pass: Pass) -> Placed {
+        let taps = pass.taps.iter().map(|tap| {
+            let [row, column] = std::array::from_fn(|i| (self.before[i] as isize + tap.at[i]) as usize);
+            let part = row % self.step[0] * self.step[1] + column % self.step[1];
+            let place = row / self.step[0] * self.size[1] + column / self.step[1];
+            (tap.index, part * self.plane() + place)
+        });
+        Placed { taps: taps.collect(), pass }
+    }
+}
+
+/// Computes `passes`, which read with one step.
+pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
+    let copy = Copy::of(&passes);
+    let passes: Vec<Placed> = passes.into_iter().map(|pass| copy.placed(pass)).collect();
+    let work = passes.iter().map(|p| p.pass.grid[0] * p.pass.grid[1] * (p.taps.len() + 2)).sum::<usize>().max(1);
+    let at_once = (TASK / work).clamp(1, call.planes.max(1));
+    let run = |scratch: &mut Scratch, first: usize| {
+        for plane in first..(first + at_once).min(call.planes) {
+            copied(call, &copy, plane, scratch);
+            for pass in &passes {
+                one(call, &copy, pass, plane, &call.weight[plane % call.channels * taps..][..taps], scratch);
+            }
+        }
+    };
+    match call.planes <= at_once {
+        true => run(&mut Scratch::default(), 0),
+        false => {
+            let tasks = (0..call.planes).into_par_iter().step_by(at_once);
+            tasks.for_each_init(Scratch::default, run);
+        }
+    }
+}
+
+/// Memory of a thread.
+#[derive(Default)]
+struct Scratch {
+    copy: Vec<f32>,
+    line: Vec<f32>,
+    sums: Vec<f32>,
+    weights: Vec<(f32, usize)>,
+}
+
+vectorised! {
+    /// Copies a plane.
+    fn copied(call: &Call, copy: &Copy, plane: usize, scratch: &mut Scratch) = copied_body
+}
+
+#[inline(always)]
+fn copied_body<M: MulAdd>(call: &Call, copy: &Copy, plane: usize, scratch: &mut Scratch) {
+    let [rows, columns] = call.read;
+    // The last neighbours of a pass reach beyond.
+    scratch.copy.clear();
+    scratch.copy.resize(copy.planes() * copy.plane() + WIDE, 0.0);
+    let reached = copy.size[0] * copy.step[0];
+    for row in 0..rows.min(reached.saturating_sub(copy.before[0])) {
+        let at = (plane * rows + row) * columns;
+        let mut line = &call.x[at..at + columns];
+        if let Some(kept) = call.kept {
+            scratch.line.resize(columns, 0.0);
+            call.pulled.pull::<M>(plane % call.channels, &kept[at..at + columns], line, &mut scratch.line);
+            line = &scratch.line;
+        }
+        let to = row + copy.before[0];
+        let (part, to) = (to % copy.step[0] * copy.step[1], to / copy.step[0]);
+        for place in 0..copy.step[1] {
+            // The column of the copy in which input column 0, or the first behind it, falls on this place.
+            let first = (place + copy.step[1] - copy.before[1] % copy.step[1]) % copy.step[1];
+            let start = (first + copy.before[1]) / copy.step[1];
+            if first >= columns || start >= copy.size[1] {
+                continue;
+            }
+            let count = (columns - first).div_ceil(copy.step[1]).min(copy.size[1] - start);
+            let into = (part + place) * copy.plane() + to * copy.size[1] + start;
+            let seen = &line[first..][..(count - 1) * copy.step[1] + 1];
+            take(seen, copy.step[1], &mut scratch.copy[into..into + count]);
+        }
+    }
+}
+
+vectorised! {
+    /// Computes a pass over one plane.
+    fn one(call: &Call, copy: &Copy, placed: &Placed, plane: usize, weight: &[f32], scratch: &mut Scratch) = one_body
+}
+
+#[inline(always)]
+fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, weight: &[f32], scratch: &mut Scratch) {
+    let (pass, pitch, channel) = (&placed.pass, copy.size[1], plane % call.channels);
+    let [rows, columns] = pass.grid;
+    let bias = call.bias.map_or(0.0, |bias| bias[channel]);
+    let Scratch { copy: seen, sums, weights, .. } = scratch;
+    weights.clear();
+    weights.extend(placed.taps.iter().map(|&(index, place)| (weight[index], place)));
+    let height = (LONG / pitch).clamp(1, rows.max(1));
+    sums.resize((height * pitch).next_multiple_of(WIDE), 0.0);
+    for first in (0..rows).step_by(height) {
+        let height = height.min(rows - first);
+        let length = (height - 1) * pitch + columns;
+        for at in (0..length).step_by(WIDE) {
+            let mut values = [bias; WIDE];
+            for &(weight, place) in weights.iter() {
+                let seen = &seen[place + first * pitch + at..][..WIDE];
+                for l in 0..WIDE {
+                    values[l] = M::mul_add(weight, seen[l], values[l]);
+                }
+            }
+            sums[at..at + WIDE].copy_from_slice(&values);
+        }
+        for (row, sums) in sums.chunks_mut(pitch).take(height).enumerate() {
+            let sums = &mut sums[..columns];
+            let row = (first + row) * pass.write_step[0] + pass.write_first[0];
+            let to = (plane * call.written[0] + row) * call.written[1] + pass.write_first[1];
+            if pass.write_step[1] != 1 {
+                // SAFETY: no other task has this plane.
+                unsafe { call.y.write_every(to, pass.write_step[1], sums) };
+                continue;
+            }
+            if let Some(added) = call.added {
+                sums.iter_mut().zip(&added[to..]).for_each(|(sum, added)| *sum += added);
+            }
+            if let Some(place) = call.sums {
+                // SAFETY: as above.
+                unsafe { place.write(to, sums) };
+            }
+            call.then.apply::<M>(channel, sums);
+            // SAFETY: as above.
+            unsafe { call.y.write(to, sums) };
+        }
+    }
+}
