@@ -3,7 +3,6 @@
 use std::sync::{Arc, OnceLock};
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::ops::{ConvOptions, PadMode};
 use burn::tensor::{FloatDType, Shape, Tensor};

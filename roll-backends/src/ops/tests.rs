@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use super::*;
 use crate::Backend;
 
+mod conv2d;
 mod decode;
 mod narrow;
 mod scaled;

@@ -91,6 +91,12 @@ impl Model {
         Ok(Self::of(read(path, bytes, device)?, device))
     }
 
+    /// How many nodes are left.
+    #[cfg(test)]
+    pub(super) fn nodes(&self) -> usize {
+        self.graph.nodes.len()
+    }
+
     fn of(graph: Graph, device: &Device) -> Self {
         let batching = Batching::of(&graph);
         tracing::debug!(path = %graph.path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");

@@ -40,14 +40,14 @@ pub struct Call<'a, 'p> {
 }
 
 /// A pass, and where its taps read in the copy of a plane.
-struct Placed {
+pub struct Placed {
     pass: Pass,
     /// Of each tap, its place in the kernel and where it reads.
     taps: Vec<(usize, usize)>,
 }
 
 /// The copy of a plane: with margins, cut by the places of a stride.
-struct Copy {
+pub struct Copy {
     step: [usize; 2],
     /// Zeros before the first row and column.
     before: [usize; 2],
@@ -112,7 +112,7 @@ pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
 
 /// Memory of a thread.
 #[derive(Default)]
-struct Scratch {
+pub struct Scratch {
     copy: Vec<f32>,
     line: Vec<f32>,
     sums: Vec<f32>,

@@ -11,8 +11,7 @@ mod tiles;
 
 use rayon::prelude::*;
 
-use self::passes::Pass;
-use self::place::filled;
+use self::place::{Place, filled};
 use self::tiles::Packed;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 
@@ -70,54 +69,70 @@ pub fn forward(
     sums_wanted: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
+    let call = Forward { shape, x, weights, bias, added, then };
     let mut sums = None;
-    // SAFETY: the forward pass has every position of the output, and every channel is in a task.
+    // SAFETY: the forward pass has every position of the output, every channel is in a task, and so is every sum.
     let y = unsafe {
-        filled(count, |y| {
-            let run = |sums| match weights {
-                Weights::Tiles(packed) => {
-                    let call = tiles::Call {
-                        items: shape.items,
-                        groups: shape.groups,
-                        x,
-                        inputs: shape.inputs,
-                        read: shape.size,
-                        y,
-                        outputs: shape.outputs,
-                        written: shape.output,
-                        bias: Some(bias),
-                        added,
-                        then,
-                        sums,
-                    };
-                    packed.iter().for_each(|packed| tiles::correlate(&call, &shape.forward(), packed));
-                }
-                Weights::Depthwise(weight) => {
-                    let call = depthwise::Call {
-                        planes: shape.items * shape.outputs,
-                        channels: shape.outputs,
-                        x,
-                        kept: None,
-                        pulled: Then::Nothing,
-                        read: shape.size,
-                        y,
-                        written: shape.output,
-                        weight,
-                        bias: Some(bias),
-                        added,
-                        then,
-                        sums,
-                    };
-                    depthwise::correlate(&call, vec![shape.forward()], shape.taps());
-                }
-            };
-            match sums_wanted {
-                true => sums = Some(filled(count, |place| run(Some(place)))),
-                false => run(None),
-            }
+        filled(count, |y| match sums_wanted {
+            true => sums = Some(filled(count, |sums| call.fill(y, Some(sums)))),
+            false => call.fill(y, None),
         })
     };
     Outputs { y, sums }
+}
+
+/// The operands of [`forward`].
+struct Forward<'a> {
+    shape: Shape,
+    x: &'a [f32],
+    weights: &'a Weights,
+    bias: &'a [f32],
+    added: Option<&'a [f32]>,
+    then: Then<'a>,
+}
+
+impl Forward<'_> {
+    /// Writes every output, and every sum.
+    fn fill(&self, y: &Place, sums: Option<&Place>) {
+        let Self { shape, x, bias, added, then, .. } = *self;
+        match self.weights {
+            Weights::Tiles(packed) => {
+                let call = tiles::Call {
+                    items: shape.items,
+                    groups: shape.groups,
+                    x,
+                    inputs: shape.inputs,
+                    read: shape.size,
+                    y,
+                    outputs: shape.outputs,
+                    written: shape.output,
+                    bias: Some(bias),
+                    added,
+                    then,
+                    sums,
+                };
+                packed.iter().for_each(|packed| tiles::correlate(&call, &shape.forward(), packed));
+            }
+            Weights::Depthwise(weight) => {
+                let call = depthwise::Call {
+                    planes: shape.items * shape.outputs,
+                    channels: shape.outputs,
+                    x,
+                    kept: None,
+                    pulled: Then::Nothing,
+                    read: shape.size,
+                    y,
+                    written: shape.output,
+                    weight,
+                    bias: Some(bias),
+                    added,
+                    then,
+                    sums,
+                };
+                depthwise::correlate(&call, vec![shape.forward()], shape.taps());
+            }
+        }
+    }
 }
 
 /// The gradient of x, given `d_sums`, that of the sums.
@@ -210,3 +225,6 @@ vectorised! {
 fn pulled_body<M: MulAdd>(then: Then, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
     then.pull::<M>(channel, kept, d_y, d_z);
 }
+
+#[cfg(test)]
+mod tests;

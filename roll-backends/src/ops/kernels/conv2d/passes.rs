@@ -36,12 +36,6 @@ impl Shape {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Multiplications of one call.
-    pub fn work(&self) -> usize {
-        let places = self.items * self.output[0] * self.output[1];
-        places * self.outputs * (self.inputs / self.groups.max(1)) * self.taps()
-    }
-
     /// The pass that computes the output from the input.
     pub fn forward(&self) -> Pass {
         let at = |axis: usize, tap: usize| (tap * self.dilation[axis]) as isize - self.before[axis] as isize;

@@ -93,7 +93,7 @@ type Tile = [[f32; WIDE]; OUT];
 
 /// Positions of a task that lie in one row of the grid of one item.
 #[derive(Clone, Copy)]
-struct Stretch {
+pub struct Stretch {
     /// Where it starts in the task.
     start: usize,
     length: usize,
@@ -115,7 +115,7 @@ fn stretches(grid: [usize; 2], range: Range<usize>) -> Vec<Stretch> {
 }
 
 /// One task.
-struct Task {
+pub struct Task {
     group: usize,
     positions: Range<usize>,
     tiles: Range<usize>,
@@ -182,7 +182,7 @@ fn run(call: &Call, pass: &Pass, packed: &Packed, task: &Task, scratch: &mut Scr
 }
 
 /// One block's products.
-struct Panel<'a, 'c, 'p> {
+pub struct Panel<'a, 'c, 'p> {
     call: &'a Call<'c, 'p>,
     pass: &'a Pass,
     packed: &'a Packed,
