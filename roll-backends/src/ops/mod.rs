@@ -59,7 +59,7 @@ mod scaled;
 mod tests;
 mod tiled;
 
-pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
+pub use activation::{Activation, ActivationKernel, ActivationOps, gelu, gelu_tanh, silu};
 pub use attention::{
     AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
 };

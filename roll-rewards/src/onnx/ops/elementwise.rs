@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
-use roll_backends::ops::Then;
+use roll_backends::ops::{self, Then};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
@@ -128,8 +128,8 @@ impl Operator for One {
             Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
             Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
             Self::Elu(alpha) => activation::elu(x, alpha.into()),
-            Self::Gelu { tanh: true } => activation::gelu_approximate(x),
-            Self::Gelu { tanh: false } => activation::gelu(x),
+            Self::Gelu { tanh: true } => ops::gelu_tanh(x),
+            Self::Gelu { tanh: false } => ops::gelu(x),
             Self::Clip(low, high) => clamp(x, low, high),
         };
         Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
@@ -144,6 +144,7 @@ impl Operator for One {
             Self::Relu => Role::Then(Then::Relu),
             Self::Sigmoid => Role::Then(Then::Sigmoid),
             Self::HardSwish => Role::Then(Then::HardSwish),
+            Self::Erf => Role::Erf,
             Self::LeakyRelu(slope) => Role::Leaky(slope),
             Self::Clip(low, high) => {
                 Role::Then(Then::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
@@ -151,6 +152,11 @@ impl Operator for One {
             _ => Role::Other,
         }
     }
+}
+
+/// GELU, exact.
+pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
+    Box::new(One::Gelu { tanh: false })
 }
 
 /// The function that a convolution was fused with, after it.

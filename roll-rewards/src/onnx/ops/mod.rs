@@ -28,6 +28,7 @@ use super::error::Problem;
 use super::value::Value;
 
 pub(super) use conv::Conv;
+pub(super) use elementwise::exact_gelu;
 pub(super) use fused_conv::FusedConv;
 
 /// What holds for a whole run.
@@ -70,6 +71,8 @@ pub(super) enum Role<'a> {
     Leaky(f32),
     /// One that multiplies what is below zero by its second input.
     PRelu,
+    /// The error function.
+    Erf,
     /// Nothing.
     Other,
 }

@@ -158,3 +158,21 @@ fn one_thread_and_several_give_the_same_bits() {
     };
     assert_eq!(run(1), run(2));
 }
+
+#[test]
+fn gelu_is_found_however_its_factors_are_ordered() {
+    let start = || {
+        let file = File::new(13, &[2, 5]).floats("root", &[], &[std::f32::consts::SQRT_2]);
+        let file = file.floats("one", &[], &[1.0]).floats("half", &[], &[0.5]);
+        let file = file.node("Div", &["x", "root"], "u", vec![]).node("Erf", &["u"], "e", vec![]);
+        file.node("Add", &["e", "one"], "s", vec![])
+    };
+    check(start().node("Mul", &["x", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]), &[2, 5], 1);
+    check(start().node("Mul", &["s", "half"], "p", vec![]).node("Mul", &["p", "x"], "y", vec![]), &[2, 5], 1);
+    check(start().node("Mul", &["half", "x"], "h", vec![]).node("Mul", &["h", "s"], "y", vec![]), &[2, 5], 1);
+    // Of something else than x.
+    check(start().node("Mul", &["u", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]), &[2, 5], 5);
+    let mut file = start().node("Mul", &["x", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]);
+    file.outputs = vec![("y", DataType::Float), ("e", DataType::Float)];
+    check(file, &[2, 5], 5);
+}

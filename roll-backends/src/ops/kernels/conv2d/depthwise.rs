@@ -63,7 +63,9 @@ impl Copy {
         let before = std::array::from_fn(|i| ats(i).map(|(at, _)| (-at).max(0) as usize).max().unwrap_or(0));
         let size = std::array::from_fn(|i| {
             let reach = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
-            ats(i).map(reach).max().unwrap_or(1)
+            // A pass without taps has positions too.
+            let least = passes.iter().map(|p| p.grid[i]).max().unwrap_or(1);
+            ats(i).map(reach).max().unwrap_or(1).max(least)
         });
         Self { step, before, size }
     }

@@ -4,7 +4,11 @@
 //! another value, and one function of each element after it, become part of the convolution's own pass over its result. A
 //! value is only fused away that nothing else reads and that is no output.
 //!
+//! What exporters write as a chain of several nodes though it is one function (`gelu`) becomes one node.
+//!
 //! Weights are folded in f64; results differ from those of the graph as written by a few roundings.
+
+mod gelu;
 
 use burn::tensor::Device;
 use roll_backends::NdTensor;
@@ -15,26 +19,9 @@ use super::graph::{Graph, Node};
 use super::ops::{Arithmetic, Conv, FusedConv, Role};
 use super::value::{Value, upload};
 
-/// `graph` with fused convolutions.
-pub(super) fn fuse(mut graph: Graph, device: &Device) -> Graph {
-    let readers = readers(&graph);
-    let count = graph.nodes.len();
-    let (mut gone, mut made): (Vec<bool>, Vec<Option<Node>>) = (vec![false; count], (0..count).map(|_| None).collect());
-    for index in 0..count {
-        if gone[index] {
-            continue;
-        }
-        let Some(mut chain) = Chain::start(&graph, index) else { continue };
-        while chain.extend(&graph, &readers, &gone) {}
-        let Some(node) = chain.finish(&graph, device) else { continue };
-        chain.nodes.iter().for_each(|&i| gone[i] = true);
-        // Where the last of them was: what is added may be computed only just before.
-        made[chain.last] = Some(node);
-        graph.fused += chain.numbers;
-    }
-    let nodes = std::mem::take(&mut graph.nodes);
-    let all = nodes.into_iter().zip(gone).zip(made);
-    graph.nodes = all.filter_map(|((node, gone), made)| made.or((!gone).then_some(node))).collect();
+/// `graph` with fewer nodes, and the same results.
+pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
+    let mut graph = gelu::fuse(convolutions(graph, device));
     // The weights as written are not needed beside the folded ones.
     let mut kept = vec![false; graph.slots];
     graph
@@ -45,6 +32,49 @@ pub(super) fn fuse(mut graph: Graph, device: &Device) -> Graph {
         .for_each(|slot| kept[*slot] = true);
     graph.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(constant, _)| *constant = None);
     graph
+}
+
+/// Nodes of a graph that give way to others.
+struct Changes {
+    gone: Vec<bool>,
+    made: Vec<Option<Node>>,
+}
+
+impl Changes {
+    fn none(graph: &Graph) -> Self {
+        let count = graph.nodes.len();
+        Self { gone: vec![false; count], made: (0..count).map(|_| None).collect() }
+    }
+
+    /// `node` instead of `nodes`, where the last of them was: what it reads may be computed only just before.
+    fn replace(&mut self, nodes: &[usize], node: Node) {
+        nodes.iter().for_each(|&i| self.gone[i] = true);
+        if let Some(last) = nodes.iter().max() {
+            self.made[*last] = Some(node);
+        }
+    }
+
+    fn apply(self, mut graph: Graph) -> Graph {
+        let all = std::mem::take(&mut graph.nodes).into_iter().zip(self.gone).zip(self.made);
+        graph.nodes = all.filter_map(|((node, gone), made)| made.or((!gone).then_some(node))).collect();
+        graph
+    }
+}
+
+fn convolutions(mut graph: Graph, device: &Device) -> Graph {
+    let readers = readers(&graph);
+    let mut changes = Changes::none(&graph);
+    for index in 0..graph.nodes.len() {
+        if changes.gone[index] {
+            continue;
+        }
+        let Some(mut chain) = Chain::start(&graph, index) else { continue };
+        while chain.extend(&graph, &readers, &changes.gone) {}
+        let Some(node) = chain.finish(&graph, device) else { continue };
+        changes.replace(&chain.nodes, node);
+        graph.fused += chain.numbers;
+    }
+    changes.apply(graph)
 }
 
 /// The nodes that read each value; an output is read by [`OUTSIDE`] too.
@@ -62,7 +92,6 @@ const OUTSIDE: usize = usize::MAX;
 /// A convolution, and the nodes after it that were fused so far.
 struct Chain {
     nodes: Vec<usize>,
-    last: usize,
     /// What the convolution reads, and what the last node gives.
     input: usize,
     output: usize,
@@ -96,7 +125,6 @@ impl Chain {
         }
         Some(Self {
             nodes: vec![index],
-            last: index,
             input,
             output,
             weight,
@@ -126,7 +154,6 @@ impl Chain {
     fn take(&mut self, graph: &Graph, index: usize) -> bool {
         let Some(output) = only_output(&graph.nodes[index]) else { return false };
         self.nodes.push(index);
-        self.last = self.last.max(index);
         self.output = output;
         true
     }
