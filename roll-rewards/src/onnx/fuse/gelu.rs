@@ -2,20 +2,15 @@
 
 use super::super::graph::{Graph, Node};
 use super::super::ops::{Arithmetic, Role, exact_gelu};
-use super::super::value::Value;
-use super::{Changes, constant, only_output, readers};
+use super::search::Search;
+use super::{Changes, only_output};
 
 /// `graph` with one node for each GELU.
 pub fn fuse(graph: Graph) -> Graph {
-    let readers = readers(&graph);
-    let mut makers = vec![None; graph.slots];
-    for (index, node) in graph.nodes.iter().enumerate() {
-        node.outputs.iter().flatten().for_each(|slot| makers[*slot] = Some(index));
-    }
-    let search = Search { graph: &graph, readers, makers };
+    let search = Search::of(&graph);
     let mut changes = Changes::none(&graph);
     for index in 0..graph.nodes.len() {
-        let Some(found) = search.at(index) else { continue };
+        let Some(found) = found(&search, index) else { continue };
         if found.nodes.iter().any(|&i| changes.gone[i]) {
             continue;
         }
@@ -33,92 +28,33 @@ struct Found {
     nodes: Vec<usize>,
 }
 
-struct Search<'a> {
-    graph: &'a Graph,
-    readers: Vec<Vec<usize>>,
-    /// The node that gives each value.
-    makers: Vec<Option<usize>>,
-}
-
-impl Search<'_> {
-    /// The chain around the Erf at `index`, if it is one.
-    fn at(&self, index: usize) -> Option<Found> {
-        let erf = &self.graph.nodes[index];
-        let Role::Erf = erf.operator.role() else { return None };
-        let argument = erf.inputs.first().copied().flatten()?;
-        let divided = self.makers[argument]?;
-        let (x, factor) = self.scaled(divided)?;
-        if self.readers[argument] != [index] || (factor - std::f32::consts::FRAC_1_SQRT_2).abs() > 1e-6 {
-            return None;
-        }
-        let (plus, sum) = self.only_reader(only_output(erf)?)?;
-        if !self.adds_one(plus) {
-            return None;
-        }
-        let (product, first) = self.only_reader(sum)?;
-        let nodes = vec![divided, index, plus, product];
-        let done = |more: usize, y: usize| Some(Found { x, y, nodes: nodes.iter().copied().chain([more]).collect() });
-        if self.scaled(product) == Some((sum, 0.5)) {
-            let (last, y) = self.only_reader(first)?;
-            return if self.other(last, Arithmetic::Mul, first)? == x { done(last, y) } else { None };
-        }
-        let mate = self.other(product, Arithmetic::Mul, sum)?;
-        if mate == x {
-            let (last, y) = self.only_reader(first)?;
-            return if self.scaled(last)? == (first, 0.5) { done(last, y) } else { None };
-        }
-        let half = self.makers[mate]?;
-        let is_half = self.scaled(half)? == (x, 0.5) && self.readers[mate] == [product];
-        if is_half { done(half, first) } else { None }
+/// The chain around the Erf at `index`, if it is one.
+fn found(search: &Search, index: usize) -> Option<Found> {
+    let erf = &search.graph.nodes[index];
+    let Role::Erf = erf.operator.role() else { return None };
+    let argument = erf.inputs.first().copied().flatten()?;
+    let divided = search.makers[argument]?;
+    let (x, factor) = search.scaled(divided)?;
+    if search.readers[argument] != [index] || (factor - std::f32::consts::FRAC_1_SQRT_2).abs() > 1e-6 {
+        return None;
     }
-
-    /// The only node that reads a value, and what it gives.
-    fn only_reader(&self, slot: usize) -> Option<(usize, usize)> {
-        match *self.readers[slot].as_slice() {
-            [reader] => Some((reader, only_output(self.graph.nodes.get(reader)?)?)),
-            _ => None,
-        }
+    let (plus, sum) = search.only_reader(only_output(erf)?)?;
+    if !search.adds_one(plus) {
+        return None;
     }
-
-    /// The other operand of a node that is this function of `slot` and it.
-    fn other(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
-        let node = &self.graph.nodes[node];
-        match (node.operator.role(), node.inputs.as_slice()) {
-            (Role::Two(found), [Some(a), Some(b)]) if found == arithmetic && a != b => match slot {
-                slot if slot == *a => Some(*b),
-                slot if slot == *b => Some(*a),
-                _ => None,
-            },
-            _ => None,
-        }
+    let (product, first) = search.only_reader(sum)?;
+    let nodes = vec![divided, index, plus, product];
+    let done = |more: usize, y: usize| Some(Found { x, y, nodes: nodes.iter().copied().chain([more]).collect() });
+    if search.scaled(product) == Some((sum, 0.5)) {
+        let (last, y) = search.only_reader(first)?;
+        return if search.other(last, Arithmetic::Mul, first)? == x { done(last, y) } else { None };
     }
-
-    /// What a node multiplies with a number, and the number.
-    fn scaled(&self, node: usize) -> Option<(usize, f32)> {
-        let node = &self.graph.nodes[node];
-        let (Role::Two(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
-            return None;
-        };
-        match (arithmetic, self.number(*a), self.number(*b)) {
-            (Arithmetic::Mul, None, Some(number)) => Some((*a, number)),
-            (Arithmetic::Mul, Some(number), None) => Some((*b, number)),
-            (Arithmetic::Div, None, Some(number)) => Some((*a, 1.0 / number)),
-            _ => None,
-        }
+    let mate = search.other(product, Arithmetic::Mul, sum)?;
+    if mate == x {
+        let (last, y) = search.only_reader(first)?;
+        return if search.scaled(last)? == (first, 0.5) { done(last, y) } else { None };
     }
-
-    fn adds_one(&self, node: usize) -> bool {
-        let node = &self.graph.nodes[node];
-        let is_sum = matches!(node.operator.role(), Role::Two(Arithmetic::Add));
-        is_sum && node.inputs.len() == 2 && node.inputs.iter().flatten().any(|&slot| self.number(slot) == Some(1.0))
-    }
-
-    /// A constant that is one number.
-    fn number(&self, slot: usize) -> Option<f32> {
-        let floats = self.graph.constants[slot].as_ref()?.floats.as_deref()?;
-        match (floats, constant(self.graph, slot)?) {
-            ([number], Value::Float(tensor)) if tensor.shape().len() <= 1 => Some(*number),
-            _ => None,
-        }
-    }
+    let half = search.makers[mate]?;
+    let is_half = search.scaled(half)? == (x, 0.5) && search.readers[mate] == [product];
+    if is_half { done(half, first) } else { None }
 }

@@ -4,11 +4,14 @@
 //! another value, and one function of each element after it, become part of the convolution's own pass over its result. A
 //! value is only fused away that nothing else reads and that is no output.
 //!
-//! What exporters write as a chain of several nodes though it is one function (`gelu`) becomes one node.
+//! What exporters write as a chain of several nodes though it is one function (`gelu`, `layer_norm`, `linear`) becomes one node.
 //!
 //! Weights are folded in f64; results differ from those of the graph as written by a few roundings.
 
 mod gelu;
+mod layer_norm;
+mod linear;
+mod search;
 
 use burn::tensor::Device;
 use roll_backends::NdTensor;
@@ -21,7 +24,7 @@ use super::value::{Value, upload};
 
 /// `graph` with fewer nodes, and the same results.
 pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
-    let mut graph = gelu::fuse(convolutions(graph, device));
+    let mut graph = linear::fuse(layer_norm::fuse(gelu::fuse(convolutions(graph, device))));
     // The weights as written are not needed beside the folded ones.
     let mut kept = vec![false; graph.slots];
     graph

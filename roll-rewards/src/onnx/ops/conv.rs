@@ -55,7 +55,7 @@ impl Operator for Conv {
                 module::conv3d(x_ncthw, weight.rank()?, bias, options).into()
             }
             _ => {
-                let (x_nchw, inside) = padded(as_nchw(x)?, pair(pads, (0, 0)))?;
+                let (x_nchw, inside) = padded(as_nchw(x)?, pair(&pads, (0, 0)))?;
                 let options = ConvOptions::new(pair(stride, 1), inside, pair(dilation, 1), self.groups);
                 from_nchw(module::conv2d(x_nchw, as_nchw(weight)?, bias, options), x)?
             }

@@ -145,6 +145,7 @@ impl Operator for One {
             Self::Sigmoid => Role::Then(Then::Sigmoid),
             Self::HardSwish => Role::Then(Then::HardSwish),
             Self::Erf => Role::Erf,
+            Self::Sqrt => Role::Sqrt,
             Self::LeakyRelu(slope) => Role::Leaky(slope),
             Self::Clip(low, high) => {
                 Role::Then(Then::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
@@ -257,6 +258,7 @@ impl Operator for Fold {
 
     fn role(&self) -> Role<'_> {
         match self.two {
+            Two::Pow if self.power == Some(2.0) => Role::Square,
             Two::Add => Role::Two(Arithmetic::Add),
             Two::Sub => Role::Two(Arithmetic::Sub),
             Two::Mul => Role::Two(Arithmetic::Mul),

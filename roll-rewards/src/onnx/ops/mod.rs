@@ -30,6 +30,8 @@ use super::value::Value;
 pub(super) use conv::Conv;
 pub(super) use elementwise::exact_gelu;
 pub(super) use fused_conv::FusedConv;
+pub(super) use matmul::Linear;
+pub(super) use norm::layer_norm_of_rows;
 
 /// What holds for a whole run.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +75,14 @@ pub(super) enum Role<'a> {
     PRelu,
     /// The error function.
     Erf,
+    /// The square root.
+    Sqrt,
+    /// The square of its first input.
+    Square,
+    /// The mean over the last axis, which is kept.
+    RowMean,
+    /// A product of matrices.
+    MatMul,
     /// Nothing.
     Other,
 }

@@ -1,7 +1,7 @@
 //! Normalisations per channel and over the last axes.
 
 use burn::tensor::Tensor;
-use roll_backends::NdTensor;
+use roll_backends::{NdTensor, ops};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
@@ -110,11 +110,23 @@ pub(super) fn layer_norm(build: &mut Build) -> Built {
     }))
 }
 
+/// Over the last axis.
+pub(in super::super) fn layer_norm_of_rows(epsilon: f32) -> Box<dyn Operator> {
+    Box::new(LayerNorm { axis: -1, epsilon })
+}
+
 impl Operator for LayerNorm {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let (outer, inner) = x.shape().split_at(axis(self.axis, x.shape().len())?);
         let rows = x.flat().clone().reshape([elements(outer)?, elements(inner)?]);
+        if let [_, Some(Value::Float(scale)), Some(Value::Float(bias))] = *inputs
+            && [scale.shape(), bias.shape()] == [inner; 2]
+        {
+            let [scale, bias] = [scale, bias].map(|p| p.flat().clone().reshape([1, rows.dims()[1]]));
+            let y = ops::layer_norm(rows, scale, bias, self.epsilon.into());
+            return Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))]);
+        }
         let centred = rows.clone() - rows.mean_dim(1);
         let variance = (centred.clone() * centred.clone()).mean_dim(1);
         let y = centred / variance.add_scalar(self.epsilon).sqrt();

@@ -176,3 +176,37 @@ fn gelu_is_found_however_its_factors_are_ordered() {
     file.outputs = vec![("y", DataType::Float), ("e", DataType::Float)];
     check(file, &[2, 5], 5);
 }
+
+#[test]
+fn layer_norm_of_several_nodes_becomes_one() {
+    let start = |square: &'static str| {
+        let file = File::new(13, &[3, 5]).floats("two", &[], &[2.0]).floats("epsilon", &[], &[1e-5]);
+        let file = file.floats("gain", &[5], &noise(5, 2)).floats("shift", &[5], &noise(5, 3));
+        let last = || vec![ints("axes", &[-1])];
+        let file = file.node("ReduceMean", &["x"], "m", last()).node("Sub", &["x", "m"], "c", vec![]);
+        let square = if square == "Pow" { ["c", "two"] } else { ["c", "c"] };
+        let file = file.node(if square[1] == "c" { "Mul" } else { "Pow" }, &square, "p", vec![]);
+        let file = file.node("ReduceMean", &["p"], "v", last()).node("Add", &["v", "epsilon"], "e", vec![]);
+        let file = file.node("Sqrt", &["e"], "s", vec![]).node("Div", &["c", "s"], "d", vec![]);
+        file.node("Mul", &["d", "gain"], "g", vec![]).node("Add", &["g", "shift"], "y", vec![])
+    };
+    check(start("Pow"), &[3, 5], 1);
+    check(start("Mul"), &[3, 5], 1);
+    let mut file = start("Pow");
+    file.outputs = vec![("y", DataType::Float), ("c", DataType::Float)];
+    check(file, &[3, 5], 9);
+}
+
+#[test]
+fn a_product_with_a_constant_matrix_and_a_row_become_one() {
+    let file = File::new(13, &[2, 3, 4]).floats("w", &[4, 5], &noise(20, 2)).floats("b", &[5], &noise(5, 3));
+    let file = file.node("MatMul", &["x", "w"], "p", vec![]);
+    check(file.clone().node("Add", &["p", "b"], "y", vec![]), &[2, 3, 4], 1);
+    check(file.clone().node("Add", &["b", "p"], "y", vec![]), &[2, 3, 4], 1);
+    let square = file.floats("rows", &[3, 1], &noise(3, 4));
+    check(square.node("Add", &["p", "rows"], "y", vec![]), &[2, 3, 4], 2);
+    let model = File::new(13, &[2, -1]).floats("w", &[4, 5], &noise(20, 2)).floats("b", &[5], &noise(5, 3));
+    let model = model.node("MatMul", &["x", "w"], "p", vec![]).node("Add", &["p", "b"], "y", vec![]).open().unwrap();
+    let message = model.run(&tensor(&[1.0; 6], &[2, 3])).unwrap_err().to_string();
+    assert!(message.contains("do not multiply"), "{message}");
+}
