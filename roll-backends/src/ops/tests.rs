@@ -500,7 +500,9 @@ fn gelu_is_within_three_tenths_of_a_millionth() {
 fn activations_of_huge_arguments_are_the_limits() {
     let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
     // ATen's derivative of GELU is not a number where the square of its argument overflows.
-    for (device, f) in devices().iter().flat_map(|d| [(d, gelu_tanh::<2> as fn(_) -> _), (d, gelu::<2>), (d, silu::<2>)]) {
+    for (device, f) in
+        devices().iter().flat_map(|d| [(d, gelu_tanh::<2> as fn(_) -> _), (d, gelu::<2>), (d, silu::<2>)])
+    {
         let huge = if is_flex(device) { huge.as_slice() } else { &[100.0, 1e4, -100.0, -1e4] };
         let x = Exact { rows: 1, columns: huge.len(), values: huge.to_vec() };
         let leaf = x.upload(device).autodiff().require_grad();

@@ -129,8 +129,7 @@ vectorised! {
 #[inline(always)]
 fn copied_body<M: MulAdd>(call: &Call, copy: &Copy, plane: usize, scratch: &mut Scratch) {
     let [rows, columns] = call.read;
-    // The last neighbours of a pass reach beyond.
-    scratch.copy.clear();
+    // The last neighbours of a pass reach beyond. The zeros around one plane stay for the next.
     scratch.copy.resize(copy.planes() * copy.plane() + WIDE, 0.0);
     let reached = copy.size[0] * copy.step[0];
     for row in 0..rows.min(reached.saturating_sub(copy.before[0])) {

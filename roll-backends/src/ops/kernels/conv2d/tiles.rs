@@ -5,6 +5,7 @@
 //! over all items, so that small planes fill their tiles together. A sum goes over inputs and taps in one fixed order,
 //! whatever the tasks are.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -143,11 +144,14 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
     tasks
 }
 
-/// Memory of a thread.
-#[derive(Default)]
+/// Memory of a thread, for all calls: at most some hundred kibibytes.
 struct Scratch {
     block: Vec<Line>,
     sums: Vec<Line>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { block: Vec::new(), sums: Vec::new() }) };
 }
 
 /// Computes one pass.
@@ -155,9 +159,10 @@ pub fn correlate(call: &Call, pass: &Pass, packed: &Packed) {
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
     let tasks = tasks(&call, &pass, packed);
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(&call, &pass, packed, task, scratch));
     match tasks.as_slice() {
-        [task] => run(&call, &pass, packed, task, &mut Scratch::default()),
-        _ => tasks.par_iter().for_each_init(Scratch::default, |scratch, task| run(&call, &pass, packed, task, scratch)),
+        [task] => run(task),
+        tasks => tasks.par_iter().for_each(run),
     }
 }
 
@@ -347,6 +352,13 @@ fn finish<M: MulAdd>(panel: &Panel, tile: usize, column: usize, values: &mut Til
     let (start, end) = (column * WIDE, ((column + 1) * WIDE).min(task.positions.len()));
     let from = panel.stretches.partition_point(|s| s.start + s.length <= start);
     let in_order = pass.write_step == [1; 2];
+    if let Some(stretch) = panel.stretches[from..].first()
+        && in_order
+        && stretch.start <= start
+        && start + WIDE <= stretch.start + stretch.length
+    {
+        return finish_whole::<M>(panel, tile, stretch, start, values);
+    }
     for (lane, values) in values.iter_mut().enumerate().take(packed.outputs - (tile * OUT).min(packed.outputs)) {
         let channel = task.group * packed.outputs + tile * OUT + lane;
         if let Some(bias) = call.bias {
@@ -379,6 +391,31 @@ fn finish<M: MulAdd>(panel: &Panel, tile: usize, column: usize, values: &mut Til
             // SAFETY: as above.
             unsafe { call.y.write(to, values) };
         }
+    }
+}
+
+/// [`finish`] of a tile whose positions follow each other in memory.
+#[inline(always)]
+fn finish_whole<M: MulAdd>(panel: &Panel, tile: usize, stretch: &Stretch, start: usize, values: &mut Tile) {
+    let Panel { call, task, packed, .. } = panel;
+    let plane = call.written[0] * call.written[1];
+    let place = stretch.row * call.written[1] + stretch.column + start - stretch.start;
+    for (lane, values) in values.iter_mut().enumerate().take(packed.outputs - (tile * OUT).min(packed.outputs)) {
+        let channel = task.group * packed.outputs + tile * OUT + lane;
+        let to = (stretch.item * call.outputs + channel) * plane + place;
+        if let Some(bias) = call.bias {
+            values.iter_mut().for_each(|v| *v += bias[channel]);
+        }
+        if let Some(added) = call.added {
+            values.iter_mut().zip(&added[to..to + WIDE]).for_each(|(v, a)| *v += a);
+        }
+        if let Some(sums) = call.sums {
+            // SAFETY: no other task has these positions of this channel.
+            unsafe { sums.write(to, values) };
+        }
+        call.then.apply::<M>(channel, values);
+        // SAFETY: as above.
+        unsafe { call.y.write(to, values) };
     }
 }
 
