@@ -4,6 +4,9 @@
 //! pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
 //! or with integers among them (text towers), run with [`Model::run_all`].
 //!
+//! When a graph is opened, constants are folded, and convolutions, layer norms and the like are fused with what follows
+//! them, so that each is one pass, forward and backward.
+//!
 //! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).
 //!
 //! What the executor cannot run is refused when the file is opened, by operator, node and file.

@@ -2,7 +2,8 @@
 //!
 //! A task computes a stretch of positions for some output channels. It copies what the taps of these positions see into
 //! a block `[inputs and taps, positions]` that stays in the second cache, and multiplies it there. Positions are counted
-//! over all items, so that small planes fill their tiles together. A sum goes over inputs and taps in one fixed order,
+//! over all items, so that small planes fill their tiles together. `gemm` is not used: it would pack the weight anew in
+//! each call, and the sums would go through memory once more for what is added to them. A sum goes over inputs and taps in one fixed order,
 //! whatever the tasks are.
 
 use std::cell::RefCell;
