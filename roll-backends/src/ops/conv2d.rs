@@ -57,7 +57,7 @@ pub struct Packed {
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
     pub(super) forward: OnceLock<super::kernels::conv2d::Weights>,
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
-    pub(super) backward: OnceLock<super::kernels::conv2d::Weights>,
+    pub(super) backward: OnceLock<super::kernels::conv2d::BackwardWeights>,
     #[cfg(not(all(feature = "flex", not(feature = "portable-kernels"))))]
     nothing: OnceLock<()>,
 }

@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dSteps, Then};
-use crate::ops::kernels::conv2d::{self as kernels, Shape, Weights};
+use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Shape, Weights};
 
 /// Sizes of a call for x `[N, C, H, W]`.
 fn shape([items, inputs, h, w]: [usize; 4], weight: &FloatTensor<Flex>, call: Conv2dCall) -> Shape {
@@ -30,9 +30,9 @@ fn then(then: Then, slopes: &Values) -> kernels::Then<'_> {
     }
 }
 
-fn backward_weights(constants: &Conv2dConstants<FloatTensor<Flex>>, shape: Shape) -> &Weights {
+fn backward_weights(constants: &Conv2dConstants<FloatTensor<Flex>>, shape: Shape) -> &BackwardWeights {
     let weights = &constants.packed.backward;
-    weights.get_or_init(|| Weights::backward(shape, Values::of(constants.weight.clone()).slice()))
+    weights.get_or_init(|| BackwardWeights::new(shape, Values::of(constants.weight.clone()).slice()))
 }
 
 impl Conv2dKernel for Flex {
@@ -45,7 +45,7 @@ impl Conv2dKernel for Flex {
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let shape = shape(x.shape().dims(), &constants.weight, call);
         let weights = &constants.packed.forward;
-        let weights = weights.get_or_init(|| Weights::forward(shape, Values::of(constants.weight.clone()).slice()));
+        let weights = weights.get_or_init(|| Weights::new(shape, Values::of(constants.weight.clone()).slice()));
         let (x, bias, slopes) =
             (Values::of(x), Values::of(constants.bias.clone()), Values::of(constants.slopes.clone()));
         let (added, then) = (added.map(Values::of), then(call.then, &slopes));

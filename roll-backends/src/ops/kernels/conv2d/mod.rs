@@ -1,10 +1,11 @@
 //! Convolution over two axes with constant weights, what is done to its sums, and the gradient of its input.
 //!
 //! One description (`passes`) says where taps fall; what has many channels in a group is computed by `tiles`, each channel
-//! by itself by `depthwise`.
+//! by itself by `depthwise`, and gradients of windows that lie side by side by `patches`.
 
 mod depthwise;
 mod passes;
+mod patches;
 mod place;
 mod then;
 mod tiles;
@@ -18,34 +19,48 @@ use crate::ops::kernels::simd::{MulAdd, vectorised};
 pub use self::passes::Shape;
 pub use self::then::Then;
 
-/// The weight of a convolution in the order in which the kernels read it.
+/// The weight of a convolution in the order in which the forward pass reads it.
 #[derive(Debug)]
 pub enum Weights {
     /// `[channels, taps]`, as it is.
     Depthwise(Vec<f32>),
-    /// Packed for each pass.
-    Tiles(Vec<Packed>),
+    /// Packed.
+    Tiles(Packed),
 }
 
 impl Weights {
-    /// For the forward pass of convolutions of `shape`, whatever its items and sizes.
-    pub fn forward(shape: Shape, weight: &[f32]) -> Self {
+    /// For convolutions of `shape`, whatever its items, sizes and padding.
+    pub fn new(shape: Shape, weight: &[f32]) -> Self {
         match shape.is_depthwise() {
             true => Self::Depthwise(weight.to_vec()),
-            false => Self::Tiles(vec![tiles::pack_forward(shape, weight)]),
+            false => Self::Tiles(tiles::pack_forward(shape, weight)),
         }
     }
+}
 
-    /// For the gradient of the input of convolutions of `shape`, of at least `stride` rows and columns.
-    pub fn backward(shape: Shape, weight: &[f32]) -> Self {
-        match shape.is_depthwise() {
-            true => Self::Depthwise(weight.to_vec()),
-            false => {
-                // The taps of a place do not depend on how many positions there are.
-                let passes = Shape { size: shape.stride, ..shape }.backward();
-                Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
-            }
+/// The weight of a convolution in the order in which the gradient of its input reads it.
+#[derive(Debug)]
+pub enum BackwardWeights {
+    /// `[channels, taps]`, as it is.
+    Depthwise(Vec<f32>),
+    /// Packed for each place between two windows.
+    Tiles(Vec<Packed>),
+    /// Packed for windows that lie side by side.
+    Patches(Packed),
+}
+
+impl BackwardWeights {
+    /// For convolutions of `shape`, whatever its items, sizes and padding.
+    pub fn new(shape: Shape, weight: &[f32]) -> Self {
+        if shape.is_depthwise() {
+            return Self::Depthwise(weight.to_vec());
         }
+        if patches::takes(shape) {
+            return Self::Patches(patches::pack(shape, weight));
+        }
+        // The taps of a place depend on where it is among the padded positions, modulo the stride, and on nothing else.
+        let passes = Shape { size: shape.stride, before: [0; 2], ..shape }.backward();
+        Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }
 }
 
@@ -111,7 +126,7 @@ impl Forward<'_> {
                     then,
                     sums,
                 };
-                packed.iter().for_each(|packed| tiles::correlate(&call, &shape.forward(), packed));
+                tiles::correlate(&call, &shape.forward(), packed);
             }
             Weights::Depthwise(weight) => {
                 let call = depthwise::Call {
@@ -136,64 +151,69 @@ impl Forward<'_> {
 }
 
 /// The gradient of x, given `d_sums`, that of the sums.
-pub fn backward(shape: Shape, weights: &Weights, d_sums: &[f32]) -> Vec<f32> {
-    through(shape, weights, Then::Nothing, None, d_sums)
+pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
+    let packed = match weights {
+        BackwardWeights::Depthwise(weight) => return each_backward(shape, weight, Then::Nothing, None, d_sums),
+        BackwardWeights::Patches(packed) => return patches::backward(shape, packed, d_sums),
+        BackwardWeights::Tiles(packed) => packed,
+    };
+    // SAFETY: the passes together have every position of the input, and every channel is in a task.
+    unsafe {
+        filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
+            let call = tiles::Call {
+                items: shape.items,
+                groups: shape.groups,
+                x: d_sums,
+                inputs: shape.outputs,
+                read: shape.output,
+                y: d_x,
+                outputs: shape.inputs,
+                written: shape.size,
+                bias: None,
+                added: None,
+                then: Then::Nothing,
+                sums: None,
+            };
+            for pass in shape.backward() {
+                let [row, column] = std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
+                tiles::correlate(&call, &pass, &packed[row * shape.stride[1] + column]);
+            }
+        })
+    }
 }
 
 /// The gradient of x, given `d_y`, that of the result, and what [`Then::pull`] wants.
-pub fn backward_then(shape: Shape, weights: &Weights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
     match weights {
-        Weights::Depthwise(_) => through(shape, weights, then, Some(kept), d_y),
-        Weights::Tiles(_) => {
+        BackwardWeights::Depthwise(weight) => each_backward(shape, weight, then, Some(kept), d_y),
+        BackwardWeights::Tiles(_) | BackwardWeights::Patches(_) => {
             let plane = shape.output[0] * shape.output[1];
             backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
         }
     }
 }
 
-fn through(shape: Shape, weights: &Weights, pulled: Then, kept: Option<&[f32]>, d_y: &[f32]) -> Vec<f32> {
-    let passes = shape.backward();
+/// The gradient of x where each channel is convolved by itself.
+fn each_backward(shape: Shape, weight: &[f32], pulled: Then, kept: Option<&[f32]>, d_y: &[f32]) -> Vec<f32> {
     // SAFETY: the passes together have every position of the input, and every channel is in a task.
     unsafe {
-        filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| match weights {
-            Weights::Tiles(packed) => {
-                let call = tiles::Call {
-                    items: shape.items,
-                    groups: shape.groups,
-                    x: d_y,
-                    inputs: shape.outputs,
-                    read: shape.output,
-                    y: d_x,
-                    outputs: shape.inputs,
-                    written: shape.size,
-                    bias: None,
-                    added: None,
-                    then: Then::Nothing,
-                    sums: None,
-                };
-                for pass in &passes {
-                    let [row, column] = pass.write_first;
-                    tiles::correlate(&call, pass, &packed[row * shape.stride[1] + column]);
-                }
-            }
-            Weights::Depthwise(weight) => {
-                let call = depthwise::Call {
-                    planes: shape.items * shape.inputs,
-                    channels: shape.inputs,
-                    x: d_y,
-                    kept,
-                    pulled,
-                    read: shape.output,
-                    y: d_x,
-                    written: shape.size,
-                    weight,
-                    bias: None,
-                    added: None,
-                    then: Then::Nothing,
-                    sums: None,
-                };
-                depthwise::correlate(&call, passes.clone(), shape.taps());
-            }
+        filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
+            let call = depthwise::Call {
+                planes: shape.items * shape.inputs,
+                channels: shape.inputs,
+                x: d_y,
+                kept,
+                pulled,
+                read: shape.output,
+                y: d_x,
+                written: shape.size,
+                weight,
+                bias: None,
+                added: None,
+                then: Then::Nothing,
+                sums: None,
+            };
+            depthwise::correlate(&call, shape.backward(), shape.taps());
         })
     }
 }

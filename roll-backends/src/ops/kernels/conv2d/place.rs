@@ -2,6 +2,9 @@
 
 use std::marker::PhantomData;
 
+/// Numbers that are written at once.
+const SHORT: usize = 8;
+
 /// The elements of a new tensor, each of which is written once and none is read.
 pub struct Place<'a> {
     start: *mut f32,
@@ -22,7 +25,21 @@ impl Place<'_> {
     pub unsafe fn write(&self, at: usize, values: &[f32]) {
         assert!(at <= self.length && values.len() <= self.length - at, "a part outside of its tensor");
         // SAFETY: inside the memory of `filled` (asserted), which nobody else writes here (the caller's promise).
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.start.add(at), values.len()) }
+        unsafe {
+            let to = self.start.add(at);
+            if !(SHORT..=16 * SHORT).contains(&values.len()) {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
+                return;
+            }
+            // Rows are often short, and a call of the system's copy would cost more than they do.
+            let last = values.len() - SHORT;
+            let mut i = 0;
+            while i < last {
+                std::ptr::copy_nonoverlapping(values.as_ptr().add(i), to.add(i), SHORT);
+                i += SHORT;
+            }
+            std::ptr::copy_nonoverlapping(values.as_ptr().add(last), to.add(last), SHORT);
+        }
     }
 
     /// Writes `values` to every `step`-th element from `at` on.

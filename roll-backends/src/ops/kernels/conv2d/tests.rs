@@ -85,7 +85,7 @@ fn check(s: Shape) {
     let y: Vec<f64> = sums.iter().enumerate().map(|(i, z)| if *z < 0.0 { z * slope(i) } else { *z }).collect();
     let then = Then::Slopes(&slopes);
 
-    let weights = Weights::forward(s, &case.weight);
+    let weights = Weights::new(s, &case.weight);
     let found = forward(s, &case.x, &weights, &case.bias, Some(&case.added), then, true);
     let found_sums = found.sums.unwrap_or_default();
     assert_near(&what, &found.y, &y);
@@ -98,7 +98,7 @@ fn check(s: Shape) {
         let factor = if found_sums[y] > 0.0 { 1.0 } else { slope(y) };
         d_x[x] += f64::from(case.d_y[y]) * factor * f64::from(case.weight[w]);
     });
-    let weights = Weights::backward(s, &case.weight);
+    let weights = BackwardWeights::new(s, &case.weight);
     assert_near(&format!("gradient of {what}"), &backward_then(s, &weights, then, &found_sums, &case.d_y), &d_x);
     let d_sums = pull(s.outputs, plane, then, &found_sums, &case.d_y);
     assert_near(&format!("gradient in two steps of {what}"), &backward(s, &weights, &d_sums), &d_x);
@@ -142,24 +142,37 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
     let flat = Shape { items: 3, inputs: 600, outputs: 7, size: [7, 7], ..BASE };
     let picture = Shape { inputs: 3, outputs: 6, size: [60, 70], kernel: [3, 3], stride: [2, 2], ..BASE };
     let each = Shape { items: 2, inputs: 9, outputs: 9, groups: 9, size: [40, 50], kernel: [3, 3], ..BASE };
-    let patches = Shape { inputs: 3, outputs: 8, size: [32, 32], kernel: [16, 16], stride: [16, 16], ..BASE };
+    // Some with rows and columns that no window sees.
+    let patches = Shape { items: 2, inputs: 3, outputs: 8, size: [35, 33], kernel: [16, 16], stride: [16, 16], ..BASE };
     for (shape, padding) in [(wide, [[1, 1]; 2]), (flat, [[0; 2]; 2]), (picture, [[1, 1]; 2]), (each, [[1, 1]; 2])] {
         padded(shape, padding).into_iter().for_each(check);
     }
     padded(Shape { stride: [2, 2], ..each }, [[1, 1], [0, 0]]).into_iter().for_each(check);
-    padded(patches, [[0; 2]; 2]).into_iter().for_each(check);
+    for padding in [[[0; 2]; 2], [[0; 2], [5, 5]], [[3, 4], [1, 0]], [[0; 2], [20, 16]]] {
+        padded(patches, padding).into_iter().for_each(check);
+    }
+}
+
+#[test]
+#[allow(clippy::unwrap_used)]
+fn weights_packed_for_one_padding_serve_another() {
+    let shape = Shape { inputs: 3, outputs: 4, size: [7, 8], kernel: [3, 3], stride: [2, 2], ..BASE };
+    let [first, second] = [[[0, 1]; 2], [[1, 0]; 2]].map(|padding| padded(shape, padding).unwrap());
+    let case = Case::new(second);
+    let [own, other] = [second, first].map(|shape| BackwardWeights::new(shape, &case.weight));
+    assert!(backward(second, &own, &case.d_y) == backward(second, &other, &case.d_y));
 }
 
 #[test]
 fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
     // Rows 1 and 3 of five are under no window.
     let shape = Shape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
-    let weights = Weights::backward(shape, &[2.0]);
+    let weights = BackwardWeights::new(shape, &[2.0]);
     let d_x = backward(shape, &weights, &[1.0; 9]);
     let expected: Vec<f32> = (0..25).map(|i| if i / 5 % 2 == 0 && i % 5 % 2 == 0 { 2.0 } else { 0.0 }).collect();
     assert_eq!(d_x, expected);
     let tiles = Shape { inputs: 2, ..shape };
-    let d_x = backward(tiles, &Weights::backward(tiles, &[2.0, 3.0]), &[1.0; 9]);
+    let d_x = backward(tiles, &BackwardWeights::new(tiles, &[2.0, 3.0]), &[1.0; 9]);
     assert_eq!(d_x[..25], expected);
 }
 
@@ -176,9 +189,9 @@ fn one_thread_and_several_give_the_same_bits() {
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
-                let weights = Weights::forward(shape, &case.weight);
+                let weights = Weights::new(shape, &case.weight);
                 let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), Then::Silu, true);
-                let weights = Weights::backward(shape, &case.weight);
+                let weights = BackwardWeights::new(shape, &case.weight);
                 let sums = y.sums.unwrap();
                 let d_x = backward_then(shape, &weights, Then::Silu, &sums, &case.d_y);
                 (y.y, sums, d_x)
@@ -207,7 +220,7 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
     ];
     let shape = Shape { size: [1, z.len()], output: [1, z.len()], ..BASE };
     for (then, f) in cases {
-        let found = forward(shape, &z, &Weights::forward(shape, &[1.0]), &[0.0], None, then, true);
+        let found = forward(shape, &z, &Weights::new(shape, &[1.0]), &[0.0], None, then, true);
         let sums = found.sums.unwrap_or_default();
         let expected: Vec<f64> = z.iter().map(|z| f(f64::from(*z))).collect();
         assert_near(&format!("{then:?}"), &found.y, &expected);
@@ -222,11 +235,10 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
 fn what_is_no_number_stays_so() {
     let shape = Shape { size: [1, 2], output: [1, 2], ..BASE };
     for then in [Then::Relu, Then::Slopes(&[0.5]), Then::Clip(0.0, 6.0), Then::Sigmoid, Then::Silu, Then::HardSwish] {
-        let y = forward(shape, &[f32::NAN, 1.0], &Weights::forward(shape, &[1.0]), &[0.0], None, then, false).y;
+        let y = forward(shape, &[f32::NAN, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, then, false).y;
         assert!(y[0].is_nan() && y[1].is_finite(), "{then:?}: {y:?}");
     }
-    let y =
-        forward(shape, &[f32::NEG_INFINITY, 1.0], &Weights::forward(shape, &[1.0]), &[0.0], None, Then::Relu, false);
+    let y = forward(shape, &[f32::NEG_INFINITY, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, Then::Relu, false);
     assert_eq!(y.y, [0.0, 1.0]);
 }
 

@@ -130,7 +130,7 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
     let width = positions.div_ceil(stretches).next_multiple_of(WIDE);
     let work = positions.saturating_mul(packed.depth).saturating_mul(packed.outputs * call.groups);
     // Where positions are few, output channels are divided too; what they see is then copied several times.
-    let wanted = (4 * rayon::current_num_threads()).min(work / TASK).max(1);
+    let wanted = (2 * rayon::current_num_threads()).min(work / TASK).max(1);
     let parts = wanted.div_ceil(stretches * call.groups).clamp(1, tiles);
     let high = tiles.div_ceil(parts).max(1);
     let mut tasks = vec![];
@@ -173,8 +173,8 @@ fn run(call: &Call, pass: &Pass, packed: &Packed, task: &Task, scratch: &mut Scr
     let depth = packed.depth;
     let parts = depth.div_ceil(DEEP).max(1);
     let step = depth.div_ceil(parts).max(1);
-    // Odd, for the reason of [`ACROSS`].
-    let pitch = across | 1;
+    // Odd, for the reason of [`ACROSS`]; and a stretch may be written a little too far.
+    let pitch = (across + 1) | 1;
     scratch.block.resize((step * pitch).max(scratch.block.len()), Line([0.0; WIDE]));
     if parts > 1 {
         scratch.sums.resize((task.tiles.len() * OUT * across).max(scratch.sums.len()), Line([0.0; WIDE]));
@@ -229,10 +229,6 @@ fn see_body<M: MulAdd>(
     let (row_step, step) = (pass.read_step[0], pass.read_step[1]);
     let (wide, length) = (pitch * WIDE, task.positions.len());
     let block = floats(&mut block[..range.len() * pitch]);
-    // What a tile reads beyond the last position.
-    for line in block.chunks_exact_mut(wide) {
-        line[length..length.next_multiple_of(WIDE)].fill(0.0);
-    }
     for (tap, Tap { at, .. }) in pass.taps.iter().enumerate() {
         let first = range.start.saturating_sub(tap).div_ceil(taps);
         for stretch in stretches {
@@ -251,25 +247,65 @@ fn see_body<M: MulAdd>(
             let mut channel = first;
             while channel * taps + tap < range.end {
                 let to = (channel * taps + tap - range.start) * wide + stretch.start;
-                let line = &mut block[to..to + stretch.length];
-                if width < line.len() {
-                    line[..left].fill(0.0);
-                    line[left + width..].fill(0.0);
+                // What is written beyond the stretch is overwritten by the next one, or is beyond the positions.
+                let line = &mut block[to..to + stretch.length + WIDE];
+                if left > 0 {
+                    clear(line, 0, left);
                 }
                 if width > 0 {
-                    let from = &call.x[item + channel * plane + from..][..(width - 1) * step + 1];
-                    take(from, step, &mut line[left..left + width]);
+                    see_row(&call.x[item + channel * plane + from..], step, left, width, line);
                 }
+                clear(line, left + width, stretch.length - left - width);
                 channel += 1;
             }
         }
     }
+    // What a tile reads beyond the last position.
+    let end = length.next_multiple_of(WIDE);
+    if end > length {
+        block.chunks_exact_mut(wide).for_each(|line| line[length..end].fill(0.0));
+    }
 }
 
-/// Every `step`-th number of `from`. Rows are often short, and a call of the system's copy would cost more than they do.
+/// Numbers that are moved at once: rows are often short, and a call of the system's copy would cost more than they do.
+const SHORT: usize = 8;
+
+/// Writes `count` zeros or a few more.
+#[inline(always)]
+fn clear(line: &mut [f32], at: usize, count: usize) {
+    let mut i = 0;
+    while i < count {
+        line[at + i..at + i + SHORT].copy_from_slice(&[0.0; SHORT]);
+        i += SHORT;
+    }
+}
+
+/// Writes every `step`-th number of `x` to `line` from `left` on, `width` or a few more.
+#[inline(always)]
+fn see_row(x: &[f32], step: usize, left: usize, width: usize, line: &mut [f32]) {
+    // Whole stretches of the input are read where it goes on long enough.
+    let whole = width.next_multiple_of(SHORT);
+    if step > 2 || whole * step > x.len() {
+        take(&x[..(width - 1) * step + 1], step, &mut line[left..left + width]);
+        return;
+    }
+    let mut i = 0;
+    while i < width {
+        let to = &mut line[left + i..left + i + SHORT];
+        match step {
+            1 => to.copy_from_slice(&x[i..i + SHORT]),
+            _ => {
+                let from = &x[2 * i..2 * i + 2 * SHORT];
+                to.copy_from_slice(&std::array::from_fn::<f32, SHORT, _>(|l| from[2 * l]));
+            }
+        }
+        i += SHORT;
+    }
+}
+
+/// Every `step`-th number of `from`.
 #[inline(always)]
 pub fn take(from: &[f32], step: usize, to: &mut [f32]) {
-    const SHORT: usize = 8;
     match step {
         1 if to.len() < SHORT => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
         1 if to.len() <= 128 => {
