@@ -101,7 +101,7 @@ fn row_mean(search: &Search, slot: usize, reader: usize) -> Option<(usize, usize
 fn row(search: &Search, slot: usize) -> Option<usize> {
     match constant(search.graph, slot)? {
         Value::Float(row) => match *row.shape() {
-            [width @ 2..] => Some(width),
+            [width] if width >= 2 => Some(width),
             _ => None,
         },
         Value::Int { .. } => None,
