@@ -7,7 +7,7 @@ use super::super::error::Problem;
 use super::super::value::Value;
 use super::conv::{Conv, Placed};
 use super::elementwise::after;
-use super::window::{as_nchw, from_nchw, pair};
+use super::window::{Padding, Window, as_nchw, from_nchw, pair};
 use super::{Carried, Operator, Run, broadcast, input};
 
 /// Input 0 through a convolution over one or two axes, plus input 1 where there is one, then a function.
@@ -36,7 +36,7 @@ impl FusedConv {
         let outputs = *weight.shape().first()?;
         let fit = |t: &NdTensor| t.shape() == [outputs];
         let sizes = weight.shape().len() == axes + 2 && !weight.shape().contains(&0) && outputs % conv.groups == 0;
-        if axes > 2 || !sizes || !bias.is_none_or(fit) || !slopes.as_ref().is_none_or(fit) {
+        if axes > 2 || !is_usual(&conv.window) || !sizes || !bias.is_none_or(fit) || !slopes.as_ref().is_none_or(fit) {
             return None;
         }
         let steps = Conv2dSteps {
@@ -52,6 +52,19 @@ impl FusedConv {
         });
         Some(Self { conv: conv.clone(), weight_shape: weight.shape().to_vec(), computed, then, slopes, adds })
     }
+}
+
+/// Whether steps and padding are of the size that networks have: for no other are the fused kernels made.
+fn is_usual(window: &Window) -> bool {
+    const STRIDE: usize = 64;
+    const REACH: usize = 1 << 12;
+    let padded = match &window.padding {
+        Padding::Explicit(pads) => pads.iter().all(|(before, after)| *before.max(after) <= REACH),
+        Padding::Same { .. } => true,
+    };
+    padded
+        && window.stride.iter().all(|stride| *stride <= STRIDE)
+        && (0..window.kernel.len()).all(|axis| window.extent(axis) <= REACH)
 }
 
 impl Operator for FusedConv {

@@ -19,6 +19,14 @@ const LONG: usize = 1024;
 /// A task has at least about this many multiplications.
 const TASK: usize = 1 << 16;
 
+/// Whether the copy of a plane of `read` rows and columns that `passes` see is small, as it is unless windows are far apart
+/// or spread over little.
+pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
+    let Copy { step, size, .. } = Copy::of(passes, read[1]);
+    let numbers = step.into_iter().chain(size).try_fold(1usize, |all, n| all.checked_mul(n));
+    numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
+}
+
 /// What is read, and how the sums are written.
 pub struct Call<'a, 'p> {
     /// Planes: items times channels.

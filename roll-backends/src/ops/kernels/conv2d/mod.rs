@@ -12,6 +12,7 @@ mod tiles;
 
 use rayon::prelude::*;
 
+use self::passes::Pass;
 use self::place::{Place, filled};
 use self::tiles::Packed;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
@@ -55,6 +56,11 @@ impl BackwardWeights {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
+        Self::together(shape, weight)
+    }
+
+    /// For any groups, channels by themselves among them.
+    fn together(shape: Shape, weight: &[f32]) -> Self {
         if patches::takes(shape) {
             return Self::Patches(patches::pack(shape, weight));
         }
@@ -110,25 +116,11 @@ impl Forward<'_> {
     /// Writes every output, and every sum.
     fn fill(&self, y: &Place, sums: Option<&Place>) {
         let Self { shape, x, bias, added, then, .. } = *self;
-        match self.weights {
-            Weights::Tiles(packed) => {
-                let call = tiles::Call {
-                    items: shape.items,
-                    groups: shape.groups,
-                    x,
-                    inputs: shape.inputs,
-                    read: shape.size,
-                    y,
-                    outputs: shape.outputs,
-                    written: shape.output,
-                    bias: Some(bias),
-                    added,
-                    then,
-                    sums,
-                };
-                tiles::correlate(&call, &shape.forward(), packed);
-            }
-            Weights::Depthwise(weight) => {
+        let pass = shape.forward();
+        let own;
+        let packed = match self.weights {
+            Weights::Tiles(packed) => packed,
+            Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
                 let call = depthwise::Call {
                     planes: shape.items * shape.outputs,
                     channels: shape.outputs,
@@ -144,16 +136,41 @@ impl Forward<'_> {
                     then,
                     sums,
                 };
-                depthwise::correlate(&call, vec![shape.forward()], shape.taps());
+                return depthwise::correlate(&call, vec![pass], shape.taps());
             }
-        }
+            Weights::Depthwise(weight) => {
+                own = tiles::pack_forward(shape, weight);
+                &own
+            }
+        };
+        let call = tiles::Call {
+            items: shape.items,
+            groups: shape.groups,
+            x,
+            inputs: shape.inputs,
+            read: shape.size,
+            y,
+            outputs: shape.outputs,
+            written: shape.output,
+            bias: Some(bias),
+            added,
+            then,
+            sums,
+        };
+        tiles::correlate(&call, &pass, packed);
     }
 }
 
 /// The gradient of x, given `d_sums`, that of the sums.
 pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
     let packed = match weights {
-        BackwardWeights::Depthwise(weight) => return each_backward(shape, weight, Then::Nothing, None, d_sums),
+        BackwardWeights::Depthwise(weight) => {
+            let passes = shape.backward();
+            return match depthwise::fits(&passes, shape.output) {
+                true => each_backward(shape, passes, weight, Then::Nothing, None, d_sums),
+                false => backward(shape, &BackwardWeights::together(shape, weight), d_sums),
+            };
+        }
         BackwardWeights::Patches(packed) => return patches::backward(shape, packed, d_sums),
         BackwardWeights::Tiles(packed) => packed,
     };
@@ -184,17 +201,25 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
 
 /// The gradient of x, given `d_y`, that of the result, and what [`Then::pull`] wants.
 pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
-    match weights {
-        BackwardWeights::Depthwise(weight) => each_backward(shape, weight, then, Some(kept), d_y),
-        BackwardWeights::Tiles(_) | BackwardWeights::Patches(_) => {
-            let plane = shape.output[0] * shape.output[1];
-            backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
+    if let BackwardWeights::Depthwise(weight) = weights {
+        let passes = shape.backward();
+        if depthwise::fits(&passes, shape.output) {
+            return each_backward(shape, passes, weight, then, Some(kept), d_y);
         }
     }
+    let plane = shape.output[0] * shape.output[1];
+    backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
 }
 
 /// The gradient of x where each channel is convolved by itself.
-fn each_backward(shape: Shape, weight: &[f32], pulled: Then, kept: Option<&[f32]>, d_y: &[f32]) -> Vec<f32> {
+fn each_backward(
+    shape: Shape,
+    passes: Vec<Pass>,
+    weight: &[f32],
+    pulled: Then,
+    kept: Option<&[f32]>,
+    d_y: &[f32],
+) -> Vec<f32> {
     // SAFETY: the passes together have every position of the input, and every channel is in a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
@@ -213,7 +238,7 @@ fn each_backward(shape: Shape, weight: &[f32], pulled: Then, kept: Option<&[f32]
                 then: Then::Nothing,
                 sums: None,
             };
-            depthwise::correlate(&call, shape.backward(), shape.taps());
+            depthwise::correlate(&call, passes, shape.taps());
         })
     }
 }

@@ -154,6 +154,17 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
 }
 
 #[test]
+fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between() {
+    let each = Shape { inputs: 3, outputs: 3, groups: 3, ..BASE };
+    let apart = Shape { size: [5, 300], stride: [300, 250], ..each };
+    let spread = Shape { size: [2, 3], kernel: [2, 2], dilation: [300, 400], ..each };
+    let patches = Shape { size: [3, 2], kernel: [9, 300], stride: [9, 300], ..each };
+    for (shape, padding) in [(apart, [[0; 2]; 2]), (spread, [[300, 400]; 2]), (patches, [[8, 299]; 2])] {
+        padded(shape, padding).into_iter().for_each(check);
+    }
+}
+
+#[test]
 #[allow(clippy::unwrap_used)]
 fn weights_packed_for_one_padding_serve_another() {
     let shape = Shape { inputs: 3, outputs: 4, size: [7, 8], kernel: [3, 3], stride: [2, 2], ..BASE };
