@@ -72,7 +72,7 @@ impl Operator for MatMul {
     }
 }
 
-/// Input 0, of rank 2 or more, times a constant matrix, plus a constant row: made by [`super::super::fuse`].
+/// Input 0 times a constant matrix, plus a constant row: made by [`super::super::fuse`].
 #[derive(Debug)]
 pub(in super::super) struct Linear {
     /// `[out, in]`.
@@ -98,12 +98,10 @@ impl Operator for Linear {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let [outputs, width] = self.weight.dims();
-        let Some((&last, rest @ [_, ..])) = x.shape().split_last() else {
-            return Err(format!("expected two axes or more, found {:?}", x.shape()).into());
-        };
-        if last != width {
+        // A vector is a row.
+        let Some((_, rest)) = x.shape().split_last().filter(|(last, _)| **last == width) else {
             return Err(format!("{:?} and [{width}, {outputs}] do not multiply", x.shape()).into());
-        }
+        };
         let shape = [rest, &[outputs]].concat();
         elements(&shape)?;
         let rows = x.flat().clone().reshape([elements(rest)?, width]);

@@ -203,6 +203,9 @@ fn a_product_with_a_constant_matrix_and_a_row_become_one() {
     let file = file.node("MatMul", &["x", "w"], "p", vec![]);
     check(file.clone().node("Add", &["p", "b"], "y", vec![]), &[2, 3, 4], 1);
     check(file.clone().node("Add", &["b", "p"], "y", vec![]), &[2, 3, 4], 1);
+    let vector = File::new(13, &[4]).floats("w", &[4, 5], &noise(20, 2)).floats("b", &[5], &noise(5, 3));
+    let vector = vector.node("MatMul", &["x", "w"], "p", vec![]).node("Add", &["p", "b"], "y", vec![]);
+    check(vector, &[4], 1);
     let square = file.floats("rows", &[3, 1], &noise(3, 4));
     check(square.node("Add", &["p", "rows"], "y", vec![]), &[2, 3, 4], 2);
     let model = File::new(13, &[2, -1]).floats("w", &[4, 5], &noise(20, 2)).floats("b", &[5], &noise(5, 3));
