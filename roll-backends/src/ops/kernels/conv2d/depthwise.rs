@@ -201,10 +201,11 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
                     values[l] = M::mul_add(weight, seen[l], values[l]);
                 }
             }
-            if at_once {
-                call.then.apply::<M>(channel, &mut values);
-            }
             sums[at..at + WIDE].copy_from_slice(&values);
+        }
+        // Not on the values above: they would have to leave their registers for it.
+        if at_once {
+            call.then.apply::<M>(channel, &mut sums[..length]);
         }
         for (row, sums) in sums.chunks_mut(pitch).take(height).enumerate() {
             let sums = &mut sums[..columns];
