@@ -43,7 +43,7 @@ fn found(search: &Search, index: usize) -> Option<Found> {
         return None;
     }
     let (product, first) = search.only_reader(sum)?;
-    let nodes = vec![divided, index, plus, product];
+    let nodes = [divided, index, plus, product];
     let done = |more: usize, y: usize| Some(Found { x, y, nodes: nodes.iter().copied().chain([more]).collect() });
     if search.scaled(product) == Some((sum, 0.5)) {
         let (last, y) = search.only_reader(first)?;
