@@ -4,13 +4,14 @@
 //! another value, and one function of each element after it, become part of the convolution's own pass over its result. A
 //! value is only fused away that nothing else reads and that is no output.
 //!
-//! What exporters write as a chain of several nodes though it is one function (`gelu`, `layer_norm`, `linear`) becomes one node.
+//! What exporters write as a chain of several nodes though it is one function (`gelu`, `layer_norm`, `linear`, `norm`) becomes one node.
 //!
 //! Weights are folded in f64; results differ from those of the graph as written by a few roundings.
 
 mod gelu;
 mod layer_norm;
 mod linear;
+mod norm;
 mod search;
 
 use burn::tensor::Device;
@@ -24,7 +25,10 @@ use super::value::{Value, upload};
 
 /// `graph` with fewer nodes, and the same results.
 pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
-    let mut graph = linear::fuse(layer_norm::fuse(gelu::fuse(convolutions(graph, device))));
+    let mut graph = convolutions(graph, device);
+    for fuse in [gelu::fuse, layer_norm::fuse, linear::fuse, norm::fuse] {
+        graph = fuse(graph);
+    }
     // The weights as written are not needed beside the folded ones.
     let mut kept = vec![false; graph.slots];
     graph
@@ -187,15 +191,7 @@ impl Chain {
         if node.inputs.first().copied().flatten() != Some(self.output) {
             return None;
         }
-        let [scale, bias, mean, variance] = normalisation(graph, node, self.channels)?;
-        Some(
-            (0..self.channels)
-                .map(|c| {
-                    let factor = f64::from(scale[c]) / (f64::from(variance[c]) + f64::from(epsilon)).sqrt();
-                    [factor, f64::from(bias[c]) - f64::from(mean[c]) * factor]
-                })
-                .collect(),
-        )
+        normalisation(graph, node, self.channels, epsilon)
     }
 
     fn arithmetic(&self, graph: &Graph, node: &Node, arithmetic: Arithmetic) -> Option<Vec<[f64; 2]>> {
@@ -356,11 +352,16 @@ fn constant(graph: &Graph, slot: usize) -> Option<&Value> {
     graph.constants[slot].as_ref().map(|c| &c.value)
 }
 
-/// Scale, bias, mean and variance, if they are constants of one number per channel.
-fn normalisation(graph: &Graph, node: &Node, channels: usize) -> Option<[Vec<f32>; 4]> {
+/// The factor and the offset that a normalisation has for each channel, if its statistics are constants.
+fn normalisation(graph: &Graph, node: &Node, channels: usize, epsilon: f32) -> Option<Vec<[f64; 2]>> {
     let one = |index: usize| {
         let Value::Float(values) = constant(graph, node.inputs.get(index).copied().flatten()?)? else { return None };
         (values.shape() == [channels]).then(|| to_host_nd(values).ok())?.map(|t| t.to_f32_vec())
     };
-    Some([one(1)?, one(2)?, one(3)?, one(4)?])
+    let (scale, bias, mean, variance) = (one(1)?, one(2)?, one(3)?, one(4)?);
+    let affine = |c: usize| {
+        let factor = f64::from(scale[c]) / (f64::from(variance[c]) + f64::from(epsilon)).sqrt();
+        [factor, f64::from(bias[c]) - f64::from(mean[c]) * factor]
+    };
+    Some((0..channels).map(affine).collect())
 }

@@ -31,7 +31,7 @@ pub(super) use conv::Conv;
 pub(super) use elementwise::exact_gelu;
 pub(super) use fused_conv::FusedConv;
 pub(super) use matmul::Linear;
-pub(super) use norm::layer_norm_of_rows;
+pub(super) use norm::{ChannelAffine, layer_norm_of_rows};
 
 /// What holds for a whole run.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,12 @@
 //! Normalisations per channel and over the last axes.
 
-use burn::tensor::Tensor;
-use roll_backends::{NdTensor, ops};
+use burn::tensor::{Device, Tensor};
+use roll_backends::NdTensor;
+use roll_backends::ops::{self, Conv2d, Conv2dSteps, Then};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
-use super::super::value::{Value, axis, elements};
+use super::super::value::{Value, axis, elements, upload};
 use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
 /// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
@@ -65,6 +66,49 @@ impl Operator for BatchNorm {
 
     fn role(&self) -> Role<'_> {
         Role::BatchNorm(self.epsilon)
+    }
+}
+
+/// A factor and an offset for each channel, then a function: made by [`super::super::fuse`].
+#[derive(Debug)]
+pub(in super::super) struct ChannelAffine {
+    channels: usize,
+    /// Of each channel by itself, one position at a time.
+    computed: Conv2d,
+}
+
+impl ChannelAffine {
+    /// `slope` is that of [`Then::Slopes`]. `None` where there are no channels, or a number leaves the range of f32.
+    pub fn new(affine: &[[f64; 2]], then: Then, slope: Option<f32>, device: &Device) -> Option<Self> {
+        let channels = affine.len();
+        let [factors, offsets] = [0, 1].map(|i| affine.iter().map(|pair| pair[i] as f32).collect::<Vec<_>>());
+        if channels == 0 || !factors.iter().chain(&offsets).all(|v| v.is_finite()) {
+            return None;
+        }
+        let row = |values: Vec<f32>| upload(values, vec![channels], device).flat().clone();
+        let weight = row(factors).reshape([channels, 1, 1, 1]);
+        let steps = Conv2dSteps { stride: [1; 2], dilation: [1; 2], groups: channels };
+        let slopes = slope.map(|slope| row(vec![slope; channels]));
+        Some(Self { channels, computed: Conv2d::new(weight, Some(row(offsets)), steps, then, slopes) })
+    }
+}
+
+impl Operator for ChannelAffine {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let [n, c, ref rest @ ..] = *x.shape() else {
+            return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
+        };
+        if c != self.channels {
+            return Err(format!("expected {} channels, found {:?}", self.channels, x.shape()).into());
+        }
+        let x_nchw = x.flat().clone().reshape([n, c, 1, elements(rest)?]);
+        let y = self.computed.apply(x_nchw, None, [(0, 0); 2]);
+        Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
     }
 }
 

@@ -178,6 +178,18 @@ fn gelu_is_found_however_its_factors_are_ordered() {
 }
 
 #[test]
+fn a_normalisation_of_its_own_and_the_function_after_it_become_one() {
+    let file = || norm(File::new(13, &[1, 4, 5, 6]), "x", "n");
+    check(file().node("Relu", &["n"], "y", vec![]), &[2, 4, 5, 6], 1);
+    check(file().node("LeakyRelu", &["n"], "y", vec![float("alpha", 0.3)]), &[2, 4, 5, 6], 1);
+    check(file().node("Tanh", &["n"], "y", vec![]), &[2, 4, 5, 6], 2);
+    check(norm(File::new(13, &[-1, 4]), "x", "y"), &[3, 4], 1);
+    let model = norm(File::new(13, &[-1, -1]), "x", "y").open().unwrap();
+    let message = model.run(&tensor(&[1.0; 6], &[2, 3])).unwrap_err().to_string();
+    assert!(message.contains("BatchNormalization") && message.contains("expected 4 channels"), "{message}");
+}
+
+#[test]
 fn layer_norm_of_several_nodes_becomes_one() {
     let start = |square: &'static str| {
         let file = File::new(13, &[3, 5]).floats("two", &[], &[2.0]).floats("epsilon", &[], &[1e-5]);
