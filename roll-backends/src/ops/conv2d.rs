@@ -1,6 +1,8 @@
 //! Convolution over rows and columns with constant weights, and the function after it, in one step.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+use std::sync::OnceLock;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -58,8 +60,6 @@ pub struct Packed {
     pub(super) forward: OnceLock<super::kernels::conv2d::Weights>,
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
     pub(super) backward: OnceLock<super::kernels::conv2d::BackwardWeights>,
-    #[cfg(not(all(feature = "flex", not(feature = "portable-kernels"))))]
-    nothing: OnceLock<()>,
 }
 
 impl Conv2d {
