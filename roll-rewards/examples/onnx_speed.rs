@@ -1,25 +1,27 @@
-//! This project's ONNX executor beside ONNX Runtime: how far apart their outputs are, and how long each takes.
+//! How long this project's ONNX executor takes, forward and with the gradient, and beside it ONNX Runtime: how long it
+//! takes forward, and how far apart their outputs are.
 //!
 //! ```text
 //! eval "$(scripts/setup-onnxruntime)"
 //! RAYON_NUM_THREADS=2 cargo run --release -p roll-rewards --features onnxruntime --example onnx_speed -- FILE.onnx...
 //! ```
 //!
-//! Both compute on the CPU with the same number of threads, without gradient; the best of several runs counts. Inputs
-//! are noise; free axes are 1 along axis 0 and 64 elsewhere. Texts are the token 1.
+//! All compute on the CPU with the same number of threads; the columns of a build without ONNX Runtime are empty. In each
+//! round every one runs once, and the median over the rounds counts (`ROUNDS`, 21 unless given). Inputs are noise; free axes
+//! are 1 along axis 0 and 64 elsewhere, or `ITEMS` and `SIDE`. Texts are the token 1.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use roll_core::{DType, Result, Tensor};
 use roll_rewards::onnx::runtime::Session;
-use roll_rewards::onnx::{Model, Port};
-
-const RUNS: usize = 20;
+use roll_rewards::onnx::{Model, OnnxError, Port};
 
 fn main() -> Result<()> {
     let files: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    println!("{:<28} {:<18} {:>12} {:>10} {:>10}", "file", "input", "difference", "ours, s", "theirs, s");
+    let titles = ["ours, s", "theirs, s", "ours/theirs", "gradient, s"];
+    print!("{:<28} {:<18} {:>12}", "file", "input", "difference");
+    println!("{}", titles.map(|title| format!(" {title:>12}")).concat());
     for path in files {
         compare(&path)?;
     }
@@ -28,19 +30,66 @@ fn main() -> Result<()> {
 
 fn compare(path: &Path) -> Result<()> {
     let ours = Model::open(path, &roll_backends::device("flex")?)?;
-    let theirs = Session::open(path)?;
+    let theirs = match Session::open(path) {
+        Ok(session) => Some(session),
+        Err(OnnxError::NoRuntime) => None,
+        Err(error) => return Err(error.into()),
+    };
     let inputs: Vec<Tensor> = ours.inputs().iter().map(sample).collect::<Result<_>>()?;
-    let (our_outputs, our_seconds) = best(|| ours.run_all(&inputs))?;
-    let (their_outputs, their_seconds) = best(|| theirs.run(&inputs))?;
-    let worst = our_outputs.iter().zip(&their_outputs).map(|(a, b)| difference(a, b)).fold(0.0, f32::max);
+    let differentiable = ours.inputs().iter().any(|port| port.dtype == DType::F32);
+    // Weights are packed, and memory is fetched, in the first run.
+    let our_outputs = ours.run_all(&inputs)?;
+    let their_outputs = theirs.as_ref().map(|theirs| theirs.run(&inputs)).transpose()?;
+    if differentiable {
+        with_gradient(&ours, &inputs)?;
+    }
+    let mut seconds: [Vec<f64>; 3] = Default::default();
+    for _ in 0..setting("ROUNDS", 21) {
+        seconds[0].push(timed(|| ours.run_all(&inputs).map(drop))?);
+        if let Some(theirs) = &theirs {
+            seconds[1].push(timed(|| theirs.run(&inputs).map(drop))?);
+        }
+        if differentiable {
+            seconds[2].push(timed(|| with_gradient(&ours, &inputs))?);
+        }
+    }
+    let [ours, theirs, gradient] = seconds.map(median);
+    let worst = their_outputs
+        .map(|their_outputs| our_outputs.iter().zip(&their_outputs).map(|(a, b)| difference(a, b)).fold(0.0, f32::max));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let shape = format!("{:?}", inputs[0].shape()).replace(' ', "");
-    println!("{name:<28} {shape:<18} {worst:>12.1e} {our_seconds:>10.4} {their_seconds:>10.4}");
+    let worst = worst.map_or("-".to_owned(), |worst| format!("{worst:.1e}"));
+    let column = |seconds: Option<f64>, digits: usize| seconds.map_or("-".to_owned(), |s| format!("{s:.digits$}"));
+    let ratio = ours.zip(theirs).map(|(ours, theirs)| ours / theirs);
+    let columns = [column(ours, 5), column(theirs, 5), column(ratio, 2), column(gradient, 5)];
+    println!("{name:<28} {shape:<18} {worst:>12}{}", columns.map(|c| format!(" {c:>12}")).concat());
     Ok(())
 }
 
+/// The first output, and the gradient of its sum.
+fn with_gradient(model: &Model, inputs: &[Tensor]) -> Result<()> {
+    let (value, recorded) = model.vjp_all(inputs)?;
+    recorded.pull_all(&Tensor::full(value.shape(), 1.0)).map(drop)
+}
+
+fn timed(run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn median(mut seconds: Vec<f64>) -> Option<f64> {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied()
+}
+
+/// A number in an environment variable.
+fn setting(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
 fn sample(port: &Port) -> Result<Tensor> {
-    let free = |axis| if axis == 0 { 1 } else { 64 };
+    let free = |axis| if axis == 0 { setting("ITEMS", 1) } else { setting("SIDE", 64) };
     let shape: Vec<usize> = port.shape.iter().enumerate().map(|(axis, d)| d.unwrap_or(free(axis))).collect();
     let count: usize = shape.iter().product();
     let mut state = 1u32;
@@ -54,18 +103,6 @@ fn sample(port: &Port) -> Result<Tensor> {
         DType::I32 => Tensor::new(vec![1i32; count], shape),
         other => Tensor::from_bytes(other, shape, std::sync::Arc::new(vec![1; count])),
     }
-}
-
-/// The outputs, and the seconds of the quickest run.
-fn best(mut run: impl FnMut() -> Result<Vec<Tensor>>) -> Result<(Vec<Tensor>, f64)> {
-    let mut outputs = run()?;
-    let mut seconds = f64::INFINITY;
-    for _ in 0..RUNS {
-        let start = Instant::now();
-        outputs = run()?;
-        seconds = seconds.min(start.elapsed().as_secs_f64());
-    }
-    Ok((outputs, seconds))
 }
 
 /// The largest difference, as a part of the largest value, which counts as at least two hundredths.

@@ -12,6 +12,11 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(x, Activation::GeluTanh)
 }
 
+/// GELU: x times the part of a normal distribution below it, to a few 1e-7.
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(x, Activation::Gelu)
+}
+
 /// `x * sigmoid(x)`.
 pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(x, Activation::Silu)
@@ -36,6 +41,8 @@ pub trait ActivationOps: Backend {
 /// Which activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
+    /// [`gelu`].
+    Gelu,
     /// [`gelu_tanh`].
     GeluTanh,
     /// [`silu`].
@@ -48,6 +55,7 @@ pub trait ActivationKernel: Backend {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
+            Activation::Gelu => gelu_by_parts(x),
             Activation::GeluTanh => x.clone() * (gelu_argument(x) * 2.0).sigmoid(),
             Activation::Silu => x.clone() * x.sigmoid(),
         };
@@ -60,6 +68,7 @@ pub trait ActivationKernel: Backend {
         // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
         let near = x.clone().within(100.0);
         let (s, inner) = match activation {
+            Activation::Gelu => return gelu_pulled_by_parts(x, d_y).0,
             Activation::GeluTanh => {
                 let slope = (near.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
                 ((gelu_argument(x) * 2.0).sigmoid(), near * slope)
@@ -69,6 +78,27 @@ pub trait ActivationKernel: Backend {
         let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * inner;
         (derivative * d_y).0
     }
+}
+
+/// `1 / sqrt(2 pi)`.
+const DENSITY: f64 = 0.398_942_280_401_432_7;
+
+/// [`gelu`] in operations of any backend.
+pub(super) fn gelu_by_parts<B: Backend>(x: Expression<B>) -> Expression<B> {
+    x.clone() * below(x)
+}
+
+/// The gradient of x.
+pub(super) fn gelu_pulled_by_parts<B: Backend>(x: Expression<B>, d_y: Expression<B>) -> Expression<B> {
+    let near = x.clone().within(100.0);
+    let density = (near.clone().squared() * -0.5).exp() * DENSITY;
+    (below(x) + near * density) * d_y
+}
+
+/// The part of a normal distribution below x.
+fn below<B: Backend>(x: Expression<B>) -> Expression<B> {
+    let erf = Expression::<B>(B::float_erf((x * std::f64::consts::FRAC_1_SQRT_2).0));
+    erf * 0.5 + 0.5
 }
 
 /// sqrt(2 / pi).

@@ -12,6 +12,7 @@
 //! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | default                |
+//! | `conv2d`       | `conv2d` (Burn's)         | `flex/conv2d`       | default                   | default                |
 //! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
 //! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
@@ -33,6 +34,7 @@ mod attention;
 mod blocks;
 mod channel_norm;
 mod conv;
+mod conv2d;
 mod cotangent;
 #[cfg(feature = "cube")]
 mod cube;
@@ -59,7 +61,7 @@ mod scaled;
 mod tests;
 mod tiled;
 
-pub use activation::{Activation, ActivationKernel, ActivationOps, gelu_tanh, silu};
+pub use activation::{Activation, ActivationKernel, ActivationOps, gelu, gelu_tanh, silu};
 pub use adam::{AdamKernel, AdamOps, adam};
 pub use attention::{
     AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
@@ -69,6 +71,7 @@ pub use channel_norm::{
     ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
 };
 pub use conv::{ConvKernel, ConvOps, conv3d, conv3d_pull};
+pub use conv2d::{Conv2d, Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dOps, Conv2dSteps, Packed, Then};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
 pub use exchange::{Exchange, ExchangeOps, To, TokenRanks, exchange};

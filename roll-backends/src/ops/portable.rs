@@ -4,8 +4,8 @@
 use burn::backend::Flex;
 
 use super::{
-    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, ConvKernel, DecodeKernel,
-    GateKernel, LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
+    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel,
+    DecodeKernel, GateKernel, LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
@@ -13,6 +13,7 @@ impl AdamKernel for Flex {}
 impl AttentionKernel for Flex {}
 impl BlockKernel for Flex {}
 impl ChannelNormKernel for Flex {}
+impl Conv2dKernel for Flex {}
 impl ConvKernel for Flex {}
 impl DecodeKernel for Flex {}
 impl GateKernel for Flex {}

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use roll_backends::Parameters;
 use roll_core::{
-    Adapter, BranchAdapters, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, Noise,
-    ParameterParts, ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
+    Adapter, BranchAdapters, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model,
+    Noise, ParameterParts, ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
 };
 
 use super::adapter;

@@ -75,6 +75,7 @@ pub(super) fn execute(
 fn allowed(graph: &Graph, inputs: &[Value]) -> usize {
     let given: usize = inputs.iter().map(count).sum();
     let weights: usize = graph.constants.iter().flatten().map(|constant| count(&constant.value)).sum();
+    let weights = weights.saturating_add(graph.fused);
     given.saturating_mul(FOR_EACH_INPUT).saturating_add(weights).saturating_add(FREE)
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Graph {
     pub nodes: Vec<Node>,
     pub slots: usize,
     pub constants: Vec<Option<Constant>>,
+    /// Numbers that operators hold themselves, out of constants of the file.
+    pub fused: usize,
     pub input_slots: Vec<usize>,
     pub outputs: Vec<usize>,
 }

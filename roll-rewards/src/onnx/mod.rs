@@ -4,6 +4,9 @@
 //! pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
 //! or with integers among them (text towers), run with [`Model::run_all`].
 //!
+//! When a graph is opened, constants are folded, and convolutions, layer norms and the like are fused with what follows
+//! them, so that each is one pass, forward and backward.
+//!
 //! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).
 //!
 //! Opening a file refuses operators that the executor cannot run, by operator, node and file.
@@ -12,6 +15,7 @@ mod attributes;
 mod batch;
 mod error;
 mod execute;
+mod fuse;
 mod graph;
 mod model;
 mod nesting;

@@ -10,6 +10,7 @@ use roll_core::{DType, Result, Tensor};
 use super::batch::carries_items;
 use super::error::{OnnxError, Problem};
 use super::execute::execute;
+use super::fuse::fuse;
 use super::graph::{Graph, Node, Port};
 use super::read::read;
 use super::recorded::Recorded;
@@ -81,10 +82,25 @@ impl Model {
 
     /// As [`Model::open`], from the file's bytes; `path` is what messages call it.
     pub fn parse(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
-        let graph = read(path, bytes, device)?;
+        Ok(Self::of(fuse(read(path, bytes, device)?, device), device))
+    }
+
+    /// As [`Model::parse`], every node by itself: what [`fuse`] must not change.
+    #[cfg(test)]
+    pub(super) fn unfused(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
+        Ok(Self::of(read(path, bytes, device)?, device))
+    }
+
+    /// How many nodes are left.
+    #[cfg(test)]
+    pub(super) fn nodes(&self) -> usize {
+        self.graph.nodes.len()
+    }
+
+    fn of(graph: Graph, device: &Device) -> Self {
         let batching = Batching::of(&graph);
-        tracing::debug!(path = %path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");
-        Ok(Self { graph, batching, device: device.clone(), output: 0 })
+        tracing::debug!(path = %graph.path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");
+        Self { graph, batching, device: device.clone(), output: 0 }
     }
 
     /// With another output than the first as the one that [`Model::value`] gives and [`Model::vjp`] differentiates.

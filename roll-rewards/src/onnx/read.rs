@@ -109,6 +109,7 @@ impl<'a> Reader<'a> {
             nodes,
             slots: self.constants.len(),
             constants: self.constants,
+            fused: 0,
             input_slots,
             outputs,
         })

@@ -4,6 +4,8 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
 use super::{elementwise, unwritten_like, values};
+use crate::ops::activation::{gelu_by_parts, gelu_pulled_by_parts};
+use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};
 
 /// sqrt(2 / pi).
@@ -15,6 +17,9 @@ const FAR: f32 = 100.0;
 impl ActivationKernel for Cube {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = values(x);
+        if activation == Activation::Gelu {
+            return gelu_by_parts(Expression::<Self>(x)).0;
+        }
         let y = unwritten_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {
@@ -28,6 +33,9 @@ impl ActivationKernel for Cube {
 
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, d_y) = (values(x), values(d_y));
+        if activation == Activation::Gelu {
+            return gelu_pulled_by_parts(Expression::<Self>(x), Expression(d_y)).0;
+        }
         let d_x = unwritten_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {

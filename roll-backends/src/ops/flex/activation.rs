@@ -20,6 +20,7 @@ impl ActivationKernel for Flex {
 
 fn kernel(activation: Activation) -> kernels::Activation {
     match activation {
+        Activation::Gelu => kernels::Activation::Gelu,
         Activation::GeluTanh => kernels::Activation::GeluTanh,
         Activation::Silu => kernels::Activation::Silu,
     }

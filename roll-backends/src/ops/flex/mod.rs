@@ -5,6 +5,7 @@ mod attention;
 mod blocks;
 mod channel_norm;
 mod conv;
+mod conv2d;
 mod decode;
 mod gate;
 mod linear;

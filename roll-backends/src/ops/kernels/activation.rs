@@ -2,14 +2,16 @@
 
 use rayon::prelude::*;
 
-use super::simd::{MulAdd, sigmoid, vectorised};
+use super::simd::{MulAdd, exp, sigmoid, vectorised};
 
 /// Elements per task: large against the cost of a task, small against the cache.
 const CHUNK: usize = 1 << 14;
 
-/// An element-wise function that is its argument times a sigmoid of it.
+/// An element-wise function that is its argument times a sigmoid of it, or nearly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
+    /// `x * (1 + erf(x / sqrt(2))) / 2`.
+    Gelu,
     /// `x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2`.
     GeluTanh,
     /// `x / (1 + e^-x)`.
@@ -20,7 +22,8 @@ pub enum Activation {
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| match activation {
-        Activation::GeluTanh => gelu(x, y),
+        Activation::Gelu => gelu(x, y),
+        Activation::GeluTanh => gelu_tanh(x, y),
         Activation::Silu => silu(x, y),
     });
     y
@@ -31,10 +34,62 @@ pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let chunks = d_x.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(d_y.par_chunks(CHUNK));
     chunks.for_each(|((d_x, x), d_y)| match activation {
-        Activation::GeluTanh => gelu_backward(x, d_y, d_x),
+        Activation::Gelu => gelu_backward(x, d_y, d_x),
+        Activation::GeluTanh => gelu_tanh_backward(x, d_y, d_x),
         Activation::Silu => silu_backward(x, d_y, d_x),
     });
     d_x
+}
+
+/// The part of a normal distribution below `x`, which is at most [`FAR`] from zero, and the density there.
+///
+/// Formula 7.1.26 of Abramowitz and Stegun's handbook, of which the tail below zero keeps its relative precision.
+#[inline(always)]
+fn normal<M: MulAdd>(x: f32) -> (f32, f32) {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / M::mul_add(0.327_591_1, z, 1.0);
+    let p = M::mul_add(1.061_405_4, t, -1.453_152);
+    let p = M::mul_add(p, t, 1.421_413_7);
+    let p = M::mul_add(p, t, -0.284_496_74);
+    let p = M::mul_add(p, t, 0.254_829_6);
+    let e = exp::<M>(-z * z);
+    let tail = 0.5 * p * t * e;
+    (if x < 0.0 { tail } else { 1.0 - tail }, e * 0.398_942_3)
+}
+
+/// Beyond this the tail is zero in f32, and so is the density.
+const FAR: f32 = 40.0;
+
+/// Keeps squares of `x` in range. NaN stays NaN.
+#[inline(always)]
+fn near(x: f32) -> f32 {
+    let x = if x > FAR { FAR } else { x };
+    if x < -FAR { -FAR } else { x }
+}
+
+vectorised! {
+    fn gelu(x: &[f32], y: &mut [f32]) = gelu_body
+}
+
+#[inline(always)]
+fn gelu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        // An infinite x below zero times a tail of zero would be no number.
+        *y = if x < -FAR { 0.0 } else { x * normal::<M>(near(x)).0 };
+    }
+}
+
+vectorised! {
+    fn gelu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_backward_body
+}
+
+#[inline(always)]
+fn gelu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+        let x = near(x);
+        let (below, density) = normal::<M>(x);
+        *d_x = d_y * M::mul_add(x, density, below);
+    }
 }
 
 // (1 + tanh(u)) / 2 = sigmoid(2u), with 2u = x * (LINEAR + CUBIC * x^2).
@@ -55,22 +110,22 @@ fn gelu_argument<M: MulAdd>(x: f32) -> f32 {
 }
 
 vectorised! {
-    fn gelu(x: &[f32], y: &mut [f32]) = gelu_body
+    fn gelu_tanh(x: &[f32], y: &mut [f32]) = gelu_tanh_body
 }
 
 #[inline(always)]
-fn gelu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
+fn gelu_tanh_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
     for (y, &x) in y.iter_mut().zip(x) {
         *y = x * sigmoid::<M>(gelu_argument::<M>(bounded(x)));
     }
 }
 
 vectorised! {
-    fn gelu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_backward_body
+    fn gelu_tanh_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_tanh_backward_body
 }
 
 #[inline(always)]
-fn gelu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+fn gelu_tanh_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
     for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
         let x = bounded(x);
         let u = gelu_argument::<M>(x);

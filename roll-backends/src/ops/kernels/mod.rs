@@ -14,6 +14,7 @@ pub mod activation;
 pub mod attention;
 pub mod channel_norm;
 pub mod conv;
+pub mod conv2d;
 mod correlate;
 pub mod decode;
 mod geometry;

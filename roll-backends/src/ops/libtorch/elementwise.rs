@@ -11,6 +11,7 @@ use crate::ops::{ActivationKernel, Cotangents, GateKernel, RopeKernel};
 impl ActivationKernel for LibTorch {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         fresh(match activation {
+            Activation::Gelu => x.tensor.gelu("none"),
             Activation::GeluTanh => x.tensor.gelu("tanh"),
             Activation::Silu => x.tensor.silu(),
         })
@@ -18,6 +19,7 @@ impl ActivationKernel for LibTorch {
 
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         fresh(match activation {
+            Activation::Gelu => x.tensor.gelu_backward(&d_y.tensor, "none"),
             Activation::GeluTanh => x.tensor.gelu_backward(&d_y.tensor, "tanh"),
             Activation::Silu => x.tensor.silu_backward(&d_y.tensor),
         })

@@ -16,9 +16,10 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, Conv2dKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
+impl Conv2dKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 

@@ -7,12 +7,13 @@ use super::super::attributes::{Build, sizes};
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
 use super::window::{Padding, Window, as_nchw, from_nchw, pad, pair};
-use super::{Built, Carried, Operator, Run, first_only, input};
+use super::{Built, Carried, Operator, Role, Run, first_only, input};
 
-#[derive(Debug)]
-struct Conv {
-    window: Window,
-    groups: usize,
+/// A convolution whose weights are constants of the file.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Conv {
+    pub(super) window: Window,
+    pub(super) groups: usize,
 }
 
 /// The groups, and the kernel as the constant weights have it.
@@ -44,21 +45,8 @@ fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>,
 impl Operator for Conv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (x, weight) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
-        let ([n, c, spatial @ ..], [out, per_group, ..]) = (x.shape(), weight.shape()) else {
-            return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
-        };
-        if Some(*c) != per_group.checked_mul(self.groups) || out % self.groups != 0 {
-            let (weight, groups) = (weight.shape(), self.groups);
-            return Err(format!("weights of shape {weight:?} in {groups} groups do not fit {:?}", x.shape()).into());
-        }
-        let bias = bias(inputs, *out)?;
-        let placement = self.window.place(spatial)?;
-        elements(&[&[*n, *out], placement.output.as_slice()].concat())?;
-        let pads = match &self.window.padding {
-            // The whole padding, not only what the windows reach: the library counts windows itself.
-            Padding::Explicit(pads) => pads,
-            Padding::Same { .. } => &placement.padding,
-        };
+        let Placed { pads, .. } = self.placed(x.shape(), weight.shape())?;
+        let bias = bias(inputs, weight.shape()[0])?;
         let Window { stride, dilation, .. } = &self.window;
         let y = match (pads.as_slice(), stride.as_slice(), dilation.as_slice()) {
             (&[t, h, w], &[st, sh, sw], &[dt, dh, dw]) => {
@@ -67,7 +55,7 @@ impl Operator for Conv {
                 module::conv3d(x_ncthw, weight.rank()?, bias, options).into()
             }
             _ => {
-                let (x_nchw, inside) = padded(as_nchw(x)?, pair(pads, (0, 0)))?;
+                let (x_nchw, inside) = padded(as_nchw(x)?, pair(&pads, (0, 0)))?;
                 let options = ConvOptions::new(pair(stride, 1), inside, pair(dilation, 1), self.groups);
                 from_nchw(module::conv2d(x_nchw, as_nchw(weight)?, bias, options), x)?
             }
@@ -77,6 +65,40 @@ impl Operator for Conv {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
+    }
+
+    fn role(&self) -> Role<'_> {
+        Role::Conv(self)
+    }
+}
+
+/// Where the windows of a convolution fall.
+pub(super) struct Placed {
+    /// Before and after each axis.
+    pub pads: Vec<(usize, usize)>,
+    /// Of the result.
+    pub shape: Vec<usize>,
+}
+
+impl Conv {
+    /// For an input and weights of these shapes. Fails when they do not fit, or the result is too large.
+    pub(super) fn placed(&self, x: &[usize], weight: &[usize]) -> Result<Placed, Problem> {
+        let ([n, c, spatial @ ..], [out, per_group, ..]) = (x, weight) else {
+            return Err(format!("expected [N, C, ...], found {x:?}").into());
+        };
+        if Some(*c) != per_group.checked_mul(self.groups) || out % self.groups != 0 {
+            let groups = self.groups;
+            return Err(format!("weights of shape {weight:?} in {groups} groups do not fit {x:?}").into());
+        }
+        let placement = self.window.place(spatial)?;
+        let shape = [&[*n, *out], placement.output.as_slice()].concat();
+        elements(&shape)?;
+        let pads = match &self.window.padding {
+            // The whole padding, not only what the windows reach: the library counts windows itself.
+            Padding::Explicit(pads) => pads.clone(),
+            Padding::Same { .. } => placement.padding,
+        };
+        Ok(Placed { pads, shape })
     }
 }
 

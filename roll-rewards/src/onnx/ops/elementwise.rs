@@ -2,12 +2,13 @@
 
 use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
+use roll_backends::ops::{self, Then};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements};
 use super::broadcast::source;
-use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
+use super::{Arithmetic, Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
 /// A function of one element.
 #[derive(Clone, Copy, Debug)]
@@ -127,8 +128,8 @@ impl Operator for One {
             Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
             Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
             Self::Elu(alpha) => activation::elu(x, alpha.into()),
-            Self::Gelu { tanh: true } => activation::gelu_approximate(x),
-            Self::Gelu { tanh: false } => activation::gelu(x),
+            Self::Gelu { tanh: true } => ops::gelu_tanh(x),
+            Self::Gelu { tanh: false } => ops::gelu(x),
             Self::Clip(low, high) => clamp(x, low, high),
         };
         Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
@@ -137,6 +138,42 @@ impl Operator for One {
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
     }
+
+    fn role(&self) -> Role<'_> {
+        match *self {
+            Self::Relu => Role::Then(Then::Relu),
+            Self::Sigmoid => Role::Then(Then::Sigmoid),
+            Self::HardSwish => Role::Then(Then::HardSwish),
+            Self::Erf => Role::Erf,
+            Self::Sqrt => Role::Sqrt,
+            Self::LeakyRelu(slope) => Role::Leaky(slope),
+            Self::Clip(low, high) => {
+                Role::Then(Then::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
+            }
+            _ => Role::Other,
+        }
+    }
+}
+
+/// GELU, exact.
+pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
+    Box::new(One::Gelu { tanh: false })
+}
+
+/// The function that a convolution was fused with, after it.
+pub(super) fn after(then: Then, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
+    let flat = z.flat().clone();
+    let y = match (then, slopes) {
+        (Then::Nothing, _) => flat,
+        (Then::Relu, _) => activation::relu(flat),
+        (Then::Clip(low, high), _) => clamp(flat, Some(low), Some(high)),
+        (Then::Sigmoid, _) => activation::sigmoid(flat),
+        (Then::Silu, _) => flat.clone() * activation::sigmoid(flat),
+        (Then::HardSwish, _) => flat.clone() * clamp((flat / 6.0) + 0.5, Some(0.0), Some(1.0)),
+        (Then::Slopes, Some(slopes)) => return prelu(z, slopes),
+        (Then::Slopes, None) => return Err("the slopes are missing".into()),
+    };
+    Ok(NdTensor::from_flat(y, z.shape()))
 }
 
 fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
@@ -217,6 +254,18 @@ impl Operator for Fold {
             Carried::Absent => false,
         };
         inputs.iter().all(alike).then_some(rank)
+    }
+
+    fn role(&self) -> Role<'_> {
+        match self.two {
+            Two::Pow if self.power == Some(2.0) => Role::Square,
+            Two::Add => Role::Two(Arithmetic::Add),
+            Two::Sub => Role::Two(Arithmetic::Sub),
+            Two::Mul => Role::Two(Arithmetic::Mul),
+            Two::Div => Role::Two(Arithmetic::Div),
+            Two::PRelu => Role::PRelu,
+            Two::Mod | Two::Pow | Two::Max | Two::Min => Role::Other,
+        }
     }
 }
 

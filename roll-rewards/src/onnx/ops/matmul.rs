@@ -2,12 +2,12 @@
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
-use roll_backends::ops::product;
+use roll_backends::ops::{linear, product};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
-use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
+use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
 #[derive(Debug)]
 struct MatMul;
@@ -59,12 +59,58 @@ impl Operator for MatMul {
         Ok(vec![Value::Float(NdTensor::from_flat(flat, shape))])
     }
 
+    fn role(&self) -> Role<'_> {
+        Role::MatMul
+    }
+
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         match inputs {
             [Carried::Items(rank @ 2..), Carried::Constant(b)] if b.shape().len() == 2 => Some(*rank),
             [Carried::Items(a @ 3..), Carried::Items(b)] if a == b => Some(*a),
             _ => None,
         }
+    }
+}
+
+/// Input 0 times a constant matrix, plus a constant row: made by [`super::super::fuse`].
+#[derive(Debug)]
+pub(in super::super) struct Linear {
+    /// `[out, in]`.
+    weight: Tensor<2>,
+    bias: Tensor<1>,
+}
+
+impl Linear {
+    /// Of a weight `[in, out]` and a bias `[out]`; `None` where they are of other shapes.
+    pub fn new(weight: &NdTensor, bias: &NdTensor) -> Option<Self> {
+        let [inputs, outputs] = *weight.shape() else { return None };
+        if bias.shape() != [outputs] || inputs == 0 || outputs == 0 {
+            return None;
+        }
+        let weight = weight.flat().clone().reshape([inputs, outputs]).transpose();
+        // In memory too, once.
+        let weight = weight.reshape([inputs * outputs]).reshape([outputs, inputs]);
+        Some(Self { weight, bias: bias.flat().clone() })
+    }
+}
+
+impl Operator for Linear {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let [outputs, width] = self.weight.dims();
+        // A vector is a row.
+        let Some((_, rest)) = x.shape().split_last().filter(|(last, _)| **last == width) else {
+            return Err(format!("{:?} and [{width}, {outputs}] do not multiply", x.shape()).into());
+        };
+        let shape = [rest, &[outputs]].concat();
+        elements(&shape)?;
+        let rows = x.flat().clone().reshape([elements(rest)?, width]);
+        let y = linear(rows, self.weight.clone(), Some(self.bias.clone()));
+        Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs).filter(|rank| *rank >= 2)
     }
 }
 

@@ -8,6 +8,7 @@ mod constant;
 mod conv;
 mod elementwise;
 mod fill;
+mod fused_conv;
 mod index;
 mod integers;
 mod layout;
@@ -20,9 +21,17 @@ mod resize;
 mod shape;
 mod window;
 
+use roll_backends::ops::Then;
+
 use super::attributes::Build;
 use super::error::Problem;
 use super::value::Value;
+
+pub(super) use conv::Conv;
+pub(super) use elementwise::exact_gelu;
+pub(super) use fused_conv::FusedConv;
+pub(super) use matmul::Linear;
+pub(super) use norm::{ChannelAffine, layer_norm_of_rows};
 
 /// What holds for a whole run.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +51,49 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
         let _ = inputs;
         None
     }
+
+    /// What the operator is to [`super::fuse`].
+    fn role(&self) -> Role<'_> {
+        Role::Other
+    }
+}
+
+/// What an operator is to a convolution before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role<'a> {
+    /// It is one itself, over one or two axes.
+    Conv(&'a Conv),
+    /// A normalisation by constants, with this epsilon.
+    BatchNorm(f32),
+    /// A sum, difference, product or quotient of two.
+    Two(Arithmetic),
+    /// A function of each element.
+    Then(Then),
+    /// One that multiplies what is below zero.
+    Leaky(f32),
+    /// One that multiplies what is below zero by its second input.
+    PRelu,
+    /// The error function.
+    Erf,
+    /// The square root.
+    Sqrt,
+    /// The square of its first input.
+    Square,
+    /// The mean over the last axis, which is kept.
+    RowMean,
+    /// A product of matrices.
+    MatMul,
+    /// Nothing.
+    Other,
+}
+
+/// Of two operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Arithmetic {
+    Add,
+    Sub,
+    Mul,
+    Div,
 }
 
 /// What is known of an input of a node before anything runs.

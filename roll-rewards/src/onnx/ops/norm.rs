@@ -1,12 +1,13 @@
 //! Normalisations per channel and over the last axes.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
+use roll_backends::ops::{self, Conv2d, Conv2dSteps, Then};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
-use super::super::value::{Value, axis, elements};
-use super::{Built, Carried, Operator, Run, broadcast, first_only, input};
+use super::super::value::{Value, axis, elements, upload};
+use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
 /// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
@@ -62,6 +63,53 @@ impl Operator for BatchNorm {
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         first_only(inputs)
     }
+
+    fn role(&self) -> Role<'_> {
+        Role::BatchNorm(self.epsilon)
+    }
+}
+
+/// A factor and an offset for each channel, then a function: made by [`super::super::fuse`].
+#[derive(Debug)]
+pub(in super::super) struct ChannelAffine {
+    channels: usize,
+    /// Of each channel by itself, one position at a time.
+    computed: Conv2d,
+}
+
+impl ChannelAffine {
+    /// `slope` is that of [`Then::Slopes`]. `None` where there are no channels, or a number leaves the range of f32.
+    pub fn new(affine: &[[f64; 2]], then: Then, slope: Option<f32>, device: &Device) -> Option<Self> {
+        let channels = affine.len();
+        let [factors, offsets] = [0, 1].map(|i| affine.iter().map(|pair| pair[i] as f32).collect::<Vec<_>>());
+        if channels == 0 || !factors.iter().chain(&offsets).all(|v| v.is_finite()) {
+            return None;
+        }
+        let row = |values: Vec<f32>| upload(values, vec![channels], device).flat().clone();
+        let weight = row(factors).reshape([channels, 1, 1, 1]);
+        let steps = Conv2dSteps { stride: [1; 2], dilation: [1; 2], groups: channels };
+        let slopes = slope.map(|slope| row(vec![slope; channels]));
+        Some(Self { channels, computed: Conv2d::new(weight, Some(row(offsets)), steps, then, slopes) })
+    }
+}
+
+impl Operator for ChannelAffine {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let x = input(inputs, 0)?.float()?;
+        let [n, c, ref rest @ ..] = *x.shape() else {
+            return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
+        };
+        if c != self.channels {
+            return Err(format!("expected {} channels, found {:?}", self.channels, x.shape()).into());
+        }
+        let x_nchw = x.flat().clone().reshape([n, c, 1, elements(rest)?]);
+        let y = self.computed.apply(x_nchw, None, [(0, 0); 2]);
+        Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
+    }
+
+    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+        first_only(inputs)
+    }
 }
 
 /// Normalisation by each item's and channel's own statistics.
@@ -106,11 +154,23 @@ pub(super) fn layer_norm(build: &mut Build) -> Built {
     }))
 }
 
+/// Over the last axis.
+pub(in super::super) fn layer_norm_of_rows(epsilon: f32) -> Box<dyn Operator> {
+    Box::new(LayerNorm { axis: -1, epsilon })
+}
+
 impl Operator for LayerNorm {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let (outer, inner) = x.shape().split_at(axis(self.axis, x.shape().len())?);
         let rows = x.flat().clone().reshape([elements(outer)?, elements(inner)?]);
+        if let [_, Some(Value::Float(scale)), Some(Value::Float(bias))] = *inputs
+            && [scale.shape(), bias.shape()] == [inner; 2]
+        {
+            let [scale, bias] = [scale, bias].map(|p| p.flat().clone().reshape([1, rows.dims()[1]]));
+            let y = ops::layer_norm(rows, scale, bias, self.epsilon.into());
+            return Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))]);
+        }
         let centred = rows.clone() - rows.mean_dim(1);
         let variance = (centred.clone() * centred.clone()).mean_dim(1);
         let y = centred / variance.add_scalar(self.epsilon).sqrt();

@@ -6,7 +6,7 @@ use roll_backends::NdTensor;
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{Value, around, axis, back, reshaped};
-use super::{Built, Carried, Operator, Run, broadcast, first_only, input, integers};
+use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input, integers};
 
 #[derive(Clone, Copy, Debug)]
 enum Of {
@@ -54,6 +54,13 @@ impl Reduce {
 }
 
 impl Operator for Reduce {
+    fn role(&self) -> Role<'_> {
+        match (self.of, self.axes.as_deref(), self.keep) {
+            (Of::Mean, Some([-1]), true) => Role::RowMean,
+            _ => Role::Other,
+        }
+    }
+
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let value = input(inputs, 0)?;
         let axes = self.axes(value.shape().len())?;

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 //! Small graphs made here, hostile files, and real networks against ONNX Runtime.
 
+mod fuse;
 mod hostile;
 mod networks;
 mod operators;

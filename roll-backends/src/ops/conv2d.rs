@@ -1,0 +1,369 @@
+//! Convolution over rows and columns with constant weights, and the function after it, in one step.
+
+use std::sync::Arc;
+#[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+use std::sync::OnceLock;
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::ops::{ConvOptions, PadMode};
+use burn::tensor::{FloatDType, Shape, Tensor};
+
+use super::expression::Expression;
+use super::record::record;
+
+/// A function of each output of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Then {
+    /// None.
+    Nothing,
+    /// `max(z, 0)`.
+    Relu,
+    /// z, and below zero its product with the channel's slope.
+    Slopes,
+    /// z, at least the first and at most the second number.
+    Clip(f32, f32),
+    /// `1 / (1 + e^-z)`.
+    Sigmoid,
+    /// `z * sigmoid(z)`.
+    Silu,
+    /// `z * clip(z / 6 + 1/2, 0, 1)`.
+    HardSwish,
+}
+
+/// How a convolution goes over its input. Axes are rows, columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dSteps {
+    /// Steps between windows.
+    pub stride: [usize; 2],
+    /// Steps between the taps of a window.
+    pub dilation: [usize; 2],
+    /// Parts into which the channels of input and output are cut.
+    pub groups: usize,
+}
+
+/// A convolution whose weights are constants: gradients flow to what it is given, never to them.
+#[derive(Debug)]
+pub struct Conv2d {
+    weight: Tensor<4>,
+    bias: Tensor<1>,
+    slopes: Tensor<1>,
+    steps: Conv2dSteps,
+    then: Then,
+    packed: Arc<Packed>,
+}
+
+/// The weights in the order in which a backend's own kernels read them, made when they are first used.
+#[derive(Debug, Default)]
+pub struct Packed {
+    #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+    pub(super) forward: OnceLock<super::kernels::conv2d::Weights>,
+    #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
+    pub(super) backward: OnceLock<super::kernels::conv2d::BackwardWeights>,
+}
+
+impl Conv2d {
+    /// Of f32 weights `[outputs, inputs / groups, rows, columns]`, a bias `[outputs]` (zeros if there is none), and for
+    /// [`Then::Slopes`] the slopes, `[outputs]`. Panics when these do not fit each other.
+    pub fn new(
+        weight: Tensor<4>,
+        bias: Option<Tensor<1>>,
+        steps: Conv2dSteps,
+        then: Then,
+        slopes: Option<Tensor<1>>,
+    ) -> Self {
+        let [outputs, ..] = weight.dims();
+        let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], (&weight.device(), weight.dtype())));
+        assert_eq!((then == Then::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
+        let slopes = slopes.unwrap_or_else(|| bias.clone());
+        assert!(
+            steps.groups > 0 && outputs % steps.groups == 0 && !weight.dims().contains(&0),
+            "weights {:?} in {} groups",
+            weight.dims(),
+            steps.groups
+        );
+        assert!(bias.dims() == [outputs] && slopes.dims() == [outputs], "bias and slopes of {outputs} output channels");
+        assert!(!steps.stride.contains(&0) && !steps.dilation.contains(&0), "{steps:?}");
+        Self { weight, bias, slopes, steps, then, packed: Arc::default() }
+    }
+
+    /// The same without the function after it.
+    pub fn sums_alone(&self) -> Self {
+        Self {
+            weight: self.weight.clone(),
+            bias: self.bias.clone(),
+            slopes: self.slopes.clone(),
+            steps: self.steps,
+            then: Then::Nothing,
+            packed: self.packed.clone(),
+        }
+    }
+
+    /// Of x `[N, inputs, H, W]`, with `padding` zeros before and after rows and columns, to `[N, outputs, H', W']`; `added`,
+    /// of the result's shape, is added before the function. All are f32. Panics when the shapes do not fit.
+    pub fn apply(&self, x: Tensor<4>, added: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
+        let ([_, inputs, h, w], [_, per_group, rows, columns]) = (x.dims(), self.weight.dims());
+        let reach = |axis: usize, kernel: usize| (kernel - 1) * self.steps.dilation[axis] + 1;
+        let fits = [(h, reach(0, rows)), (w, reach(1, columns))].into_iter().zip(padding);
+        assert!(
+            inputs == per_group * self.steps.groups && fits.into_iter().all(|((n, k), (b, a))| n + b + a >= k),
+            "convolution of {:?} with {:?}, padded by {padding:?}",
+            x.dims(),
+            self.weight.dims()
+        );
+        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || own_kernel(&x) {
+            true => (x, padding),
+            false => (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2]),
+        };
+        let call = Conv2dCall { steps: self.steps, padding, then: self.then };
+        let (weight, bias, slopes) = (self.weight.clone(), self.bias.clone(), self.slopes.clone());
+        let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+        let (bias, slopes, packed) = (bias.into_dispatch(), slopes.into_dispatch(), self.packed.clone());
+        Tensor::from_dispatch(match added {
+            None => <Dispatch as Conv2dOps>::conv2d_then(x, weight, bias, slopes, call, packed),
+            Some(added) => {
+                let added = added.into_dispatch();
+                <Dispatch as Conv2dOps>::conv2d_added_then(x, added, weight, bias, slopes, call, packed)
+            }
+        })
+    }
+}
+
+/// Whether padding that differs before and after is the kernel's own business.
+fn own_kernel(x: &Tensor<4>) -> bool {
+    cfg!(all(feature = "flex", not(feature = "portable-kernels")))
+        && x.device().without_autodiff() == burn::tensor::Device::flex()
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Conv2dCall {
+    /// How it goes over its input.
+    pub steps: Conv2dSteps,
+    /// Zeros before and after rows and columns.
+    pub padding: [(usize, usize); 2],
+    /// The function afterwards.
+    pub then: Then,
+}
+
+impl Conv2dCall {
+    fn options(&self) -> ConvOptions<2> {
+        let Conv2dSteps { stride, dilation, groups } = self.steps;
+        ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
+    }
+}
+
+/// The convolution as the run-time dispatch calls it. A backend implements [`Conv2dKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait Conv2dOps: Backend {
+    /// See [`Conv2d::apply`].
+    fn conv2d_then(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        slopes: FloatTensor<Self>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<Self>;
+
+    /// See [`Conv2d::apply`].
+    fn conv2d_added_then(
+        x: FloatTensor<Self>,
+        added: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        slopes: FloatTensor<Self>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<Self>;
+}
+
+/// What is constant in calls of one convolution.
+pub struct Conv2dConstants<T> {
+    /// `[outputs, inputs / groups, rows, columns]`.
+    pub weight: T,
+    /// `[outputs]`.
+    pub bias: T,
+    /// `[outputs]`; of meaning for [`Then::Slopes`] alone.
+    pub slopes: T,
+    /// The weights as kernels read them.
+    pub packed: Arc<Packed>,
+}
+
+/// The convolution and the gradient of its input on one backend.
+pub trait Conv2dKernel: Backend {
+    /// The result; and, if `keeps`, what [`Conv2dKernel::conv2d_pull`] wants, where it wants anything.
+    fn conv2d_forward(
+        x: FloatTensor<Self>,
+        added: Option<FloatTensor<Self>>,
+        constants: &Conv2dConstants<FloatTensor<Self>>,
+        call: Conv2dCall,
+        keeps: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (weight, bias) = (constants.weight.clone(), constants.bias.clone());
+        let z = Expression::<Self>(Self::conv2d(x, weight, Some(bias), call.options()));
+        let z = match added {
+            Some(added) => z + Expression(added),
+            None => z,
+        };
+        let y = match call.then {
+            Then::Nothing => return (z.0, None),
+            Then::Relu => Self::relu(z.0.clone()),
+            Then::Slopes => {
+                let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&constants.slopes);
+                (Expression::<Self>(Self::relu(z.0.clone())) - below).0
+            }
+            Then::Clip(low, high) => Self::float_clamp_max(Self::float_clamp_min(z.0.clone(), low.into()), high.into()),
+            Then::Sigmoid => Self::sigmoid(z.0.clone()),
+            Then::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
+            Then::HardSwish => (z.clone() * gate(z.clone())).0,
+        };
+        let kept = match call.then {
+            Then::Relu | Then::Clip(..) | Then::Sigmoid => y.clone(),
+            _ => z.0,
+        };
+        (y, keeps.then_some(kept))
+    }
+
+    /// The gradient of the sums before the function, given that of the result and what the forward pass kept.
+    fn conv2d_pull(
+        kept: Option<FloatTensor<Self>>,
+        slopes: &FloatTensor<Self>,
+        then: Then,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let Some(kept) = kept else { return d_y };
+        // The gradient where `x` is above zero, else nothing.
+        let above = |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
+        let (kept, d_y) = (Expression::<Self>(kept), Expression::<Self>(d_y));
+        match then {
+            Then::Nothing => d_y.0,
+            Then::Relu => Self::relu_backward(kept.0, d_y.0),
+            Then::Slopes => {
+                let above = above(kept, d_y.clone());
+                (above.clone() + (d_y - above) * by_channel(slopes)).0
+            }
+            Then::Clip(low, high) => {
+                let below = above(kept.clone() * -1.0 + f64::from(high), d_y);
+                above(kept + f64::from(-low), below).0
+            }
+            Then::Sigmoid => Self::sigmoid_backward(kept.0, d_y.0),
+            Then::Silu => {
+                let s = Expression::<Self>(Self::sigmoid(kept.0.clone()));
+                (d_y * s.clone() * (kept * (s * -1.0 + 1.0) + 1.0)).0
+            }
+            Then::HardSwish => {
+                let inner = above(kept.clone() * -1.0 + 3.0, d_y.clone() * kept.clone() * (1.0 / 6.0));
+                (d_y * gate(kept.clone()) + above(kept + 3.0, inner)).0
+            }
+        }
+    }
+
+    /// The gradient of x, `[N, inputs, H, W]`, given that of the sums.
+    fn conv2d_backward(
+        x: [usize; 4],
+        constants: &Conv2dConstants<FloatTensor<Self>>,
+        call: Conv2dCall,
+        d_sums: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        // Its shape alone is looked at.
+        let x = Self::float_empty(Shape::new(x), &d_sums.device(), FloatDType::F32);
+        Self::conv2d_x_backward(x, constants.weight.clone(), d_sums, call.options())
+    }
+
+    /// The gradient of x, given that of the result and what the forward pass kept.
+    fn conv2d_pull_backward(
+        x: [usize; 4],
+        kept: Option<FloatTensor<Self>>,
+        constants: &Conv2dConstants<FloatTensor<Self>>,
+        call: Conv2dCall,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::conv2d_backward(x, constants, call, Self::conv2d_pull(kept, &constants.slopes, call.then, d_y))
+    }
+}
+
+fn gate<B: Backend>(z: Expression<B>) -> Expression<B> {
+    let gate = z * (1.0 / 6.0) + 0.5;
+    Expression(B::float_clamp(gate.0, 0.0.into(), 1.0.into()))
+}
+
+/// One number per channel, beside `[N, C, H, W]`.
+fn by_channel<B: Backend>(slopes: &FloatTensor<B>) -> Expression<B> {
+    let slopes = Expression::<B>(slopes.clone());
+    let [channels] = slopes.dims();
+    slopes.reshape([1, channels, 1, 1])
+}
+
+impl<B: Conv2dKernel> Conv2dOps for B {
+    fn conv2d_then(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        slopes: FloatTensor<B>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<B> {
+        B::conv2d_forward(x, None, &Conv2dConstants { weight, bias, slopes, packed }, call, false).0
+    }
+
+    fn conv2d_added_then(
+        x: FloatTensor<B>,
+        added: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: FloatTensor<B>,
+        slopes: FloatTensor<B>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<B> {
+        B::conv2d_forward(x, Some(added), &Conv2dConstants { weight, bias, slopes, packed }, call, false).0
+    }
+}
+
+impl<B: Conv2dKernel, C: CheckpointStrategy> Conv2dOps for Autodiff<B, C> {
+    fn conv2d_then(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        slopes: FloatTensor<Self>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<Self> {
+        let [weight, bias, slopes] = [weight, bias, slopes].map(|constant| constant.into_primitive());
+        let constants = Conv2dConstants { weight, bias, slopes, packed };
+        record::<B, C, _, 1>([x], |[x]| {
+            let shape = x.shape().dims::<4>();
+            let (y, kept) = B::conv2d_forward(x, None, &constants, call, true);
+            (y, move |d_y: FloatTensor<B>, [wanted]: [bool; 1]| {
+                [wanted.then(|| B::conv2d_pull_backward(shape, kept, &constants, call, d_y))]
+            })
+        })
+    }
+
+    fn conv2d_added_then(
+        x: FloatTensor<Self>,
+        added: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        slopes: FloatTensor<Self>,
+        call: Conv2dCall,
+        packed: Arc<Packed>,
+    ) -> FloatTensor<Self> {
+        let [weight, bias, slopes] = [weight, bias, slopes].map(|constant| constant.into_primitive());
+        let constants = Conv2dConstants { weight, bias, slopes, packed };
+        record::<B, C, _, 2>([x, added], |[x, added]| {
+            let shape = x.shape().dims::<4>();
+            let (y, kept) = B::conv2d_forward(x, Some(added), &constants, call, true);
+            (y, move |d_y: FloatTensor<B>, [x_wanted, added_wanted]: [bool; 2]| {
+                let d_sums = B::conv2d_pull(kept, &constants.slopes, call.then, d_y);
+                let d_x = x_wanted.then(|| B::conv2d_backward(shape, &constants, call, d_sums.clone()));
+                [d_x, added_wanted.then_some(d_sums)]
+            })
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! Where the taps of a convolution over two axes fall: forward, and backward as convolutions of stride one.
+
+/// Sizes of one call. Axes are rows, columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Items along the first axis.
+    pub items: usize,
+    /// Channels of the input.
+    pub inputs: usize,
+    /// Channels of the output.
+    pub outputs: usize,
+    /// Parts into which the channels of input and output are cut; each output channel sees its own part.
+    pub groups: usize,
+    /// Rows and columns of the input.
+    pub size: [usize; 2],
+    /// The kernel's.
+    pub kernel: [usize; 2],
+    /// Steps between windows.
+    pub stride: [usize; 2],
+    /// Steps between the taps of a window.
+    pub dilation: [usize; 2],
+    /// Zeros before each axis.
+    pub before: [usize; 2],
+    /// Rows and columns of the output.
+    pub output: [usize; 2],
+}
+
+impl Shape {
+    /// Whether each output channel sees one input channel, its own.
+    pub fn is_depthwise(&self) -> bool {
+        self.groups == self.inputs && self.groups == self.outputs
+    }
+
+    /// Taps of the kernel.
+    pub fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// The pass that computes the output from the input.
+    pub fn forward(&self) -> Pass {
+        let at = |axis: usize, tap: usize| (tap * self.dilation[axis]) as isize - self.before[axis] as isize;
+        let [rows, columns] = self.kernel;
+        let tap = |index: usize| Tap { index, at: [at(0, index / columns), at(1, index % columns)] };
+        Pass {
+            grid: self.output,
+            read_step: self.stride,
+            write_step: [1; 2],
+            write_first: [0; 2],
+            taps: (0..rows * columns).map(tap).collect(),
+        }
+    }
+
+    /// The passes that compute the cotangent of the input from that of the output: one for each place of an input
+    /// position between two windows. Each reads the output's cotangent with stride one and has the taps that reach its
+    /// positions, so nothing is multiplied by the zeros between windows. Together they write every position once.
+    pub fn backward(&self) -> Vec<Pass> {
+        let along = |axis: usize, place: usize| -> Vec<(usize, isize)> {
+            let (stride, before) = (self.stride[axis] as isize, self.before[axis] as isize);
+            let from = |tap: usize| place as isize + before - (tap * self.dilation[axis]) as isize;
+            let reaches = |&tap: &usize| from(tap).rem_euclid(stride) == 0;
+            (0..self.kernel[axis]).filter(reaches).map(|tap| (tap, from(tap).div_euclid(stride))).collect()
+        };
+        let mut passes = vec![];
+        for first_row in 0..self.stride[0].min(self.size[0]) {
+            for first_column in 0..self.stride[1].min(self.size[1]) {
+                let columns = along(1, first_column);
+                let mut taps = vec![];
+                for (row, at_row) in along(0, first_row) {
+                    let tap =
+                        |&(column, at): &(usize, isize)| Tap { index: row * self.kernel[1] + column, at: [at_row, at] };
+                    taps.extend(columns.iter().map(tap));
+                }
+                let first = [first_row, first_column];
+                passes.push(Pass {
+                    grid: std::array::from_fn(|i| (self.size[i] - first[i]).div_ceil(self.stride[i])),
+                    read_step: [1; 2],
+                    write_step: self.stride,
+                    write_first: first,
+                    taps,
+                });
+            }
+        }
+        passes
+    }
+}
+
+/// One tap: position (i, j) of the grid reads its plane at `(i, j) * read_step + at`, where that is inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Tap {
+    /// Its place in the kernel, row-major.
+    pub index: usize,
+    /// Where it reads.
+    pub at: [isize; 2],
+}
+
+/// A correlation over a grid of positions.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// Positions: rows and columns.
+    pub grid: [usize; 2],
+    /// Steps between what neighbours on the grid read.
+    pub read_step: [usize; 2],
+    /// Steps between where neighbours on the grid are written.
+    pub write_step: [usize; 2],
+    /// Where the first position is written.
+    pub write_first: [usize; 2],
+    /// The taps.
+    pub taps: Vec<Tap>,
+}
+
+impl Pass {
+    /// The same over one long row, where every position reads only itself and they follow each other in memory.
+    pub fn flat(self, read: [usize; 2], written: [usize; 2]) -> (Self, [usize; 2], [usize; 2]) {
+        let alone = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
+        let steps = [self.read_step, self.write_step] == [[1; 2]; 2];
+        if !(alone && steps && read == written && self.grid == read) {
+            return (self, read, written);
+        }
+        let long = [1, read[0] * read[1]];
+        (Self { grid: long, ..self }, long, long)
+    }
+}
+
+/// The positions `range` for which `position * step + at` lies in `0..length`, of `0..count`.
+pub fn inside(at: isize, step: usize, length: usize, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+    let (step, at, length) = (step as isize, at, length as isize);
+    // The least position with position * step + at >= 0, and the least with >= length.
+    let least = |bound: isize| (bound - at + step - 1).div_euclid(step).max(0) as usize;
+    let start = least(0).clamp(range.start, range.end);
+    start..least(length).clamp(start, range.end)
+}

@@ -1,0 +1,79 @@
+//! The gradient of the input where windows lie side by side, as those of patch embeddings do: one product of matrices, whose
+//! rows are the inputs and taps, and one pass that puts each of its numbers to its position.
+
+use rayon::prelude::*;
+
+use super::passes::Shape;
+use super::place::filled;
+use super::then::Then;
+use super::tiles::{self, Packed};
+
+/// Whether the windows of `shape` lie side by side.
+pub fn takes(shape: Shape) -> bool {
+    shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
+}
+
+/// Each input and tap as an output of a convolution of single positions.
+fn product(shape: Shape) -> Shape {
+    Shape {
+        inputs: shape.outputs,
+        outputs: shape.inputs * shape.taps(),
+        size: shape.output,
+        kernel: [1; 2],
+        stride: [1; 2],
+        before: [0; 2],
+        ..shape
+    }
+}
+
+/// The packed weights.
+pub fn pack(shape: Shape, weight: &[f32]) -> Packed {
+    let row = shape.inputs * shape.taps();
+    Packed::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
+}
+
+/// The gradient of x, given that of the sums.
+pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
+    let inner = product(shape);
+    let plane = shape.output[0] * shape.output[1];
+    // SAFETY: the forward pass has every position of the output, and every channel is in a task.
+    let by_tap = unsafe {
+        filled(shape.items * inner.outputs * plane, |y| {
+            let call = tiles::Call {
+                items: shape.items,
+                groups: 1,
+                x: d_sums,
+                inputs: inner.inputs,
+                read: inner.size,
+                y,
+                outputs: inner.outputs,
+                written: inner.output,
+                bias: None,
+                added: None,
+                then: Then::Nothing,
+                sums: None,
+            };
+            tiles::correlate(&call, &inner.forward(), packed);
+        })
+    };
+    let [rows, columns] = shape.size;
+    let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
+    // Window and tap of a position along an axis; none where no window is.
+    let place = |i: usize, axis: usize| {
+        let (window, tap) =
+            ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);
+        (window < shape.output[axis]).then_some((window, tap))
+    };
+    d_x.par_chunks_mut((rows * columns).max(1)).enumerate().for_each(|(channel, d_x)| {
+        let of_channel = &by_tap[channel * shape.taps() * plane..][..shape.taps() * plane];
+        for (row, d_x) in d_x.chunks_exact_mut(columns).enumerate() {
+            let Some((window_row, tap_row)) = place(row, 0) else { continue };
+            for (column, d_x) in d_x.iter_mut().enumerate() {
+                let Some((window, tap)) = place(column, 1) else { continue };
+                let tap = tap_row * shape.kernel[1] + tap;
+                *d_x = of_channel[tap * plane + window_row * shape.output[1] + window];
+            }
+        }
+    });
+    d_x
+}

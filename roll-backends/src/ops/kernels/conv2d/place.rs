@@ -1,0 +1,75 @@
+//! Where several threads write, each its own part of one new tensor.
+
+use std::marker::PhantomData;
+
+/// Numbers that are written at once.
+const SHORT: usize = 8;
+
+/// The elements of a new tensor, each of which is written once and none is read.
+pub struct Place<'a> {
+    start: *mut f32,
+    length: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: elements are written alone, by the functions below, whose callers keep those of different threads apart.
+unsafe impl Sync for Place<'_> {}
+
+impl Place<'_> {
+    /// Writes `values` from element `at` on.
+    ///
+    /// # Safety
+    ///
+    /// No other thread may write these elements at the same time.
+    #[inline(always)]
+    pub unsafe fn write(&self, at: usize, values: &[f32]) {
+        assert!(at <= self.length && values.len() <= self.length - at, "a part outside of its tensor");
+        // SAFETY: inside the memory of `filled` (asserted), which nobody else writes here (the caller's promise).
+        unsafe {
+            let to = self.start.add(at);
+            if !(SHORT..=16 * SHORT).contains(&values.len()) {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
+                return;
+            }
+            // Rows are often short, and a call of the system's copy would cost more than they do.
+            let last = values.len() - SHORT;
+            let mut i = 0;
+            while i < last {
+                std::ptr::copy_nonoverlapping(values.as_ptr().add(i), to.add(i), SHORT);
+                i += SHORT;
+            }
+            std::ptr::copy_nonoverlapping(values.as_ptr().add(last), to.add(last), SHORT);
+        }
+    }
+
+    /// Writes `values` to every `step`-th element from `at` on.
+    ///
+    /// # Safety
+    ///
+    /// No other thread may write these elements at the same time.
+    #[inline(always)]
+    pub unsafe fn write_every(&self, at: usize, step: usize, values: &[f32]) {
+        let reach = values.len().saturating_sub(1).checked_mul(step);
+        assert!(
+            reach.is_some_and(|reach| at < self.length && reach < self.length - at),
+            "a part outside of its tensor"
+        );
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { self.start.add(at + i * step).write(*value) }
+        }
+    }
+}
+
+/// A tensor of `count` elements, without the pass that would write zeros first.
+///
+/// # Safety
+///
+/// `write` must write every element, unless it panics.
+pub unsafe fn filled(count: usize, write: impl FnOnce(&Place)) -> Vec<f32> {
+    let mut values: Vec<f32> = Vec::with_capacity(count);
+    write(&Place { start: values.as_mut_ptr(), length: count, owner: PhantomData });
+    // SAFETY: `count` elements were allocated, and `write` wrote them (the caller's promise).
+    unsafe { values.set_len(count) };
+    values
+}

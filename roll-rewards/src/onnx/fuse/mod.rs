@@ -1,0 +1,367 @@
+//! Fuses convolutions with what follows them, when a graph is opened.
+//!
+//! Normalisations by constants, and sums and products with one number per channel, become part of the weights; one sum with
+//! another value, and one function of each element after it, become part of the convolution's own pass over its result. A
+//! value is only fused away that nothing else reads and that is no output.
+//!
+//! What exporters write as a chain of several nodes though it is one function (`gelu`, `layer_norm`, `linear`, `norm`) becomes one node.
+//!
+//! Weights are folded in f64; results differ from those of the graph as written by a few roundings.
+
+mod gelu;
+mod layer_norm;
+mod linear;
+mod norm;
+mod search;
+
+use burn::tensor::Device;
+use roll_backends::NdTensor;
+use roll_backends::host::to_host_nd;
+use roll_backends::ops::Then;
+
+use super::graph::{Graph, Node};
+use super::ops::{Arithmetic, Conv, FusedConv, Role};
+use super::value::{Value, upload};
+
+/// `graph` with fewer nodes, and the same results.
+pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
+    let mut graph = convolutions(graph, device);
+    for fuse in [gelu::fuse, layer_norm::fuse, linear::fuse, norm::fuse] {
+        graph = fuse(graph);
+    }
+    // The weights as written are not needed beside the folded ones.
+    let mut kept = vec![false; graph.slots];
+    graph
+        .nodes
+        .iter()
+        .flat_map(|n| n.inputs.iter().flatten())
+        .chain(&graph.outputs)
+        .for_each(|slot| kept[*slot] = true);
+    graph.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(constant, _)| *constant = None);
+    graph
+}
+
+/// Nodes of a graph that give way to others.
+struct Changes {
+    gone: Vec<bool>,
+    made: Vec<Option<Node>>,
+}
+
+impl Changes {
+    fn none(graph: &Graph) -> Self {
+        let count = graph.nodes.len();
+        Self { gone: vec![false; count], made: (0..count).map(|_| None).collect() }
+    }
+
+    /// `node` instead of `nodes`, where the last of them was: what it reads may be computed only just before.
+    fn replace(&mut self, nodes: &[usize], node: Node) {
+        nodes.iter().for_each(|&i| self.gone[i] = true);
+        if let Some(last) = nodes.iter().max() {
+            self.made[*last] = Some(node);
+        }
+    }
+
+    fn apply(self, mut graph: Graph) -> Graph {
+        let all = std::mem::take(&mut graph.nodes).into_iter().zip(self.gone).zip(self.made);
+        graph.nodes = all.filter_map(|((node, gone), made)| made.or((!gone).then_some(node))).collect();
+        graph
+    }
+}
+
+fn convolutions(mut graph: Graph, device: &Device) -> Graph {
+    let readers = readers(&graph);
+    let mut changes = Changes::none(&graph);
+    for index in 0..graph.nodes.len() {
+        if changes.gone[index] {
+            continue;
+        }
+        let Some(mut chain) = Chain::start(&graph, index) else { continue };
+        while chain.extend(&graph, &readers, &changes.gone) {}
+        let Some(node) = chain.finish(&graph, device) else { continue };
+        changes.replace(&chain.nodes, node);
+        graph.fused += chain.numbers;
+    }
+    changes.apply(graph)
+}
+
+/// The nodes that read each value; an output is read by [`OUTSIDE`] too.
+fn readers(graph: &Graph) -> Vec<Vec<usize>> {
+    let mut readers = vec![vec![]; graph.slots];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().flatten().for_each(|slot| readers[*slot].push(index));
+    }
+    graph.outputs.iter().for_each(|slot| readers[*slot].push(OUTSIDE));
+    readers
+}
+
+const OUTSIDE: usize = usize::MAX;
+
+/// A convolution, and the nodes after it that were fused so far.
+struct Chain {
+    nodes: Vec<usize>,
+    /// What the convolution reads, and what the last node gives.
+    input: usize,
+    output: usize,
+    weight: usize,
+    bias: Option<usize>,
+    conv: Conv,
+    channels: usize,
+    /// Axes of the result.
+    rank: usize,
+    /// For each output channel, if anything was folded: the factor of the weights, and what follows.
+    affine: Option<Vec<[f64; 2]>>,
+    added: Option<usize>,
+    then: Then,
+    slopes: Option<Vec<f32>>,
+    /// Numbers that the weights have.
+    numbers: usize,
+}
+
+impl Chain {
+    fn start(graph: &Graph, index: usize) -> Option<Self> {
+        let node = &graph.nodes[index];
+        let Role::Conv(conv) = node.operator.role() else { return None };
+        let (input, output) = (node.inputs.first().copied().flatten()?, only_output(node)?);
+        let weight = node.inputs.get(1).copied().flatten()?;
+        let shape = constant(graph, weight)?.shape();
+        let bias = node.inputs.get(2).copied().flatten();
+        let fits = |slot: usize| constant(graph, slot).is_some_and(|b| b.shape() == [shape[0]]);
+        // Other inputs are for the operator itself to refuse, or to compute with.
+        if graph.constants[input].is_some() || !(3..=4).contains(&shape.len()) || !bias.is_none_or(fits) {
+            return None;
+        }
+        Some(Self {
+            nodes: vec![index],
+            input,
+            output,
+            weight,
+            bias,
+            conv: conv.clone(),
+            channels: shape[0],
+            rank: shape.len(),
+            affine: None,
+            added: None,
+            then: Then::Nothing,
+            slopes: None,
+            numbers: shape.iter().product(),
+        })
+    }
+
+    /// Fuses the next node, if it is one that can be.
+    fn extend(&mut self, graph: &Graph, readers: &[Vec<usize>], gone: &[bool]) -> bool {
+        match *readers[self.output].as_slice() {
+            [next] if next != OUTSIDE && !gone[next] => {
+                self.fold(graph, next) || self.add(graph, next) || self.end(graph, next)
+            }
+            [a, b] if a != OUTSIDE && b != OUTSIDE && !gone[a] && !gone[b] => self.silu(graph, readers, [a, b]),
+            _ => false,
+        }
+    }
+
+    fn take(&mut self, graph: &Graph, index: usize) -> bool {
+        let Some(output) = only_output(&graph.nodes[index]) else { return false };
+        self.nodes.push(index);
+        self.output = output;
+        true
+    }
+
+    /// A normalisation, or a sum or product with one number per channel, becomes part of weights and bias.
+    fn fold(&mut self, graph: &Graph, next: usize) -> bool {
+        if self.added.is_some() || self.then != Then::Nothing {
+            return false;
+        }
+        let node = &graph.nodes[next];
+        let found = match node.operator.role() {
+            Role::BatchNorm(epsilon) => self.normalisation(graph, node, epsilon),
+            Role::Two(arithmetic) => self.arithmetic(graph, node, arithmetic),
+            _ => None,
+        };
+        let Some(found) = found else { return false };
+        let finite = |[factor, offset]: &[f64; 2]| factor.is_finite() && offset.is_finite();
+        if !found.iter().all(finite) || only_output(node).is_none() {
+            return false;
+        }
+        let before = self.affine.take().unwrap_or_else(|| vec![[1.0, 0.0]; self.channels]);
+        let both = before.iter().zip(&found).map(|([a, b], [factor, offset])| [a * factor, b * factor + offset]);
+        self.affine = Some(both.collect());
+        self.take(graph, next)
+    }
+
+    fn normalisation(&self, graph: &Graph, node: &Node, epsilon: f32) -> Option<Vec<[f64; 2]>> {
+        if node.inputs.first().copied().flatten() != Some(self.output) {
+            return None;
+        }
+        normalisation(graph, node, self.channels, epsilon)
+    }
+
+    fn arithmetic(&self, graph: &Graph, node: &Node, arithmetic: Arithmetic) -> Option<Vec<[f64; 2]>> {
+        let [Some(left), Some(right)] = *node.inputs.as_slice() else { return None };
+        let (first, other) = if left == self.output { (true, right) } else { (false, left) };
+        let values = self.by_channel(graph, other)?;
+        let pair = |v: f32| {
+            let v = f64::from(v);
+            Some(match (arithmetic, first) {
+                (Arithmetic::Add, _) => [1.0, v],
+                (Arithmetic::Sub, true) => [1.0, -v],
+                (Arithmetic::Sub, false) => [-1.0, v],
+                (Arithmetic::Mul, _) => [v, 0.0],
+                (Arithmetic::Div, true) => [1.0 / v, 0.0],
+                (Arithmetic::Div, false) => return None,
+            })
+        };
+        values.into_iter().map(pair).collect()
+    }
+
+    /// A constant as one number per channel, if it is repeated along all other axes.
+    fn by_channel(&self, graph: &Graph, slot: usize) -> Option<Vec<f32>> {
+        let Value::Float(constant) = constant(graph, slot)? else { return None };
+        let shape = constant.shape();
+        let axis = |i: usize| i + self.rank - shape.len();
+        if shape.len() > self.rank
+            || !shape.iter().enumerate().all(|(i, &d)| d == 1 || axis(i) == 1 && d == self.channels)
+        {
+            return None;
+        }
+        let values = to_host_nd(constant).ok()?.to_f32_vec();
+        match *values.as_slice() {
+            [one] => Some(vec![one; self.channels]),
+            _ => Some(values),
+        }
+    }
+
+    /// A sum with another value becomes part of the pass.
+    fn add(&mut self, graph: &Graph, next: usize) -> bool {
+        let node = &graph.nodes[next];
+        let (Role::Two(Arithmetic::Add), [Some(left), Some(right)]) = (node.operator.role(), node.inputs.as_slice())
+        else {
+            return false;
+        };
+        let other = if *left == self.output { *right } else { *left };
+        if self.added.is_some() || self.then != Then::Nothing || graph.constants[other].is_some() {
+            return false;
+        }
+        let taken = self.take(graph, next);
+        if taken {
+            self.added = Some(other);
+        }
+        taken
+    }
+
+    /// A function of each element ends the chain.
+    fn end(&mut self, graph: &Graph, next: usize) -> bool {
+        let node = &graph.nodes[next];
+        if self.then != Then::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
+            return false;
+        }
+        let (then, slopes) = match node.operator.role() {
+            Role::Then(then) => (then, None),
+            Role::Leaky(slope) => (Then::Slopes, Some(vec![slope; self.channels])),
+            Role::PRelu => match node.inputs.get(1).copied().flatten().and_then(|s| self.by_channel(graph, s)) {
+                Some(slopes) => (Then::Slopes, Some(slopes)),
+                None => return false,
+            },
+            _ => return false,
+        };
+        let taken = self.take(graph, next);
+        if taken {
+            (self.then, self.slopes) = (then, slopes);
+        }
+        taken
+    }
+
+    /// A product with its own sigmoid ends it too.
+    fn silu(&mut self, graph: &Graph, readers: &[Vec<usize>], pair: [usize; 2]) -> bool {
+        let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Then(Then::Sigmoid));
+        let [sigmoid, product] = if is_sigmoid(pair[0]) { pair } else { [pair[1], pair[0]] };
+        let product_node = &graph.nodes[product];
+        let (true, Role::Two(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
+            return false;
+        };
+        let Some(gate) = only_output(&graph.nodes[sigmoid]) else { return false };
+        let operands = [Some(self.output), Some(gate)];
+        let both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];
+        if self.then != Then::Nothing || !both || readers[gate] != [product] {
+            return false;
+        }
+        let taken = self.take(graph, product);
+        if taken {
+            self.nodes.push(sigmoid);
+            self.then = Then::Silu;
+        }
+        taken
+    }
+
+    /// The fused node; `None` where the operator must run as it is.
+    fn finish(&self, graph: &Graph, device: &Device) -> Option<Node> {
+        let Value::Float(weight) = constant(graph, self.weight)? else { return None };
+        let bias = match self.bias {
+            Some(slot) => Some(constant(graph, slot)?.float().ok()?.clone()),
+            None => None,
+        };
+        let (weight, bias) = match &self.affine {
+            None => (weight.clone(), bias),
+            Some(affine) => folded(weight, bias.as_ref(), affine, device)?,
+        };
+        let slopes = self.slopes.clone().map(|slopes| upload(slopes, vec![self.channels], device));
+        let operator = FusedConv::new(&self.conv, &weight, bias.as_ref(), (self.then, slopes), self.added.is_some())?;
+        let first = &graph.nodes[self.nodes[0]];
+        Some(Node {
+            name: first.name.clone(),
+            kind: first.kind.clone(),
+            operator: Box::new(operator),
+            inputs: [Some(self.input)].into_iter().chain(self.added.map(Some)).collect(),
+            outputs: vec![Some(self.output)],
+        })
+    }
+}
+
+/// Weights and bias with a factor and an offset for each output channel; `None` where they leave the range of f32.
+fn folded(
+    weight: &NdTensor,
+    bias: Option<&NdTensor>,
+    affine: &[[f64; 2]],
+    device: &Device,
+) -> Option<(NdTensor, Option<NdTensor>)> {
+    let mut values = to_host_nd(weight).ok()?.to_f32_vec();
+    let before = match bias {
+        Some(bias) => to_host_nd(bias).ok()?.to_f32_vec(),
+        None => vec![0.0; affine.len()],
+    };
+    let row = values.len() / affine.len().max(1);
+    for (row, [factor, _]) in values.chunks_exact_mut(row.max(1)).zip(affine) {
+        row.iter_mut().for_each(|w| *w = (f64::from(*w) * factor) as f32);
+    }
+    let bias: Vec<f32> =
+        before.iter().zip(affine).map(|(b, [factor, offset])| (f64::from(*b) * factor + offset) as f32).collect();
+    if !values.iter().chain(&bias).all(|v| v.is_finite()) {
+        return None;
+    }
+    let channels = affine.len();
+    Some((upload(values, weight.shape().to_vec(), device), Some(upload(bias, vec![channels], device))))
+}
+
+/// The only output of a node.
+fn only_output(node: &Node) -> Option<usize> {
+    match *node.outputs.as_slice() {
+        [Some(output)] => Some(output),
+        _ => None,
+    }
+}
+
+fn constant(graph: &Graph, slot: usize) -> Option<&Value> {
+    graph.constants[slot].as_ref().map(|c| &c.value)
+}
+
+/// The factor and the offset that a normalisation has for each channel, if its statistics are constants.
+fn normalisation(graph: &Graph, node: &Node, channels: usize, epsilon: f32) -> Option<Vec<[f64; 2]>> {
+    let one = |index: usize| {
+        let Value::Float(values) = constant(graph, node.inputs.get(index).copied().flatten()?)? else { return None };
+        (values.shape() == [channels]).then(|| to_host_nd(values).ok())?.map(|t| t.to_f32_vec())
+    };
+    let (scale, bias, mean, variance) = (one(1)?, one(2)?, one(3)?, one(4)?);
+    let affine = |c: usize| {
+        let factor = f64::from(scale[c]) / (f64::from(variance[c]) + f64::from(epsilon)).sqrt();
+        [factor, f64::from(bias[c]) - f64::from(mean[c]) * factor]
+    };
+    Some((0..channels).map(affine).collect())
+}

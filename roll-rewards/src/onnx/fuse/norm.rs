@@ -1,0 +1,45 @@
+//! Normalisations by constants that follow no convolution, and the function after them.
+
+use roll_backends::ops::Then;
+
+use super::super::graph::{Graph, Node};
+use super::super::ops::{ChannelAffine, Role};
+use super::super::value::Value;
+use super::search::Search;
+use super::{Changes, constant, normalisation, only_output};
+
+/// `graph` with one node for each normalisation and the function after it.
+pub fn fuse(graph: Graph) -> Graph {
+    let search = Search::of(&graph);
+    let mut changes = Changes::none(&graph);
+    for index in 0..graph.nodes.len() {
+        let Some((nodes, node)) = found(&search, index) else { continue };
+        changes.replace(&nodes, node);
+    }
+    changes.apply(graph)
+}
+
+/// The normalisation at `index` and what is fused with it, and the node for all.
+fn found(search: &Search, index: usize) -> Option<(Vec<usize>, Node)> {
+    let node = &search.graph.nodes[index];
+    let Role::BatchNorm(epsilon) = node.operator.role() else { return None };
+    let x = node.inputs.first().copied().flatten()?;
+    let Value::Float(scale) = constant(search.graph, node.inputs.get(1).copied().flatten()?)? else { return None };
+    let [channels] = *scale.shape() else { return None };
+    let affine = normalisation(search.graph, node, channels, epsilon)?;
+    let (mut nodes, mut y, mut then, mut slope) = (vec![index], only_output(node)?, Then::Nothing, None);
+    if let Some((next, output)) = search.only_reader(y) {
+        match search.graph.nodes[next].operator.role() {
+            Role::Then(function) => then = function,
+            Role::Leaky(found) => (then, slope) = (Then::Slopes, Some(found)),
+            _ => {}
+        }
+        if then != Then::Nothing {
+            nodes.push(next);
+            y = output;
+        }
+    }
+    let operator = Box::new(ChannelAffine::new(&affine, then, slope, &scale.device())?);
+    let (name, kind) = (node.name.clone(), node.kind.clone());
+    Some((nodes, Node { name, kind, operator, inputs: vec![Some(x)], outputs: vec![Some(y)] }))
+}

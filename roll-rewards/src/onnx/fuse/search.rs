@@ -1,0 +1,76 @@
+//! Finding chains of nodes.
+
+use super::super::graph::Graph;
+use super::super::ops::{Arithmetic, Role};
+use super::super::value::Value;
+use super::{constant, only_output, readers};
+
+/// What makes and reads the values of a graph.
+pub struct Search<'a> {
+    pub graph: &'a Graph,
+    /// The nodes that read each value; [`super::OUTSIDE`] stands for the outputs.
+    pub readers: Vec<Vec<usize>>,
+    /// The node that gives each value.
+    pub makers: Vec<Option<usize>>,
+}
+
+impl<'a> Search<'a> {
+    /// Of `graph`.
+    pub fn of(graph: &'a Graph) -> Self {
+        let mut makers = vec![None; graph.slots];
+        for (index, node) in graph.nodes.iter().enumerate() {
+            node.outputs.iter().flatten().for_each(|slot| makers[*slot] = Some(index));
+        }
+        Self { graph, readers: readers(graph), makers }
+    }
+
+    /// The only node that reads a value, and what it gives.
+    pub fn only_reader(&self, slot: usize) -> Option<(usize, usize)> {
+        match *self.readers[slot].as_slice() {
+            [reader] => Some((reader, only_output(self.graph.nodes.get(reader)?)?)),
+            _ => None,
+        }
+    }
+
+    /// The other operand of a node that is this function of `slot` and it.
+    pub fn other(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
+        let node = &self.graph.nodes[node];
+        match (node.operator.role(), node.inputs.as_slice()) {
+            (Role::Two(found), [Some(a), Some(b)]) if found == arithmetic && a != b => match slot {
+                slot if slot == *a => Some(*b),
+                slot if slot == *b => Some(*a),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// What a node multiplies with a number, and the number.
+    pub fn scaled(&self, node: usize) -> Option<(usize, f32)> {
+        let node = &self.graph.nodes[node];
+        let (Role::Two(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
+            return None;
+        };
+        match (arithmetic, self.number(*a), self.number(*b)) {
+            (Arithmetic::Mul, None, Some(number)) => Some((*a, number)),
+            (Arithmetic::Mul, Some(number), None) => Some((*b, number)),
+            (Arithmetic::Div, None, Some(number)) => Some((*a, 1.0 / number)),
+            _ => None,
+        }
+    }
+
+    pub fn adds_one(&self, node: usize) -> bool {
+        let node = &self.graph.nodes[node];
+        let is_sum = matches!(node.operator.role(), Role::Two(Arithmetic::Add));
+        is_sum && node.inputs.len() == 2 && node.inputs.iter().flatten().any(|&slot| self.number(slot) == Some(1.0))
+    }
+
+    /// A constant that is one number.
+    pub fn number(&self, slot: usize) -> Option<f32> {
+        let floats = self.graph.constants[slot].as_ref()?.floats.as_deref()?;
+        match (floats, constant(self.graph, slot)?) {
+            ([number], Value::Float(tensor)) if tensor.shape().len() <= 1 => Some(*number),
+            _ => None,
+        }
+    }
+}
