@@ -27,7 +27,7 @@ const BLOCKS: usize = 8;
 const PANELS: usize = 2;
 /// Bytes of transformed tiles and sums that exist at a time, for each thread: the third cache holds them.
 const TOGETHER: usize = 8 << 20;
-/// So many threads count.
+/// More threads than these raise the bound no further.
 const MOST_THREADS: usize = 8;
 
 /// The convolution of `shape` of x `[inputs, size]`, plus a bias for each output channel. The weight is
