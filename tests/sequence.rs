@@ -9,7 +9,7 @@ use std::time::Duration;
 use roll_core::{BuildContext, Registry, Result, ThreadRanks};
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{Session, Trainer, checkpoint};
+use roll_train::{RunSession, Trainer, checkpoint};
 use world::{SETTINGS, SHORT, World, checkpoint_file};
 
 const LONG: Duration = Duration::from_secs(120);
@@ -42,7 +42,7 @@ fn train(world: &World, out: &str, ranks: usize, resume: bool, settings: &[&str]
             (0, false) => Some(RunDir::create(world.path(out), Existing::Refuse)?),
             _ => None,
         };
-        Ok(trainer.run(dir.as_ref(), &Session::default())?.steps)
+        Ok(trainer.run(dir.as_ref(), &RunSession::default())?.steps)
     })
 }
 
