@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(told(json!({})).unwrap(), Vec::<String>::new());
         assert_eq!(told(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);
         for (changes, word) in [
-            (json!({"lora_base_model": "dit", "trainable_models": "dit2"}), "`model.lora_base_model` says"),
+            (json!({"lora_base_model": "dit", "trainable_models": "dit2"}), "`model.lora_base_model` names"),
             (json!({"lora_rank": 0, "lora_alpha": 3.0}), "`model.lora_alpha: 3.0` has no effect"),
             (
                 json!({"use_gradient_checkpointing": false, "use_gradient_checkpointing_offload": true}),

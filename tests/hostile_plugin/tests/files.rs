@@ -107,7 +107,7 @@ fn another_architecture_is_named() {
 fn what_is_no_plugin_is_told_apart() {
     assert!(refused("notes.txt", b"a text").contains("not a shared library"));
     let directory = tempfile::tempdir().unwrap();
-    assert!(Chain::line(&load(directory.path()).unwrap_err()).contains("no file"));
+    assert!(Chain::line(&load(directory.path()).unwrap_err()).contains("not a file"));
     assert!(Chain::line(&load("nowhere/libnone.so").unwrap_err()).contains("nowhere/libnone.so"));
     let executable = Chain::line(&load("/bin/sh").unwrap_err());
     assert!(executable.contains("/") && !executable.is_empty(), "{executable}");

@@ -232,7 +232,7 @@ fn a_template_that_fails_or_forgets_is_an_error() {
     let mut model = Bigram::of("xy");
     model.forgets = true;
     let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
-    assert!(told.contains("leaves out what the assistant said"), "{told}");
+    assert!(told.contains("leaves out the assistant's messages"), "{told}");
     model.fails = true;
     let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
     assert!(told.contains("roles must alternate"), "{told}");
