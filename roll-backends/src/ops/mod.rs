@@ -58,6 +58,8 @@ mod rms_rope;
 mod rope;
 mod scaled;
 #[cfg(all(test, feature = "flex"))]
+mod test_noise;
+#[cfg(all(test, feature = "flex"))]
 mod tests;
 mod tiled;
 

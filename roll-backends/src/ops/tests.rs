@@ -22,12 +22,9 @@ struct Exact {
 
 /// Numbers in about [-2, 2], the same for the same seed, exactly representable in f32.
 fn noise(rows: usize, columns: usize, seed: u64) -> Exact {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) as f64 / (1u64 << 31) as f64 - 0.5) * 4.0
-    };
-    let values = (0..rows * columns).map(|_| f64::from(next() as f32)).collect();
+    let number = |state: u64| ((state >> 33) as f64 / (1u64 << 31) as f64 - 0.5) * 4.0;
+    let states = test_noise::states(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let values = states.map(|state| f64::from(number(state) as f32)).take(rows * columns).collect();
     Exact { rows, columns, values }
 }
 

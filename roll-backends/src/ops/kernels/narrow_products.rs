@@ -237,15 +237,7 @@ fn turn_wide(from: &[bf16], apart: usize, steps: usize, out: &mut [f32]) -> usiz
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    fn noise(count: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed | 1;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
+    use crate::ops::test_noise::noise;
 
     /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do.
     const SIZES: [[usize; 3]; 7] =
