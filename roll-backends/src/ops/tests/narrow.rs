@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{BF16, Exact, angles, assert_near, bf16_devices, download, narrowed, noise};
+use super::rope::angles;
+use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
 use crate::ops::{attention, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed};
 
 /// Runs `f` on `device` with the operands of `inputs` in f32, and as bf16 those that `narrow` names; checks that result

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::{BF16, Exact, assert_near, bf16_devices, devices, download, narrowed, noise, product_in_f64};
+use super::linear::product_in_f64;
+use super::{BF16, Exact, assert_near, bf16_devices, devices, download, narrowed, noise};
 use crate::ops::{linear_scaled, seed};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
