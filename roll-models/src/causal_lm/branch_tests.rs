@@ -11,7 +11,7 @@ use super::network::Network;
 use crate::trainable::Trainable;
 
 /// A small policy with adapters of its own that are not at their start.
-fn policy() -> CausalLm {
+pub(super) fn policy() -> CausalLm {
     let config = LmConfig::parse(
         br#"{"model_type": "qwen3", "vocab_size": 12, "hidden_size": 8, "intermediate_size": 12, "head_dim": 4,
              "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true}"#,
