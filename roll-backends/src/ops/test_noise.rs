@@ -2,7 +2,8 @@
 
 /// States of a linear congruential generator, Knuth's of MMIX. Their upper bits are the random ones.
 pub fn states(seed: u64) -> impl Iterator<Item = u64> {
-    let next = |state: &u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+    let next =
+        |state: &u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     std::iter::successors(Some(seed | 1), next).skip(1)
 }
 

@@ -48,8 +48,8 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
     (url, thread)
 }
 
-fn reward(url: &str, change: impl FnOnce(&mut Config)) -> Result<RemoteReward<ScoringService>> {
-    let mut config = Config { url: url.into(), timeout: 5.0, ..Config::default() };
+fn reward(url: &str, change: impl FnOnce(&mut HttpConfig)) -> Result<RemoteReward<ScoringService>> {
+    let mut config = HttpConfig { url: url.into(), timeout: 5.0, ..HttpConfig::default() };
     change(&mut config);
     RemoteReward::new("http", ScoringService::new(config)?, OnMissing::Skip)
 }
