@@ -155,7 +155,7 @@ fn pause(header: Option<&str>) -> Duration {
 /// The beginning of an answer that is only for a message, as one line: a page of HTML is no message.
 fn said(reader: impl Read) -> String {
     let mut said = Vec::new();
-    // What was read before a failure is said.
+    // Text that was read before a failure counts too.
     let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
     String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>().join(" ")
 }

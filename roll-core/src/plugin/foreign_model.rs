@@ -11,7 +11,7 @@ use super::memory::{list, own, take, text};
 use super::source::Source;
 use crate::{Model, ParameterSpec, Result};
 
-/// What is served where a model is called.
+/// The trait that a model's table serves.
 pub(super) type Target = dyn Model;
 
 /// A model of the other side.
