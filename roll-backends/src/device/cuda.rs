@@ -9,7 +9,7 @@ use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Fails with what is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
+/// Fails with the missing part to run kernels on device `number`: the driver, a device, the compiler, its headers.
 pub fn usable(number: usize) -> Result<(), String> {
     let driver = find(&DRIVER).ok_or_else(|| {
         let names = DRIVER.join(" or ");

@@ -4,8 +4,8 @@
 //! library or a device is missing is tested; nothing else is.
 //!
 //! NCCL and the CUDA runtime are loaded when they are asked for. Ranks find one another over a communicator that exists
-//! already, MPI, which also carries what is small, barriers, and the word of a rank that fails. Values lie in host memory,
-//! as everywhere behind [`Communicator`], and are staged through one buffer on the device.
+//! already, MPI, which also carries small values, barriers, and the word of a rank that fails. Values lie in host
+//! memory, as everywhere behind [`Communicator`], and are staged through one buffer on the device.
 //!
 //! One promise of [`Communicator`] is not kept: NCCL takes sums in the order of its rings and trees. They are the same on
 //! every rank, and at every run on the same machines, but the stages of ZeRO then agree to rounding, not bit for bit.

@@ -56,7 +56,7 @@ struct Line {
     turn: Mutex<()>,
 }
 
-/// What a rank wants next: a service, from 1, and what of it; 0 is nothing.
+/// A rank's next wish: a service, from 1, and its operand; 0 is nothing.
 type Wish = [u32; 3];
 
 const NOTHING: Wish = [0; 3];
@@ -237,7 +237,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Adds up what is offered under each name.
+    /// Adds up the offers under each name.
     #[derive(Default)]
     struct Sums(Mutex<[f32; 4]>);
 

@@ -297,7 +297,7 @@ mod tests {
                             _ => assert_near(&what, found, expected),
                         }
                     }
-                    // What was recorded before still reads the old values.
+                    // A pass recorded before still reads the old values.
                     let segment = before.segment("").unwrap();
                     let (_, _, old) = segment.get("a").unwrap();
                     assert_ne!(download(old.clone()).unwrap(), device_values[..3]);

@@ -322,7 +322,7 @@ const LARGE: usize = 1 << 22;
 /// Room for the pieces in which parameters are copied, beside the inputs of blocks.
 const SPARE: usize = 1 << 29;
 
-/// What is known of each GPU that was asked for: its lines, or that it has none.
+/// Each GPU that was asked for: its lines, or that it has none.
 static KNOWN: Mutex<Vec<(usize, Option<Arc<Lines<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// Those of a GPU, by libtorch's number. `None` where copies must go another way, which was said.

@@ -7,8 +7,7 @@ use roll_core::Tensor;
 
 use super::Matrices;
 
-/// What the weights of a network are stored in: one dtype for all, but those that are f32 and need it, and matrices in
-/// eight bits.
+/// Storage of a network's weights: one dtype for all, but those that are f32 and need it, and matrices in eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// f32 or bf16.

@@ -1,7 +1,7 @@
 //! Videos and pictures through the programs `ffmpeg` and `ffprobe`, where they are in the PATH: whatever they read.
 //!
 //! Frames come as raw planes through a pipe, without what edit lists cut out, and only as many as are wanted. They are
-//! converted to RGB and turned upright here, so that a video looks the same whoever decodes it.
+//! converted to RGB and turned upright here, so that a video looks the same from either decoder.
 //!
 //! What keeps a file from doing harm: its name is given as `file:NAME`, which is neither an option nor another protocol;
 //! only the protocols `file` and `pipe` are open, and only formats that hold a video themselves (no playlists, which
@@ -82,7 +82,7 @@ fn pictures(
     // Chroma is turned with the rest, after it was brought to full size.
     let mut arguments: Vec<OsString> = ["-nostdin", "-xerror", "-noautorotate"].map(Into::into).into();
     if format.is_none() {
-        // What is damaged is an error rather than grey; of pictures, unknown tags would be too.
+        // Damage is an error rather than grey; of pictures, unknown tags would be too.
         arguments.extend(["-err_detect", "explode"].map(Into::into));
     }
     arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
@@ -109,7 +109,7 @@ fn pictures(
     drop(reader); // it must not wait for one
     match ours {
         true => running.end(),
-        // What it says is the cause where it broke off.
+        // Its words are the cause where it broke off.
         false => running.finish()?,
     }
     Ok(read?)

@@ -1,6 +1,6 @@
 //! CubeCL's devices: NVIDIA GPUs, and what Vulkan, Metal or Direct3D 12 drives.
 //!
-//! What is bound by memory (norms, rotation, activations, sums) is one kernel each, written in CubeCL: every operand
+//! Operators bound by memory (norms, rotation, activations, sums) are one kernel each, written in CubeCL: every operand
 //! is read once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
 //! and attention are those of the cubek crates. Kernels index contiguous f32; anything else is made so first.
 

@@ -82,8 +82,8 @@ impl Shape {
     }
 }
 
-/// What the backward needs to know of a row's softmax. Kept apart rather than as one log-sum-exp: with scores of
-/// some thousands the rounding of their sum would show in the probabilities.
+/// The facts of a row's softmax that the backward needs. Kept apart rather than as one log-sum-exp: with scores of some
+/// thousands the rounding of their sum would show in the probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowSoftmax {
@@ -93,8 +93,8 @@ pub struct RowSoftmax {
     pub inverse_sum: f32,
 }
 
-/// Writes the attended values to `out` `[queries, heads * width]` and what the backward needs to `softmax`
-/// `[heads, queries]`. A row that sees no key is zero.
+/// Writes the attended values to `out` `[queries, heads * width]`, and the facts for the backward to `softmax` `[heads,
+/// queries]`. A row that sees no key is zero.
 pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;

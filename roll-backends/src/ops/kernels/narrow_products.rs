@@ -1,5 +1,5 @@
-//! Products with a bf16 matrix, which is widened in pieces that stay in the cache, in the order in which they are read: the
-//! whole is never there in f32. A library that takes f32 matrices would arrange what was widened once more.
+//! Products with a bf16 matrix, which is widened in pieces that stay in the cache, in the order in which they are read:
+//! the whole is never there in f32. A library that takes f32 matrices would arrange the widened pieces once more.
 //!
 //! Sums are f32, taken in one order whatever the number of rows and threads.
 
@@ -12,7 +12,7 @@ use super::matrix::ViewMut;
 use super::simd::{MulAdd, vectorised};
 use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
-/// Columns of the result that a task takes at a time. What it widens for them, [`DEEP`] steps, is 144 KiB.
+/// Columns of the result that a task takes at a time. The numbers widened for them, [`DEEP`] steps, are 144 KiB.
 const WIDE: usize = 128;
 /// Rows of the result that are computed before others: what they take of the left operand is copied.
 const TOGETHER: usize = 256 * ROWS;
@@ -127,7 +127,7 @@ fn widened(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// What a task needs: what it widened, and its sums: panel, block of rows, row, column.
+/// Memory of a task: widened numbers, and sums by panel, block of rows, row and column.
 #[derive(Default)]
 struct Scratch {
     right: Vec<f32>,

@@ -26,7 +26,7 @@ pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool
     plain::<simd::Separate>(left, right, sums, add);
 }
 
-/// In vector registers by name: the compiler does not keep so many sums in them by itself.
+/// In vector registers by name: by itself the compiler keeps fewer sums there.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {

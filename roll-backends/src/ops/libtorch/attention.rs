@@ -105,8 +105,8 @@ impl Path {
     }
 }
 
-/// A call that ATen recorded, with what its kernel kept for the backward: the pull computes nothing of the forward again.
-/// ATen frees what it kept in the pull, and everything goes with the graph.
+/// A call that ATen recorded, with the memory of its kernel for the backward: the pull computes nothing of the forward
+/// again. ATen frees what it kept in the pull, and everything goes with the graph.
 struct Graph {
     /// q, k and v, `[1, heads, rows, d]`. Those whose gradients may be wanted require them.
     leaves: [Tensor; 3],

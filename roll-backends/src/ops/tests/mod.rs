@@ -88,8 +88,8 @@ fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert!(worst <= tolerance * largest, "{what}: {:e} relative to the largest value", worst / largest);
 }
 
-/// Three times the distance of neighbouring bf16 numbers, relative: operands are exact here, results and what a
-/// backward pass hands on are rounded a few times.
+/// Three times the distance of neighbouring bf16 numbers, relative: operands are exact here; results and cotangents are
+/// rounded a few times.
 const BF16: f64 = 3.0 / 256.0;
 
 /// Checks values and gradients of `fused` on every device against `reference` and its central differences in f64, with
@@ -138,7 +138,7 @@ fn check(
                 let what = format!("{what} on {device:?}: gradient {i} of subset {subset:b}");
                 assert_near(&what, &gradient, &gradients[i], tolerance);
             }
-            // An operator that wrote into what it was given would show in the next one.
+            // An operator that wrote into its operands would show in the next one.
             for (x, exact) in plain.iter().zip(inputs) {
                 assert_near(what, &download(x.clone()), &exact.values, 0.0);
             }

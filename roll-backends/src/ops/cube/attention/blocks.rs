@@ -17,7 +17,7 @@ use super::softmax::{Block, Softmax, pull, softmax};
 use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, Cotangents, tiled};
 
-/// A length that is longer becomes a multiple of it: what the cubes of a product have of rows and columns.
+/// A length that is longer becomes a multiple of it: the rows and columns of a product's cubes.
 const STAGE: usize = 128;
 /// A shorter one of this.
 const TILE: usize = 16;

@@ -2,7 +2,7 @@
 //! once or twice, where composed operations would read and write it a dozen times.
 //!
 //! The scores of a block are `[heads, rows, columns]`, f32, row-major, the products of queries and keys before they are
-//! scaled. Columns from `keys` on are padding, and rows past the last query too. What is hidden gets the weight 0.
+//! scaled. Columns from `keys` on are padding, and rows past the last query too. Hidden columns get the weight 0.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
