@@ -222,7 +222,7 @@ const MAX_PREFETCH: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decoder {
-    /// The reader of this crate, and ffmpeg for other files.
+    /// The reader of this crate, and ffmpeg for what it cannot read.
     #[default]
     Auto,
     /// The reader of this crate: H.264 in MP4 and MOV.

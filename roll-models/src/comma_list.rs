@@ -1,6 +1,6 @@
 //! Options that are lists: one of YAML, or a text with commas, as ROLL writes them.
 //!
-//! Both are kept as the text, so that what a run records does not depend on how it was written.
+//! Both are kept as the text, so that the record of a run does not depend on how it was written.
 
 use std::fmt;
 

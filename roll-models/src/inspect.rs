@@ -11,7 +11,7 @@ use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
 use crate::weights::{Checkpoint, WeightsError, is_beside};
 
-/// What a weight file, or the shards of one, holds.
+/// Contents of a weight file, or of the shards of one.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct About {
     /// The file, or the first of its shards.

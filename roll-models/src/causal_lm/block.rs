@@ -166,7 +166,7 @@ impl Block {
             }
             Some((cache, Reads::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
-                // What is read of a prompt may be little: then it is less work than waking a thread for it.
+                // Few tokens of a prompt may be left to read: that is less work than waking a thread for it.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
                     let whole = cache.prompt(first + i);
                     self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))

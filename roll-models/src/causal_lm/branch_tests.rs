@@ -89,7 +89,7 @@ fn the_gradient_of_hidden_states_is_that_of_differences() {
     let mut values: Vec<f32> = normal(critic.parameter_count()).iter().map(|value| 0.3 * value).collect();
     critic.write_parameters(&values).unwrap();
     let [tokens, mask] = batch();
-    // What is asked of padding, where no token is, reaches nobody.
+    // A cotangent of padding, where no token is, reaches nobody.
     let weights = normal(2 * 4 * 8);
     let (states, pullback) = critic.as_language().unwrap().record_hidden_states(&tokens, &mask).unwrap();
     pullback.pull(&Tensor::new(weights.clone(), states.shape()).unwrap()).unwrap();

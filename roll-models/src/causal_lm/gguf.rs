@@ -133,7 +133,7 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
 
 /// How many tokens one sees, layer by layer.
 fn windows(file: &GgufFile, family: &str, layers: usize) -> std::result::Result<Vec<Option<usize>>, String> {
-    // One layer in so many sees all tokens.
+    // One layer in this many sees all tokens.
     let mut pattern = match family {
         "gemma2" => 2,
         "gemma3" => 6,

@@ -32,7 +32,7 @@ pub enum HeadWeight {
     Trained(Tensor<2>, usize),
 }
 
-/// What is known of each token of `[N]`.
+/// Facts of each token of `[N]`.
 pub struct Statistics {
     /// Log-probability of the target.
     pub log_probs: Vec<f32>,
@@ -40,7 +40,7 @@ pub struct Statistics {
     pub entropy: Vec<f32>,
 }
 
-/// What the pull needs: nothing of the size of the logits.
+/// Memory of the pull: nothing of the size of the logits.
 pub struct HeadRecord {
     hidden: Tensor<2>,
     head: Head,

@@ -86,7 +86,7 @@ impl Default for CausalLmOptions {
 }
 
 impl CausalLmOptions {
-    /// What is trained.
+    /// The trained part.
     fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,

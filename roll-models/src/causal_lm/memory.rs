@@ -1,4 +1,4 @@
-//! What a rollout holds beside the weights, in bytes.
+//! Memory of a rollout beside the weights, in bytes.
 
 use super::cache::capacity_for;
 use super::config::LmConfig;
@@ -24,7 +24,7 @@ pub struct RolloutBytes {
     pub keys_values: usize,
     /// A layer's keys and values once more, while they move to larger memory.
     pub moving: usize,
-    /// What a pass over prompts computes at once: the widest point of a block.
+    /// Results of a pass over prompts: the widest point of a block.
     pub pass: usize,
     /// Logits, where they are computed and where tokens are drawn.
     pub logits: usize,
@@ -38,7 +38,7 @@ impl RolloutBytes {
 }
 
 impl Rollout {
-    /// What it holds with a network of `config` that keeps keys and values in `width` bytes each.
+    /// Its memory with a network of `config` that keeps keys and values in `width` bytes each.
     pub fn bytes(&self, config: &LmConfig, width: usize) -> RolloutBytes {
         let of_token = 2 * config.kv_heads * config.head_dim * width;
         // The token that is drawn last is never read.

@@ -26,7 +26,7 @@ pub struct CausalLm {
     template: Option<Arc<ChatTemplate>>,
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
-    /// What the last turn of conversations gave.
+    /// Keys and values of the last turn of conversations.
     prefixes: Arc<Prefixes>,
     /// Most rows that are written at a time.
     rows_at_once: usize,
@@ -261,7 +261,7 @@ impl LanguageModel for CausalLm {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
-        // The rollout is over: its memory is for what is recorded.
+        // The rollout is over: its memory is for the recorded pass.
         self.prefixes.forget();
         self.network.evaluate(tokens, mask, adapter, grad)
     }

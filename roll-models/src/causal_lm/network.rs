@@ -65,7 +65,7 @@ impl Network {
         self
     }
 
-    /// Chooses what the pullback keeps.
+    /// Chooses the memory of the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self

@@ -1,12 +1,12 @@
-//! Keys and values of conversations that may go on: the next turn reads only what is new.
+//! Keys and values of conversations that may go on: the next turn reads only the new tokens.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use super::cache::Beginning;
 
-/// What was computed for the conversations of the turn before and of this one. All calls of one seed are a turn: what an
-/// earlier turn left is gone, so that what a conversation gets never depends on what was asked long ago.
+/// Keys and values of the conversations of the turn before and of this one. All calls of one seed are a turn. Those of
+/// earlier turns are gone, so that the results of a conversation never depend on calls long ago.
 #[derive(Default)]
 pub struct Prefixes(Mutex<Turns>);
 

@@ -49,7 +49,7 @@ pub(super) fn unflatten(flat_name: &str) -> Option<String> {
     })
 }
 
-/// What the `#` of a dotted pattern stands for in a name with underscores; empty when it has none.
+/// The part of a name with underscores that the `#` of a dotted pattern stands for; empty when it has none.
 fn match_flat<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let pattern = flat(pattern);
     let Some((head, tail)) = pattern.split_once('#') else { return (pattern == name).then_some("") };

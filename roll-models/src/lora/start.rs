@@ -11,7 +11,7 @@ use super::sources::{Opened, OpenedAdapter};
 use super::write::rounded;
 use super::{Layer, Lora};
 
-/// What a configuration says of adapters beside their file; `None` leaves it to the file.
+/// A configuration's words on adapters, beside their file; `None` leaves it to the file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked<'a> {
     /// `lora_rank`; 0 trains every weight.
@@ -80,7 +80,7 @@ impl Start {
         Ok(start)
     }
 
-    /// What is trained of the network.
+    /// The trained part of the network.
     pub fn trainable(&self) -> Trainable {
         match self {
             Self::Lora { ranks, scale, .. } => Trainable::Layers { ranks: ranks.clone(), scale: *scale },

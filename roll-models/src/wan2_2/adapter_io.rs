@@ -53,7 +53,7 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
     Ok(files)
 }
 
-/// What the header of the expert's file says.
+/// Words for the header of the expert's file.
 fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     let mut words = match expert.lora {
         true => {

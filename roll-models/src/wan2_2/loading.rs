@@ -191,7 +191,7 @@ impl Precision {
     }
 }
 
-/// What the experts of a checkpoint have in common.
+/// Parts that the experts of a checkpoint share.
 struct Experts {
     device: Device,
     storage: Storage,
@@ -325,7 +325,7 @@ fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     }
 }
 
-/// Chooses what is trained of `dit`: what `adapters` hold, from their values on, or what the options say.
+/// Chooses the trained part of `dit`: that of `adapters`, from their values on, or that of the options.
 fn train(
     dit: &mut Dit,
     name: &str,

@@ -27,8 +27,8 @@ pub struct Pass {
     pub lora_scale: f64,
     /// What products of the blocks are taken in: see [`Scope::products`].
     pub products: DType,
-    /// What the operators of a block hand on to one another: f32, or bf16. What is added to the residual stream, and the
-    /// stream itself, whose sums would lose what is small beside it, are f32 either way.
+    /// Dtype of values between the operators of a block: f32, or bf16. Additions to the residual stream and the stream
+    /// itself, whose sums would lose small ones, are f32 either way.
     pub activations: DType,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),

@@ -17,7 +17,7 @@ const PROCESS: usize = 60 << 20;
 /// One thing that takes memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// What it is.
+    /// Its name, for the user.
     pub name: &'static str,
     /// Bytes where the network computes: on the device, or in host memory where that is the device.
     pub device: usize,

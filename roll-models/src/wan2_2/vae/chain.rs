@@ -23,7 +23,7 @@ pub(super) struct CausalChain {
     pub layout: Layout,
 }
 
-/// What a chunk needs of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
+/// Memory of a chunk of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
 /// share them.
 #[derive(Clone, Debug)]
 pub(super) struct State {

@@ -45,7 +45,7 @@ impl Layout {
         }
     }
 
-    /// What was kept.
+    /// The kept frames.
     pub fn kept(self, frames: &NdTensor) -> Result<Tensor<4>> {
         match self {
             Self::Outermost => frames.rank(),
