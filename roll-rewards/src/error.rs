@@ -21,7 +21,7 @@ pub enum RewardError {
         directory: PathBuf,
         /// What would have been taken.
         expected: &'static str,
-        /// The ONNX files in it, with what is known against them.
+        /// The ONNX files in it, each with the reason against it.
         seen: Vec<String>,
         /// The option that names a file.
         key: &'static str,
@@ -45,7 +45,7 @@ pub enum RewardError {
         role: &'static str,
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The difference between the expected and the found.
         problem: String,
     },
 
@@ -87,7 +87,7 @@ pub enum RewardError {
     StrangeTarget {
         /// The reward.
         reward: String,
-        /// What is missing.
+        /// The missing tensor.
         tensor: String,
     },
 }

@@ -66,7 +66,7 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// The numbers of what was made of a sample.
+    /// The numbers of an evaluated sample.
     fn of(evaluated: &Evaluated) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         Self {

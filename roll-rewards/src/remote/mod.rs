@@ -35,7 +35,7 @@ const VERSION: u32 = 1;
 /// A header and its tensors.
 pub type Message = (Json, Vec<(String, Tensor)>);
 
-/// Whoever answers calls.
+/// One that answers calls.
 pub trait Transport: Send {
     /// What errors call it: "the reward command `...`".
     fn peer(&self) -> String;
@@ -55,7 +55,7 @@ pub enum AnswerError {
         peer: String,
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         problem: String,
     },
     /// It makes no sense.
@@ -65,7 +65,7 @@ pub enum AnswerError {
         peer: String,
         /// The call.
         call: &'static str,
-        /// What was expected and what was found.
+        /// Expected, and found.
         problem: String,
     },
 }

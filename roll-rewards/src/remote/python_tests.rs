@@ -229,7 +229,7 @@ roll_reward.serve(score)";
 #[test]
 fn a_program_that_shortens_the_shared_file_or_lies_about_it_is_an_error() {
     let Some(python) = python() else { return };
-    // Frames by hand: what the package never does.
+    // Frames by hand, as the package never writes them.
     let body = "
 from roll_reward import frame
 from roll_reward.serve import claim_stdout

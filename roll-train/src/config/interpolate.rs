@@ -134,7 +134,7 @@ impl Resolver<'_> {
             let after = &rest[start + 2 + end + 1..];
             let value = self.expression(inner, path)?;
             if start == 0 && after.is_empty() && result.is_empty() {
-                // A value says where it is used; what is in a map, where it was written.
+                // A value has the origin of its use; the entries of a map keep their own.
                 return Ok(Value::new(origin, value.kind));
             }
             result += &rest[..start];

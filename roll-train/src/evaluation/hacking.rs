@@ -93,7 +93,7 @@ mod tests {
     fn a_reward_that_rises_while_a_check_falls_is_suspect() {
         let one = verdict(4, &[Some(0.75), Some(0.25)], &["motion"]);
         assert!(one.is_suspect() && one.falling.len() == 1);
-        // The sum stands before several checks, and is none of them.
+        // The sum stands before several checks, and is no check.
         let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
         let told = several.told(50).unwrap_or_default();
         for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {

@@ -85,7 +85,7 @@ impl Trainer {
         Ok(metrics)
     }
 
-    /// What a process before this one kept, or what the algorithm finds.
+    /// The result that a process before this one kept, or that of the algorithm.
     fn validation(&mut self, dir: Option<&RunDir>, bar: &Watch) -> Result<Option<Validation>> {
         if !self.validates {
             return self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar);
@@ -112,7 +112,7 @@ impl Trainer {
     }
 }
 
-/// The folders of `samples` for what is generated after `step` of `steps`.
+/// The folders of `samples` for clips after `step` of `steps`.
 fn moments(step: u64, steps: u64) -> Vec<String> {
     match (step, step == steps) {
         (0, _) => vec!["before".into()],

@@ -80,7 +80,7 @@ pub const GENERATION: &[(&str, &str, Option<&str>)] = &[
     ("stop_strings", "algo.stop", None),
 ];
 
-/// What an entry of `custom_envs` says of the agent: (ROLL's, ours).
+/// Keys for the agent in an entry of `custom_envs`: (ROLL's, ours).
 pub const TURNS: &[(&str, &str)] = &[
     ("max_steps", "algo.max_actions_per_traj"),
     ("max_tokens_per_step", "algo.max_tokens_per_step"),
