@@ -131,7 +131,7 @@ impl Mask {
         Ok(Self { columns, kept })
     }
 
-    /// From a tensor `[B, T]`; what is not 0 counts.
+    /// From a tensor `[B, T]`; values other than 0 count.
     pub fn from_tensor(what: &str, tensor: &Tensor) -> Result<Self> {
         let grid = Grid::from_tensor(what, tensor)?;
         Ok(Self { columns: grid.columns, kept: grid.values.iter().map(|v| *v != 0.0).collect() })

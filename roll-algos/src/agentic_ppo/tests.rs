@@ -283,7 +283,7 @@ fn the_critics_adapters_learn_and_leave_the_policy_as_it_is() {
     let (found, fresh, learnt) = explained(with_adapters(6));
     assert!(none.is_empty() && fresh.keys().eq(learnt.keys()) && fresh != learnt);
     assert!(learnt.keys().map(String::as_str).eq(["critic.logits", "critic_mean.logits", "critic_square.logits"]));
-    // Before it has learnt anything it says what a critic without adapters says.
+    // Before it has learnt anything its values are those of a critic without adapters.
     assert!(found[0] == alone[0] && found[5] > 0.1, "{found:?}, {alone:?}");
     // At rank 0 the options of adapters do nothing.
     let mut idle = with_critic(6);

@@ -68,7 +68,7 @@ impl RewardGradient {
     }
 }
 
-/// What the predictions for a prompt are scored by.
+/// The score of the predictions for a prompt.
 pub(super) struct Predictions<'a> {
     of: RewardGradient,
     sample: &'a Sample,

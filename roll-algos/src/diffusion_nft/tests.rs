@@ -35,7 +35,7 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
     let range = ClipRange { low: 1.0, high: 10.0 };
     for advantage in [1.3, -2.1] {
-        // The weights of `nft` and `awr` carry no gradient: divided out, what is left has that of its differences.
+        // The weights of `nft` and `awr` carry no gradient: divided out, the rest has that of its differences.
         let held = |at: &Noised<'_>| {
             let term = nft.at(advantage, at);
             let parts = [term.share * term.positive, (1.0 - term.share) * term.negative];

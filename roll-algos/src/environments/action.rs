@@ -1,4 +1,4 @@
-//! Finding the action in what the agent wrote.
+//! Finding the action in the agent's answer.
 
 use regex::Regex;
 use roll_core::{Error, Result};
@@ -16,7 +16,7 @@ pub struct ActionPattern {
     removed: Vec<String>,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed<A> {
     /// The action, when it is one that the environment knows.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a difference from the group's mean is divided by.
+/// Divisor of differences from the group's mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
@@ -123,7 +123,7 @@ pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     [&ascending[best..], &ascending[..n / 2]].concat()
 }
 
-/// What the groups of a step are like.
+/// Facts of the groups of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupStatistics {
     /// Groups with a score.

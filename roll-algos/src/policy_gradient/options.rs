@@ -35,7 +35,7 @@ pub struct Shared {
     pub sampling: SamplingOptions,
     /// The sampler of evaluations, where it is another.
     pub evaluation_sampler: Option<Sampler>,
-    /// What the reward compares with.
+    /// The reward's reference.
     pub reference: Reference,
     /// Frames a second of generated videos.
     pub frame_rate: FrameRate,

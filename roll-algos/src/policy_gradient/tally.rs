@@ -1,4 +1,4 @@
-//! What a round adds up, and the metrics that come of it.
+//! Sums of a round, and the metrics that come of them.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     means: BTreeMap<String, (f64, f64)>,
     skipped: Vec<(String, String)>,
     pub(crate) videos: Vec<(String, Video)>,
-    /// What was not finite, and its value.
+    /// Name and value of a number that was not finite.
     pub(crate) nonfinite: Option<(String, f64)>,
     /// Videos that were trained on.
     pub(crate) trained: usize,

@@ -1,4 +1,4 @@
-//! What a step adds up over its samples, and the metrics that come of it.
+//! Sums of a step over its samples, and the metrics that come of them.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub(super) struct Tally {
     pub(super) videos: Vec<(String, Video)>,
     /// Norms of the reward's and the KL's gradient.
     pub(super) split: Option<(f64, f64)>,
-    /// What was not finite, and its value.
+    /// Name and value of a number that was not finite.
     pub(super) nonfinite: Option<(String, f64)>,
 }
 

@@ -14,11 +14,11 @@ pub use options::SamplingOptions;
 pub(crate) use options::agreeing_steps;
 pub use scale::GuidanceScale;
 
-/// What a video is generated from.
+/// Inputs of a video's generation.
 pub struct Request<'a> {
     /// The encoded prompt and pictures.
     pub conditioning: &'a Conditioning,
-    /// What was encoded.
+    /// The prompt and pictures before they were encoded.
     pub input: ConditionInput,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: &'a str,

@@ -1,4 +1,4 @@
-//! What the head reads of a token: its hidden state, and the mean of those before.
+//! Features of a token for the head: its hidden state, and the mean of those before.
 
 use roll_core::{Communicator, Error, Result, Tensor};
 
@@ -30,7 +30,7 @@ pub(super) fn parts(config: &AgenticPpoConfig, ranks: &dyn Communicator, samples
 }
 
 impl Part {
-    /// What the network gets: tokens, and where there are any.
+    /// The network's input: tokens, and where there are any.
     pub(super) fn tokens(&self) -> [&Tensor; 2] {
         [&self.evaluated.batch.tokens, &self.evaluated.batch.attention]
     }
@@ -103,7 +103,7 @@ struct RunningMean {
 }
 
 impl RunningMean {
-    /// What a state still counts after the next one: the mean reaches back over the words of about one turn.
+    /// Weight of a state after the next one: the mean reaches back over the words of about one turn.
     const KEPT: f32 = 15.0 / 16.0;
 
     fn new(dim: usize) -> Self {

@@ -1,4 +1,4 @@
-//! A conversation as tokens: what the model wrote stays token for token, the rest comes from the chat template.
+//! A conversation as tokens: the model's own stay as they are, the rest comes from the chat template.
 
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
@@ -25,7 +25,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Forgets what was said: the next messages are a prompt of their own.
+    /// Forgets the messages so far: the next are a prompt of their own.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();
@@ -36,7 +36,7 @@ impl Conversation {
         self.begins
     }
 
-    /// What the model continues.
+    /// The tokens that the model continues.
     pub fn prompt(&self) -> &[u32] {
         &self.tokens[self.begins..]
     }

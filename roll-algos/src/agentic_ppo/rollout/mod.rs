@@ -21,9 +21,9 @@ use worlds::Worlds;
 /// One answer of the agent, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
-    /// What the agent saw.
+    /// The text before the agent.
     pub observation: String,
-    /// What it wrote.
+    /// Its answer.
     pub response: String,
     /// The reward.
     pub reward: f64,
@@ -259,13 +259,13 @@ fn in_parallel<T: Send>(items: &mut [T], f: impl Fn(&mut T) + Sync) {
     });
 }
 
-/// What the agent wrote, and which tokens of the episode it is.
+/// An answer of the agent, and its tokens in the episode.
 struct Answer {
     text: String,
     tokens: std::ops::Range<usize>,
 }
 
-/// Answers of all episodes that go on, by their place. Those near the end of their budget get what is left of it.
+/// Answers of all episodes that go on, by their place. Those near the end of their budget get the rest of it.
 fn answers(
     config: &AgenticPpoConfig,
     plan: Plan,
@@ -399,7 +399,7 @@ impl Play<'_> {
             self.end(Ending::TurnLimit);
         }
         let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
-        // What was asked after the last answer is no part of the episode.
+        // A prompt after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
         tokens.truncate(length);

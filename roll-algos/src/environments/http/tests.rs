@@ -1,4 +1,4 @@
-//! Services that work, are busy, fail, and talk nonsense: each a listener of the test that answers what it is told.
+//! Services that work, are busy, fail, and talk nonsense: each a listener with the answers of its test.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
