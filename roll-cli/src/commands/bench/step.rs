@@ -1,4 +1,4 @@
-//! What is timed: each phase of a step once, or steps as training makes them.
+//! The timed work: each phase of a step once, or steps as training makes them.
 
 use roll_core::{Adapter, DiffusionModel, Error, Grad, Pullback, Result, Strategy, Tensor};
 

@@ -38,7 +38,7 @@ pub struct Theirs {
     attention: String,
     offload: bool,
     threads: usize,
-    /// What was measured, as in the request.
+    /// The measured shapes, as in the request.
     of: String,
 }
 
@@ -71,7 +71,7 @@ impl TheirMemory {
 }
 
 impl Theirs {
-    /// Reads the last line of what the script answered to `request`.
+    /// Reads the last line of the script's answer to `request`.
     fn parse(request: &Request, output: &str) -> std::result::Result<Self, String> {
         let line = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let theirs: Self = serde_json::from_str(line).map_err(|e| format!("it answered `{line}`: {e}"))?;
@@ -81,7 +81,7 @@ impl Theirs {
         }
     }
 
-    /// What was compared.
+    /// The setting of the comparison, in words.
     pub fn about(&self) -> String {
         let Self { version, device, dtype, activations, attention, threads, .. } = self;
         let offload = if self.offload { ", recorded tensors in pinned host memory" } else { "" };
@@ -93,12 +93,12 @@ impl Theirs {
     }
 }
 
-/// What the script is asked for.
+/// A request to the script.
 #[derive(Clone, Debug)]
 pub struct Request(Value);
 
 impl Request {
-    /// The shapes of `preset`, on the device that is PyTorch's for the backend: what it calls `cuda`, or the CPU.
+    /// The shapes of `preset`, on PyTorch's device for the backend: its `cuda`, or the CPU.
     pub fn new(args: &Bench, preset: &Preset) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
         let shapes = |weights: Vec<(String, Vec<usize>)>| weights.into_iter().collect::<BTreeMap<_, _>>();

@@ -1,4 +1,4 @@
-//! What was found, section by section.
+//! Findings, section by section.
 
 use roll_core::{Error, Result};
 use roll_train::progress::counted;
