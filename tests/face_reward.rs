@@ -35,7 +35,7 @@ struct Cast {
     /// Frames of the clip that are the reference where gradients are compared, and those that are scored there.
     references: [usize; 3],
     scored: [usize; 2],
-    /// What the mean cosine between two frames of `sampled` lies in.
+    /// The range of the mean cosine between two frames of `sampled`.
     alike: std::ops::Range<f64>,
 }
 
@@ -229,7 +229,7 @@ fn the_person_of_a_clip_has_one_face_in_every_frame_and_is_himself_but_not_the_p
     }
 }
 
-/// Every option that says what is computed, but those of the detector.
+/// Every option that bears on the result, but those of the detector.
 fn options() -> Vec<IdentityConfig> {
     let plain = IdentityConfig::default();
     let bgr = IdentityConfig { channel_order: ChannelOrder::Bgr, ..plain.clone() };

@@ -47,7 +47,7 @@ impl Job {
     }
 }
 
-/// `roll run` on so many ranks.
+/// `roll run` on this many ranks.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command

@@ -66,7 +66,7 @@ use case::{Case, Outcome, Report, Setting};
 
 type Run = fn(&Case) -> Outcome<Report>;
 
-/// What a case runs on.
+/// The devices of a case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
     /// Host code, or one small operator of it: once.
@@ -183,7 +183,7 @@ fn main() -> ExitCode {
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a backend needs of the machine.
+/// Needs of a backend.
 fn needs(backend: Backend) -> Option<&'static str> {
     match backend.name() {
         "wgpu" => Some("vulkan"),

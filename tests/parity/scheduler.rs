@@ -1,4 +1,4 @@
-//! Tables of noise levels, and Euler trajectories through them. What a tensor holds stands in its name.
+//! Tables of noise levels, and Euler trajectories through them. A tensor's name tells its contents.
 
 use roll_core::{FlowSchedule, Tensor};
 use serde::Deserialize;
@@ -54,7 +54,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     Ok(report)
 }
 
-/// What a name says: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may stand in the kind (`distill4`).
+/// A name, read: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may stand in the kind (`distill4`).
 struct Table<'a> {
     kind: &'a str,
     shift: f64,

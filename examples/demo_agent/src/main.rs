@@ -22,7 +22,7 @@ struct Player {
     careless: bool,
 }
 
-/// What a model learns to read.
+/// A world that a model learns to read.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum World {

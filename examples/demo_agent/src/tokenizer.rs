@@ -1,4 +1,4 @@
-//! Bytes, and the words of the game: any text can be written, and what the game says is short.
+//! Bytes, and the words of the game: any text can be written, and the game's texts are short.
 
 use serde_json::{Map, Value, json};
 

@@ -23,7 +23,7 @@ const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, b
 pub struct Batch {
     /// `[N, 3, 64, 64]` in [-1, 1].
     pub pictures: Vec<f32>,
-    /// What the anchors should say.
+    /// Targets of the anchors.
     pub targets: Targets,
 }
 

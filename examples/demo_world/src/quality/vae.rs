@@ -20,7 +20,7 @@ const SHOWN_FRAMES: [usize; 2] = [0, FRAMES - 1];
 /// Pixels of the sheet per pixel of a frame.
 const ZOOM: u32 = 3;
 
-/// What is measured.
+/// The figures of the VAE.
 #[derive(Debug, Serialize)]
 struct Figures {
     /// Clips that were encoded and decoded.

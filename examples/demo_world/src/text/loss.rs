@@ -1,4 +1,4 @@
-//! What the text encoder is trained to do: its mean hidden state tells all that a prompt says.
+//! The goal of the text encoder: its mean hidden state tells all that a prompt says.
 
 use burn::tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
