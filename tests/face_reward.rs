@@ -16,7 +16,7 @@ use roll_rewards::insightface::{
     ChannelOrder, Face, FaceNetworks, IdentityConfig, IdentityReward, Padding, Undetected,
 };
 
-/// Networks, and what they are tried on.
+/// Networks, and the pictures they are tried on.
 struct Cast {
     /// Where the networks stand.
     networks: PathBuf,
@@ -24,7 +24,7 @@ struct Cast {
     detectors: &'static [(&'static str, &'static str)],
     /// Side of the detectors' pictures.
     side: usize,
-    /// What ONNX Runtime says of the portrait: printed by `onnxruntime_reference.py` (ONNX Runtime 1.31).
+    /// ONNX Runtime's results for the portrait: printed by `onnxruntime_reference.py` (ONNX Runtime 1.31).
     golden: serde_json::Value,
     /// One person.
     portrait: Video,

@@ -87,7 +87,7 @@ impl On {
     }
 }
 
-/// Every kind, and what runs it.
+/// Every kind, and the function that runs it.
 const KINDS: &[(&str, On, Run)] = &[
     ("agentic_functions", On::Host, agentic_functions::run),
     ("agentic_loss", On::Host, agentic_loss::run),

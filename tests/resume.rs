@@ -1,5 +1,5 @@
-//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. What they leave must read as
-//! if they had never stopped.
+//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. Their files must read as if
+//! they had never stopped.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]

@@ -37,7 +37,7 @@ pub enum AlgorithmError {
     NoEpisode {
         /// Name of the algorithm.
         algorithm: &'static str,
-        /// What became of the first.
+        /// The result of the first.
         reason: String,
     },
     /// Nothing to train.

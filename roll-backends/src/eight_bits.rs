@@ -5,7 +5,7 @@ use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
-/// What eight bits stand for.
+/// Meaning of eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EightBits {
     /// Integers from -128 to 127.
@@ -120,7 +120,7 @@ impl ScaledRows {
         Ok(Self { kind, codes, scales, shape: [rows, columns] })
     }
 
-    /// What its codes stand for.
+    /// Meaning of its codes.
     pub fn kind(&self) -> EightBits {
         self.kind
     }

@@ -139,7 +139,7 @@ fn collectives(ranks: &dyn Communicator) -> Result<()> {
     Ok(())
 }
 
-/// The bits of what every collective gives.
+/// The bits of every collective's result.
 fn all_kinds(ranks: &dyn Communicator, n: usize) -> Result<Vec<u32>> {
     let rank = ranks.rank().0;
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| 1.0 / ((i * 4 + rank) % 1009 + 1) as f32).collect() };

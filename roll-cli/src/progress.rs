@@ -137,7 +137,7 @@ fn fitting(text: &str, taken: usize, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(taken + MARGIN)).collect()
 }
 
-/// What stands behind a bar.
+/// The text behind a bar.
 #[derive(Default)]
 struct Told {
     left: String,

@@ -262,7 +262,7 @@ mod schema {
         }
     }
 
-    /// Whether a schema takes values of this one's type. What reads numbers takes whole ones for any.
+    /// Whether a schema takes values of this one's type. A reader of numbers takes whole ones for any.
     fn takes(schema: &Json, value: &Json) -> bool {
         let Some(types) = types(schema) else { return true };
         types.iter().any(|name| match *name {
@@ -287,7 +287,7 @@ mod schema {
             [] if value.is_null() && of_one(schema).iter().all(|one| one.starts_with("a number")) => {
                 Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
             }
-            // What `null` stands for, the type that reads it knows.
+            // The type that reads `null` knows its meaning.
             [] if value.is_null() => Ok(()),
             [] => wrong(),
             [only] => check_one(key, only, value, &wrong),

@@ -1,4 +1,4 @@
-//! A service that is asked by POST: what rewards and environments over HTTP have in common.
+//! A service that is asked by POST, for rewards and environments over HTTP.
 //!
 //! What keeps a service from doing harm: a request with its answer ends within a time, and no redirect is followed, so
 //! that body and token go to the one address alone. How much of an answer is read is up to who reads it.

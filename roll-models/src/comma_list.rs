@@ -17,12 +17,12 @@ pub(crate) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Str
     deserializer.deserialize_any(List)
 }
 
-/// What [`required`] reads.
+/// Input of [`required`].
 pub(crate) fn required_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 }
 
-/// What [`optional`] reads.
+/// Input of [`optional`].
 pub(crate) fn optional_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
 }

@@ -75,7 +75,7 @@ fn about(checkpoint: Checkpoint) -> Result<About> {
     if checkpoint.keys().any(lora::is_lora_key) {
         match LoraFile::open(&place) {
             Ok(file) => about.lora(&file),
-            // What kind it is can be told of adapters that cannot be used, too.
+            // Adapters that cannot be used have a kind, too.
             Err(e) => {
                 about.what = "adapter that cannot be used here".into();
                 about.details.push(("reason".into(), e.to_string()));

@@ -27,14 +27,14 @@ const BF16_ERROR: f64 = 12.0 / 256.0;
 /// where every activation is rounded too, and a frame near the clamp's border may get a gradient or none.
 const BF16_STEP: f64 = 3.0;
 
-/// Where a case is computed, and in what.
+/// Where a case is computed, and in which dtypes.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// As `--backend` names it.
     pub backend: &'static str,
     /// The device.
     pub device: Device,
-    /// What frozen weights are stored in, and products taken in.
+    /// Dtype of stored frozen weights, and of products.
     pub dtype: Burn,
 }
 
@@ -265,7 +265,7 @@ impl Report {
         };
     }
 
-    /// What went wrong, an expected tensor that nobody compared included.
+    /// The failures, an expected tensor that nobody compared included.
     pub fn failures(&self) -> Vec<String> {
         let forgotten = self.expected.keys().filter(|k| !self.seen.contains(*k));
         self.failures.iter().cloned().chain(forgotten.map(|k| format!("{k}: never compared"))).collect()

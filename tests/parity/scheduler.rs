@@ -98,7 +98,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Evenly spaced timesteps from 1000: what distilled models list.
+    /// Evenly spaced timesteps from 1000, as distilled models list them.
     fn listed(&self) -> Vec<i64> {
         (0..self.steps).map(|i| 1000 * (self.steps - i) as i64 / self.steps as i64).collect()
     }

@@ -16,7 +16,7 @@ use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
-// For what they register.
+// For their registrations.
 use roll_algos as _;
 use roll_rewards as _;
 

@@ -64,7 +64,7 @@ enum Command {
     Install {
         /// `model.safetensors` of a checkpoint.
         weights: PathBuf,
-        /// What `prepare` wrote.
+        /// Files of `prepare`.
         #[arg(long, default_value = "target/demo-agent")]
         work: PathBuf,
         /// Where the files lie that are built in.

@@ -74,14 +74,14 @@ impl Grid {
     /// Two grids of one shape, value by value.
     ///
     /// # Panics
-    /// When the shapes differ: entry points check what callers give them.
+    /// When the shapes differ: entry points check their callers' operands.
     pub fn zip(&self, other: &Grid, f: impl Fn(f64, f64) -> f64) -> Self {
         assert_eq!((self.columns, self.values.len()), (other.columns, other.values.len()), "grids of one shape");
         let values = self.values.iter().zip(&other.values).map(|(a, b)| f(*a, *b)).collect();
         Self { columns: self.columns, values }
     }
 
-    /// The values where `mask` holds, 0 elsewhere. What stands outside may be anything, infinite included.
+    /// The values where `mask` holds, 0 elsewhere. Values outside may be anything, infinite included.
     pub fn masked(&self, mask: &Mask) -> Self {
         let values = self.values.iter().zip(mask.kept()).map(|(v, kept)| if *kept { *v } else { 0.0 }).collect();
         Self { columns: self.columns, values }

@@ -246,7 +246,7 @@ fn resume(config: &AgenticPpoConfig, done: u64) -> [AgenticPpo; 2] {
 #[test]
 fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
     let [whole, mut resumed] = resume(&with_critic(1), 3);
-    // What versions without a critic wrote.
+    // As versions without a critic wrote it.
     resumed.load_state(&serde_json::json!({"fixed": {"value": 0.2}})).unwrap();
     let torn = whole.state().to_string().replacen("\"parameters\":[", "\"parameters\":[1.0,", 1);
     assert!(resumed.load_state(&serde_json::from_str(&torn).unwrap()).unwrap_err().to_string().contains("critic"));

@@ -21,7 +21,7 @@ pub struct ActionPattern {
 pub struct Parsed<A> {
     /// The action, when it is one that the environment knows.
     pub action: Option<A>,
-    /// What stands in its place.
+    /// The text in its place.
     pub text: String,
 }
 

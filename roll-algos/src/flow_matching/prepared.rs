@@ -1,4 +1,4 @@
-//! What depends on a sample alone: its latents and its conditioning.
+//! Facts of a sample alone: its latents and its conditioning.
 
 use roll_core::{ConditionInput, Conditioning, DiffusionModel, Result, Sample, Tensor};
 

@@ -51,7 +51,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
-    /// With what all ranks have. The videos stay where they are.
+    /// With the sums of all ranks. The videos stay where they are.
     pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -108,7 +108,7 @@ impl Tally {
     }
 }
 
-/// What ranks tell each other of a step.
+/// A rank's message to the others on a step.
 #[derive(Serialize, Deserialize)]
 struct Share {
     samples: usize,

@@ -35,7 +35,7 @@ pub enum Floor {
 /// How differences from the group's mean are brought to one scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalization {
-    /// What they are divided by.
+    /// Their divisor.
     pub spread: Spread,
     /// Whether variances are divided by n - 1 in place of n.
     pub unbiased: bool,
@@ -100,7 +100,7 @@ pub fn normalized_apart<G: Ord>(rewards: &[Vec<Option<f64>>], weights: &[f64], g
         let own = normalized(scores, groups, how);
         sums.iter_mut().zip(own).for_each(|(sum, advantage)| *sum += weight * advantage);
     }
-    // What lacks a score of any reward takes no part.
+    // Videos that lack a score of any reward take no part.
     let scored = |i: usize| rewards.iter().all(|scores| scores[i].is_some());
     let present: Vec<f64> = (0..sums.len()).filter(|i| scored(*i)).map(|i| sums[i]).collect();
     if present.len() < 2 || are_equal(&present) {

@@ -1,4 +1,4 @@
-//! A round: videos for every prompt of a step, their scores, and what each score is worth beside the others.
+//! A round: videos for every prompt of a step, their scores, and the advantage of each score over the others.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The report of the round, by what all ranks have.
+    /// The report of the round, over all ranks.
     pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
         let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, self.watch.seconds())?;
@@ -343,7 +343,7 @@ fn leave_out_the_middle(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u6
     }
 }
 
-/// What ranks tell each other: rows, and scores as bits.
+/// A rank's message to the others: rows, and scores as bits.
 #[derive(Serialize, Deserialize)]
 struct Told {
     scores: Vec<(u64, Vec<u64>)>,

@@ -66,7 +66,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason));
     }
 
-    /// With what all ranks have, in the order of the ranks. The videos stay where they are.
+    /// With the sums of all ranks, in their order. The videos stay where they are.
     pub(crate) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -131,7 +131,7 @@ impl Tally {
     }
 }
 
-/// What ranks tell each other of a round. Numbers are bits: a detail need not be finite.
+/// A rank's message to the others on a round. Numbers are bits: a detail need not be finite.
 #[derive(Serialize, Deserialize)]
 struct Share {
     means: BTreeMap<String, (u64, u64)>,

@@ -1,4 +1,5 @@
-//! Generating videos without training, and what rollouts of training share with it: noise levels, sampler, guidance.
+//! Generating videos without training, and the parts that rollouts of training share with it: noise levels, sampler,
+//! guidance.
 
 mod guidance;
 mod options;
@@ -80,7 +81,7 @@ impl Sampling {
     }
 
     /// As [`Sampling::generate`], several videos side by side. `step` is shown the latents before each step and their
-    /// velocities; it may give what comes after in place of the sampler.
+    /// velocities; it may give the latents after it in place of the sampler.
     pub fn generate_together(
         &self,
         model: &mut dyn DiffusionModel,

@@ -1,4 +1,4 @@
-//! Generated videos and their scores: what every algorithm with a reward on videos does alike.
+//! Generated videos and their scores, for every algorithm with a reward on videos.
 
 mod evaluation;
 mod measure;

@@ -1,4 +1,4 @@
-//! What depends on a sample alone: its conditioning and the reward's target.
+//! Facts of a sample alone: its conditioning and the reward's target.
 
 use std::sync::Arc;
 

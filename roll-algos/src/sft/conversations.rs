@@ -13,7 +13,7 @@ const MAX_BYTES: u64 = 4 << 30;
 /// which nothing would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
-/// What one line holds.
+/// Contents of one line.
 #[derive(serde::Deserialize)]
 struct Line {
     messages: Vec<Message>,

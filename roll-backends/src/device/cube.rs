@@ -1,4 +1,4 @@
-//! What this project wants otherwise than CubeCL has it.
+//! Settings in which this project differs from CubeCL's defaults.
 
 #[cfg(feature = "kernel-cache")]
 use std::path::PathBuf;

@@ -27,8 +27,8 @@ pub fn set_up() {
     super::cube::set_up(|config| {
         // Memory is taken and given back in the order of the work, without waiting for the GPU.
         config.memory.cuda.allocator = CudaAllocator::Async;
-        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would keep
-        // many times what they copy.
+        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would
+        // keep many copies of the memory.
         config.streaming.max_streams = STREAMS;
     });
 }

@@ -17,7 +17,7 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// How many of those it sees, the last ones; all unless given. With `causal` alone.
     pub window: Option<usize>,
-    /// What scores `s` are bounded by: they become `softcap * tanh(s / softcap)`.
+    /// Bound of the scores `s`: they become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
     /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
     pub products: Option<DType>,

@@ -25,7 +25,7 @@ pub struct KeyPlace {
     pub skip: usize,
 }
 
-/// What one call of [`attend_rows`] sees.
+/// Operands of one call of [`attend_rows`].
 #[derive(Clone, Debug)]
 pub struct DecodeCall {
     /// Heads of the queries.
@@ -34,7 +34,7 @@ pub struct DecodeCall {
     pub key_heads: usize,
     /// Of each row of the queries.
     pub places: Arc<[KeyPlace]>,
-    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    /// Factor of the products of queries and keys; `1 / sqrt(d)` unless given.
     pub scale: Option<f32>,
     /// Bound of the scores: see [`super::AttentionOptions::softcap`].
     pub softcap: Option<f32>,
@@ -145,8 +145,8 @@ pub(super) fn store_by_index<B: Backend>(
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 
-/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones filled
-/// up, and a bias hides what they are filled up with.
+/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones
+/// filled up, and a bias hides the filling.
 pub(super) fn attend_by_index<B: Backend>(
     q: FloatTensor<B>,
     prompts: [FloatTensor<B>; 2],

@@ -109,7 +109,7 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     (Expression::<B>(y).cast(dtype).0, moments)
 }
 
-/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of what gives the same moments.
+/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of a forward with the same moments.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<FloatTensor<B>>,
     d_y: FloatTensor<B>,

@@ -98,7 +98,7 @@ impl OverlappedRanks {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Does `what` of the service `number` together with the other ranks, after what they want before it.
+    /// Does `what` of the service `number` together with the other ranks, after their wishes before it.
     pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
         self.queue.idle()?;
         self.line.ask([number, what[0], what[1]], offer)
@@ -167,7 +167,7 @@ impl Line {
         }
     }
 
-    /// What all ranks do next, given what this one wants.
+    /// The next work of all ranks, given this one's wish.
     fn next(&self, wish: Wish) -> Result<Wish> {
         let mut all = vec![0f32; wish.len() * self.ranks.world_size()];
         self.ranks.all_gather(&wish.map(f32::from_bits), &mut all)?;

@@ -10,7 +10,7 @@ use super::{Failed, Runtime, Stream};
 /// Bytes of each tensor.
 pub(super) const SIZE: usize = 16;
 
-/// What work happens to be done while the host goes on.
+/// Work that happens to be done while the host goes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Schedule {
     /// None, until the host waits for it.
@@ -118,7 +118,7 @@ impl Fake {
         self.progress();
     }
 
-    /// Does all that is queued; gives what went wrong, and the calls so far.
+    /// Does all that is queued; returns the fault, and the calls so far.
     pub(super) fn finish(&self) -> (Vec<String>, usize) {
         let mut state = self.lock();
         while STREAMS.into_iter().any(|stream| state.advance(stream)) {}

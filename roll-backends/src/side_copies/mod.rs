@@ -219,7 +219,7 @@ impl<R: Runtime> Lines<R> {
 impl<R: Runtime> Drop for Lines<R> {
     fn drop(&mut self) {
         let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // What cannot be waited for is leaked.
+        // Memory that cannot be waited for is leaked.
         let _ = pool.shrink(&self.runtime, 0);
     }
 }

@@ -61,7 +61,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
             compute(fake);
             fake.expect(&this, 10 * step + i);
         }
-        // What nobody wants any more.
+        // A tensor that nobody wants any more.
         drop(sent(fake, lines, 200)?);
         compute(fake);
         let mut unwanted = sent(fake, lines, 201)?;
@@ -80,7 +80,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs the steps; gives what went wrong, and the number of calls.
+/// Runs the steps; returns the fault, and the number of calls.
 fn run(fake: &Arc<Fake>) -> (Vec<String>, usize) {
     let lines = Lines::new(Shared(fake.clone()), 0);
     let result = steps(fake, &lines);

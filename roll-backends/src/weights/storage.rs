@@ -1,4 +1,4 @@
-//! What weights are stored in.
+//! Storage of weights.
 
 use burn::tensor::DType;
 use half::bf16;
@@ -14,7 +14,7 @@ pub struct Storage {
     pub dtype: DType,
     /// Beginnings of the names of weights that stay f32 if their file has them so.
     pub exact: &'static [&'static str],
-    /// What matrices are in.
+    /// Storage of matrices.
     pub matrices: Matrices,
 }
 

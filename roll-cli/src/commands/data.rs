@@ -49,7 +49,7 @@ struct Found {
     sizes: BTreeMap<String, usize>,
     lengths: BTreeMap<usize, usize>,
     rates: BTreeMap<String, usize>,
-    /// What training would see.
+    /// The clips as training would see them.
     taken: BTreeMap<String, usize>,
     /// Clip and reason.
     left_out: Vec<(String, String)>,

@@ -91,7 +91,7 @@ fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
     (1..=count).map(|n| output.with_file_name(format!("{stem}-{n:03}{extension}"))).collect()
 }
 
-/// Fails on what would fail after the work.
+/// Fails on mistakes that would show after the work.
 fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     if args.sampling.steps == Some(0) {
         return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));

@@ -17,8 +17,8 @@ pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", super::error::Chain::line(error));
 }
 
-/// Writes both directions of a trait: the static table whose functions call the trait (what the other side sees of our
-/// object), and the implementation of the trait by calling such a table (what we see of theirs).
+/// Writes both directions of a trait: the static table whose functions call the trait (the other side's view of our
+/// object), and the implementation of the trait by calling such a table (our view of theirs).
 ///
 /// ```ignore
 /// crossing! {

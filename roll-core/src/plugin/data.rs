@@ -14,7 +14,7 @@ use super::source::Source;
 use super::wire::{Answer, Argument};
 use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
-/// Types that are a plain value on the wire: how they get there, and what they are made of.
+/// Types that are a plain value on the wire: how they get there and back.
 macro_rules! plain {
     ($( $ty:ty = $wire:ty: |$value:ident| $to:expr, |$number:ident| $from:expr; )*) => {$(
         impl Argument for $ty {

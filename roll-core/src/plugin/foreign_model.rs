@@ -1,4 +1,4 @@
-//! A model of the other side: its tables, and what of it does not change.
+//! A model of the other side: its tables, and its facts that do not change.
 
 use roll_abi::{
     RollDiffusionTable, RollLanguageTable, RollList, RollModelFacts, RollModelTable, RollObject, RollOwned,

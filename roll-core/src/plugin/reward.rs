@@ -126,7 +126,7 @@ impl Calls<RollRewardTable> for ForeignReward {
     }
 }
 
-/// What of a scorer does not change.
+/// The facts of a scorer that do not change.
 struct Facts {
     name: String,
     differentiable: bool,

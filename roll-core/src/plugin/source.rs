@@ -102,7 +102,7 @@ impl Source {
         Err(self.blame(call, Error::component(fault, Chain::parse(&text))))
     }
 
-    /// A table of the other side, which stands here as a copy of what both know of it.
+    /// A table of the other side, which stands here as a copy of the part that both know.
     ///
     /// # Safety
     /// P3 and P8.

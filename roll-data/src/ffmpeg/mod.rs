@@ -26,7 +26,7 @@ use crate::frames::Frames;
 use crate::picture::{MAX_PIXELS, Picture, square_pixels};
 use crate::read::ReadOptions;
 
-/// Formats that hold what they show.
+/// Formats that hold their pictures.
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
 
@@ -115,7 +115,7 @@ fn pictures(
     Ok(read?)
 }
 
-/// What both programs are told of a file.
+/// Arguments for a file, of both programs.
 fn input(path: &Path, format: Option<&str>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> =
         ["-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS].map(Into::into).into();

@@ -134,7 +134,7 @@ fn plain(told: &str) -> Option<String> {
         Some((_, line)) => line,
         None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
     };
-    // It lists what is.
+    // Its message goes on with a list.
     let line = if line.starts_with("Format not on whitelist") {
         "a playlist, or another format that is not read"
     } else {

@@ -66,8 +66,8 @@ impl Cache {
         Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
     }
 
-    /// Makes room for prompts that begin with what is `known` and go on with as many tokens as `read` says, which the next
-    /// pass reads. Gives the number of the first of them.
+    /// Makes room for prompts that begin with the `known` tokens and go on with as many tokens as `read` says, which
+    /// the next pass reads. Gives the number of the first of them.
     pub fn expect(&self, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>]) -> usize {
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let first = prompts.len();

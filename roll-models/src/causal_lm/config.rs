@@ -53,7 +53,7 @@ pub struct LmConfig {
     pub windows: Vec<Option<usize>>,
     /// Rotary frequencies of layers with a window, if they are others.
     pub window_rope: Option<Rope>,
-    /// What products of queries and keys are multiplied by; `1 / sqrt(head_dim)` unless given.
+    /// Factor of the products of queries and keys; `1 / sqrt(head_dim)` unless given.
     pub attention_scale: Option<f32>,
     /// Bounds of the scores of attention and of the logits: `x` becomes `bound * tanh(x / bound)`.
     pub softcaps: [Option<f32>; 2],
@@ -158,7 +158,7 @@ pub enum RopeScaling {
     },
 }
 
-/// `config.json` as Hugging Face writes it; what does not matter here is ignored.
+/// `config.json` as Hugging Face writes it; other keys are ignored.
 #[derive(Deserialize)]
 struct File {
     model_type: String,
@@ -170,13 +170,13 @@ struct File {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     hidden_act: Option<String>,
-    /// What Gemma calls it.
+    /// Gemma's name of it.
     hidden_activation: Option<String>,
     #[serde(default = "default_eps")]
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
     rope_scaling: Option<serde_json::Value>,
-    /// What newer files call theta and scaling together.
+    /// Theta and scaling together, in newer files.
     rope_parameters: Option<serde_json::Value>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
@@ -514,7 +514,7 @@ fn rope(
 }
 
 impl Rope {
-    /// What cosines and sines are multiplied by.
+    /// Factor of cosines and sines.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { magnitude, .. } => magnitude,

@@ -195,7 +195,7 @@ fn read_prompts(
     while !unread.is_empty() {
         let (mut packed, mut known) = (Packed::default(), Vec::new());
         for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
-            // At least as much as is unknown: what prefixes know is only seen by taking it.
+            // At least as much as is unknown: known beginnings are only seen by taking them.
             if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
                 break;
             }

@@ -113,7 +113,7 @@ const PHI3: [(&str, &str); 6] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// What all of these models have, as `config.json` and as GGUF say it.
+/// Shared by all of these models, as `config.json` and as GGUF say it.
 fn shape(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,

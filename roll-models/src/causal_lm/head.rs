@@ -109,7 +109,7 @@ impl Head {
         }
     }
 
-    /// What cotangents of `logits` are multiplied by, going back through their bound.
+    /// Factor of cotangents of `logits` on their way back through the bound.
     fn slope(&self, logits: Tensor<2>) -> Option<Tensor<2>> {
         let part = logits / self.softcap?;
         Some(-(part.clone() * part) + 1.0)
@@ -129,7 +129,7 @@ fn rows_per_chunk(vocab: usize) -> usize {
     (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
 }
 
-/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and what their pull needs.
+/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and the memory of their pull.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
     let device = hidden.device();
     let [vocab, _] = head.weight.shape();

@@ -205,7 +205,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     Ok(model.with_rows_at_once(options.rows_at_once))
 }
 
-/// What `lora_checkpoint` holds.
+/// Contents of `lora_checkpoint`.
 fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;

@@ -17,7 +17,7 @@ pub struct Rollout {
     pub new_tokens: usize,
 }
 
-/// Bytes, by what they are for.
+/// Bytes, by their purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutBytes {
     /// Keys and values, of each prompt once, and of the slots that rows write into.
@@ -51,7 +51,7 @@ impl Rollout {
         let prompts = self.prompts * self.prompt_tokens * of_token;
         let of_pass = (TOKENS_OF_A_PASS / self.prompt_tokens.max(1)).clamp(1, self.prompts.max(1)) * self.prompt_tokens;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        // Residual and normalised stream beside queries, keys, values and what attention gives, or gate, up and product.
+        // Residual and normalised stream beside queries, keys, values and attention's result, or gate, up and product.
         let widest = 2 * config.dim + (2 * q + 2 * kv).max(3 * config.ffn_dim);
         RolloutBytes {
             keys_values: config.layers * (slots + prompts),

@@ -1,4 +1,5 @@
-//! Downloads into the Hugging Face cache: what there is and where it goes by the crate `hf-hub`, the files by [`Fetcher`].
+//! Downloads into the Hugging Face cache: lists of files and their places by the crate `hf-hub`, the files by
+//! [`Fetcher`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

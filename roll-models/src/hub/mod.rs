@@ -92,11 +92,11 @@ pub enum HubError {
     Download {
         /// The model, or one of its files.
         what: String,
-        /// What to do about it.
+        /// The remedy.
         hint: String,
         /// Who can put it right.
         fault: Fault,
-        /// What went wrong.
+        /// The fault.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -164,7 +164,7 @@ impl Hub {
         })
     }
 
-    /// What `find` gives of the first place where it gives anything, before or after a download.
+    /// The result of `find` at the first place where it has one, before or after a download.
     fn found<T>(
         &self,
         model: &str,

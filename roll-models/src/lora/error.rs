@@ -111,7 +111,7 @@ pub enum LoraError {
     NoPlace {
         /// The convention.
         convention: super::Convention,
-        /// What cannot be said.
+        /// The fact that the format cannot hold.
         what: &'static str,
         /// The layer that has it.
         layer: String,

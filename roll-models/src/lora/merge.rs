@@ -19,7 +19,7 @@ pub struct MergeOptions {
     pub strength: f64,
     /// Dtype of the output's float tensors. `None`: each keeps its own.
     pub dtype: Option<DType>,
-    /// Merge what matches, when not everything does.
+    /// Merge the layers that match, when not all do.
     pub allow_missing: bool,
 }
 

@@ -154,7 +154,7 @@ struct Header {
 }
 
 impl Header {
-    /// Takes what it knows out of the metadata, so that it does not contradict words that are written later.
+    /// Takes known words out of the metadata, so that it does not contradict words that are written later.
     fn take(path: &Path, metadata: &mut BTreeMap<String, String>, convention: Convention) -> Result<Self, LoraError> {
         let mut header = Self::default();
         if let Some(text) = metadata.remove(peft::DIFFUSERS_KEY)

@@ -22,7 +22,7 @@ pub struct Asked<'a> {
     pub targets: Option<&'a [String]>,
 }
 
-/// What one network starts from.
+/// The start of one network.
 #[derive(Clone, Debug)]
 pub enum Start {
     /// Adapters.
@@ -97,7 +97,7 @@ impl Start {
     }
 }
 
-/// Fails on what cannot be trained on or added up.
+/// Fails on adapters that cannot be trained on or added up.
 fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
@@ -120,7 +120,7 @@ fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     }
 }
 
-/// One adapter as it is. Where its layers have scales of their own, what differs from 1 is multiplied into B.
+/// One adapter as it is. Where its layers have scales of their own, those other than 1 are multiplied into B.
 fn alone(lora: &Lora) -> Start {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);

@@ -70,7 +70,7 @@ fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     words
 }
 
-/// Loads what [`export`] gave, all of it or nothing.
+/// Loads the result of [`export`], all of it or nothing.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
     // Everything is read and checked before anything is written.
     let (names, mut parts) = (self::files(experts), Vec::new());

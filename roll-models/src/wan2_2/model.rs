@@ -82,7 +82,7 @@ pub struct Wan {
 /// Where the checkpoints of the VAE's decoder find room, when nobody says how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// On the device, in what this leaves.
+    /// On the device, in the memory that this leaves.
     Device(Fitting),
     /// In host memory.
     Host,

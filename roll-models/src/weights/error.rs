@@ -25,7 +25,7 @@ pub enum WeightsError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What to do instead, beginning with "; ", or empty.
+        /// The remedy, beginning with "; ", or empty.
         hint: String,
     },
     /// The file is of another format than its name or its use says.
@@ -35,7 +35,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The format that is needed.
         expected: String,
-        /// What stands there.
+        /// The format found.
         found: String,
     },
     /// No file matches a pattern.

@@ -205,7 +205,7 @@ impl ModelConfig {
     }
 }
 
-/// What OpenAI's CLIP was trained with, and nearly all that came after.
+/// As OpenAI's CLIP was trained, and nearly all that came after.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 

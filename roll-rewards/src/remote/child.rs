@@ -44,7 +44,7 @@ pub enum ChildError {
     /// It ended, or wrote something else than a frame.
     #[error("{how}{said}")]
     Broken {
-        /// What happened.
+        /// The event.
         how: String,
         /// The last lines of its standard error.
         said: String,

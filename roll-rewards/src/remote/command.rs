@@ -58,7 +58,7 @@ struct NoAnswer {
     command: String,
     call: &'static str,
     starts: u32,
-    /// What happened the last time.
+    /// The last failure.
     #[source]
     source: ChildError,
 }

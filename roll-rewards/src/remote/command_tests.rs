@@ -29,7 +29,7 @@ fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
     RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
 
-/// What each call says after hello.
+/// The messages of each call after hello.
 fn told(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<String> {
     let mut reward = match reward(body, change)? {
         Ok(reward) => reward,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::buffer::Buffer;
 use super::region::Region;
 
-/// What every frame begins with: a program that prints to its standard output is found out at once.
+/// The beginning of every frame: a program that prints to its standard output is found out at once.
 const MAGIC: [u8; 4] = *b"ROLL";
 /// Bytes of a header, at most.
 const MAX_HEADER: usize = 1 << 20;
@@ -32,7 +32,7 @@ struct Listed {
     at: Option<u64>,
 }
 
-/// A header; what else stands in it depends on the call.
+/// A header; its other fields depend on the call.
 #[derive(Serialize, Deserialize)]
 struct Header<T> {
     #[serde(default)]

@@ -215,7 +215,7 @@ fn an_address_with_https_is_spoken_to_in_tls() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut first = [0; 3];
         std::io::Read::read_exact(&mut stream, &mut first).unwrap();
-        // What follows is no TLS.
+        // The rest is no TLS.
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         first
     });

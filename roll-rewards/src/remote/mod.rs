@@ -37,7 +37,7 @@ pub type Message = (Json, Vec<(String, Tensor)>);
 
 /// One that answers calls.
 pub trait Transport: Send {
-    /// What errors call it: "the reward command `...`".
+    /// Its name in errors: "the reward command `...`".
     fn peer(&self) -> String;
     /// The first call. One answer, or an error that says why there is none.
     fn hello(&mut self) -> Result<Message>;
@@ -45,7 +45,7 @@ pub trait Transport: Send {
     fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message>;
 }
 
-/// What can be wrong with an answer.
+/// Faults of an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     /// It is an error.

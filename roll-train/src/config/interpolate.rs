@@ -1,5 +1,5 @@
-//! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for what must be
-//! given.
+//! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for values that
+//! must be given.
 //!
 //! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
 //! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
@@ -149,7 +149,7 @@ impl Resolver<'_> {
         Ok(Value::new(origin, result))
     }
 
-    /// The value of what stands between `${` and `}`.
+    /// The value of the text between `${` and `}`.
     fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
         if path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));

@@ -48,7 +48,7 @@ impl Verdict {
         self.rises.is_some() && !self.falling.is_empty()
     }
 
-    /// What people are told; `None` when there is nothing to suspect.
+    /// The warning; `None` when there is nothing to suspect.
     pub fn told(&self, step: u64) -> Option<String> {
         let rises = self.rises.filter(|_| self.is_suspect())?;
         let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", written(gain)));
@@ -129,7 +129,7 @@ mod tests {
         let trained = |scores: [f64; 2]| results(SetName::Train, 4, &scores.map(Some));
         let (before, after) = (trained([0.5, 0.5]), trained([0.75, 0.25]));
         assert!(Verdict::of(&before, &after, &labels(&["motion"])).is_suspect());
-        // What happens to training clips does not count beside unseen ones.
+        // Training clips do not count beside unseen ones.
         let unseen = || results(SetName::Unseen, 4, &[Some(0.5), Some(0.5)]);
         let both = [unseen(), before].concat();
         assert!(!Verdict::of(&both, &[unseen(), after].concat(), &labels(&["motion"])).is_suspect());

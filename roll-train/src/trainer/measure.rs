@@ -15,7 +15,7 @@ use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
 
 impl Trainer {
-    /// Generates and scores the clips of `evaluation`, if there are any, and keeps what came of it.
+    /// Generates and scores the clips of `evaluation`, if there are any, and keeps the results.
     pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<Option<Results>> {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };

@@ -72,7 +72,7 @@ pub struct Trainer {
     saved: Option<Checkpoint>,
     /// Its step, which every rank must know: whether one is to be written is decided by all alike.
     saved_step: Option<u64>,
-    /// What ended the run before its last step, in words.
+    /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
     pace: pace::Pace,
 }
@@ -205,8 +205,8 @@ impl Trainer {
         }
     }
 
-    /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the
-    /// evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
+    /// The work after a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in
+    /// the evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
     fn complete(
         &mut self,
         journal: &mut Journal,

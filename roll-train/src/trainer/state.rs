@@ -74,7 +74,7 @@ impl Trainer {
     }
 
     /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
-    /// state. When it fails, the older checkpoints are what they were.
+    /// state. When it fails, the older checkpoints are unchanged.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
         if self.saved_step == Some(self.done) {
             return Ok(());
@@ -143,7 +143,7 @@ impl Trainer {
             "world_size": self.strategy.communicator().world_size(),
             "global_batch": self.data.as_ref().map(Batches::global_batch),
         });
-        // What most algorithms keep is in tensors, or nothing.
+        // Most algorithms keep tensors, or nothing.
         if !algorithm.is_null() {
             info["algorithm"] = algorithm;
         }

@@ -335,7 +335,7 @@ pub struct ToyStrategy {
     ranks: Arc<dyn Communicator>,
 }
 
-/// What came during a pull: the sums, and how often.
+/// Gradients that came during a pull: the sums, and how often.
 struct Arrived {
     options: Options,
     sums: Mutex<(Vec<f32>, u64)>,

@@ -1,4 +1,4 @@
-//! Which anchors answer for a face, and what they should say.
+//! Which anchors answer for a face, and their targets.
 
 use super::SIDE;
 

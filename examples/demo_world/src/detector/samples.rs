@@ -15,7 +15,7 @@ const IDENTITIES: f32 = 10_000.0;
 const EMPTY: f32 = 0.2;
 /// Share of faces that something stands before.
 const HIDDEN: f32 = 0.25;
-/// What detection must survive.
+/// Changes that detection must survive.
 const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, brightness: 0.2, gain: 0.15 };
 
 /// A batch.

@@ -9,7 +9,7 @@ use crate::training::upload;
 
 /// People an embedder is trained on.
 pub const CLASSES: usize = 800;
-/// What cosines are multiplied by before the softmax.
+/// Factor of cosines before the softmax.
 const SCALE: f32 = 18.0;
 /// The margin of the right person's cosine over the others', at the end.
 const MARGIN: f32 = 0.2;

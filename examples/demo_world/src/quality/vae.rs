@@ -40,7 +40,7 @@ struct Figures {
 }
 
 /// Measures the VAE below `out`, prints the figures, puts them into `quality.json`, and draws a sheet of originals and
-/// what became of them.
+/// results.
 pub fn measure(out: &Path) -> Result<()> {
     let state = Checkpoint::open(out.join(FILE))?.all()?;
     let vae = Vae::load(&state, &roll_backends::device("flex")?)?;

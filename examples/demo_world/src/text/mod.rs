@@ -1,5 +1,5 @@
 //! `demo-world text`: a tokenizer whose words are those of the demo world's prompts, and a small UMT5 encoder trained
-//! to tell what the prompts say.
+//! to tell their meaning.
 
 mod loss;
 

@@ -39,7 +39,7 @@ pub struct Plan {
     pub report_every: u64,
 }
 
-/// Parameters under training, by AdamW but for what [`Plan::muon`] says.
+/// Parameters under training, by AdamW but for those of [`Plan::muon`].
 pub struct Trainer {
     plan: Plan,
     specs: Vec<ParameterSpec>,

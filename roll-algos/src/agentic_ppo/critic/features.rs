@@ -40,7 +40,7 @@ impl Part {
         self.samples.contains(&sample)
     }
 
-    /// Adds to `features` what `states` `[rows, width, D]` says at the tokens `wanted`.
+    /// Adds to `features` those of `states` `[rows, width, D]` at the tokens `wanted`.
     pub(super) fn read(&self, states: &Tensor, wanted: &Mask, features: &mut Features) -> Result<()> {
         let [_, width, dim] = *states.shape() else {
             let expected = format!("[{}, {}, D]", self.samples.len(), self.width);
@@ -71,7 +71,7 @@ impl Part {
         }
     }
 
-    /// The gradient of the states, of `shape`, given that of what [`Part::read`] made of them.
+    /// The gradient of the states, of `shape`, given that of the features that [`Part::read`] made of them.
     pub(super) fn pull(&self, d_features: &[f32], wanted: &Mask, shape: &[usize]) -> Result<Tensor> {
         let [rows, width, dim] = *shape else { return Err(Error::shape("hidden states", "[B, L, D]", shape)) };
         let mut d_states = vec![0.0f32; rows * width * dim];

@@ -107,7 +107,7 @@ impl Adam {
     }
 }
 
-/// What one step of Adam is for every parameter.
+/// Numbers of one step of Adam, the same for every parameter.
 pub struct AdamStep {
     corrections: [f64; 2],
     learning_rate: f64,

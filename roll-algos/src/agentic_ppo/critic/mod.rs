@@ -226,7 +226,7 @@ struct Goal<'a> {
     config: &'a AgenticPpoConfig,
     valued: &'a Valued,
     lesson: &'a Lesson<'a>,
-    /// Of all samples of all ranks: what single parts give adds up.
+    /// Of all samples of all ranks: the results of single parts add up.
     totals: Totals,
 }
 
@@ -239,7 +239,7 @@ struct Judged {
 }
 
 impl Goal<'_> {
-    /// The loss of what `head` says of `features`, over the samples `own`.
+    /// The loss of `head`'s values of `features`, over the samples `own`.
     fn of(&self, head: &ValueHead, features: &Features, own: impl Fn(usize) -> bool) -> Judged {
         let Lesson { returns, mask, .. } = *self.lesson;
         let own = mask.rows_where(own);

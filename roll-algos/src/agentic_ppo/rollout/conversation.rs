@@ -4,8 +4,8 @@ use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
 use crate::agentic_ppo::tools::Tools;
 
-/// Stands for the assistant's words when the template is asked what follows them. Private-use characters, so that no
-/// template and no tokenizer treats them specially.
+/// Stands for the assistant's words when the template is asked for the text after them. Private-use characters, so that
+/// no template and no tokenizer treats them specially.
 const MARK: &str = "\u{f8ff}\u{f8fe}";
 
 /// Tokens of one episode.

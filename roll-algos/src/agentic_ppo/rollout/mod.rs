@@ -18,7 +18,7 @@ use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 use worlds::Worlds;
 
-/// One answer of the agent, and what came of it.
+/// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
     /// The text before the agent.
@@ -152,14 +152,14 @@ struct Play<'a> {
     calls: Vec<Call>,
     /// Where the agent began to write in the turn under way.
     written: Option<usize>,
-    /// What tools said, which the agent has not read.
+    /// Answers of tools that the agent has not read.
     results: Vec<String>,
     episode: (usize, u64),
     tag: String,
     ending: Option<(Ending, bool)>,
 }
 
-/// What all plays of a rollout have in common.
+/// Shared by all plays of a rollout.
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     config: &'a AgenticPpoConfig,
@@ -299,7 +299,7 @@ fn answers(
 }
 
 impl Play<'_> {
-    /// Tells the agent what its tools said, or of its turn: after all that was said before, or in a prompt of its own.
+    /// Tells the agent its tools' answers, or its turn: after all messages before, or in a prompt of its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends } = rules;
         if !self.results.is_empty() {

@@ -7,7 +7,7 @@ const CLOSE: &str = "</tool_call>";
 /// Thoughts before this are no calls.
 const THOUGHT: &str = "</think>";
 
-/// A call that was made, and what came of it.
+/// A call that was made, and its result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
     /// Name of the tool; empty where the call could not be read.

@@ -105,7 +105,7 @@ mod tests {
         CubeTensor::new_contiguous(long.client, long.device, shape.into(), long.handle, long.dtype)
     }
 
-    /// What each kernel gives, where the operands that it looks up by row lie in longer memory.
+    /// Results of each kernel, where the operands that it looks up by row lie in longer memory.
     fn results(more: usize, device: &CubeDevice) -> Vec<Vec<f32>> {
         let x = || made([ROWS, WIDTH], device);
         let row = || in_longer_memory([1, WIDTH], more, device);

@@ -20,7 +20,7 @@ pub struct Shape {
     pub heads: usize,
     /// Numbers per head.
     pub width: usize,
-    /// What products of q and k are multiplied by.
+    /// Factor of the products of q and k.
     pub scale: f32,
     /// Whether query `i` sees only the keys up to `i + keys - queries`.
     pub causal: bool,
@@ -136,7 +136,7 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
     );
 }
 
-/// What [`forward`] read and wrote, and the cotangent of its output.
+/// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
     /// Queries.
@@ -221,7 +221,7 @@ fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
 struct Scratch {
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
-    /// Of what bounds the scores.
+    /// Slope of the scores' bound.
     slopes: Vec<f32>,
 }
 

@@ -27,7 +27,7 @@ pub struct Shape {
     pub sharing: usize,
     /// Numbers per head.
     pub width: usize,
-    /// What products of queries and keys are multiplied by.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
     /// Scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,

@@ -14,7 +14,7 @@ use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
 /// Columns of the result that a task takes at a time. The numbers widened for them, [`DEEP`] steps, are 144 KiB.
 const WIDE: usize = 128;
-/// Rows of the result that are computed before others: what they take of the left operand is copied.
+/// Rows of the result that are computed before others: their part of the left operand is copied.
 const TOGETHER: usize = 256 * ROWS;
 /// Blocks of rows that meet a panel of columns while it is in the first cache: 108 KiB of the left operand.
 const GROUP: usize = 16;

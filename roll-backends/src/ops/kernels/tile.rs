@@ -9,7 +9,7 @@ pub const ROWS: usize = 6;
 pub const COLUMNS: usize = 16;
 /// Numbers of a tile.
 pub const SUMS: usize = ROWS * COLUMNS;
-/// Products of one sum between two visits to memory: what they read on the right (18 KiB) stays in the first cache.
+/// Products of one sum between two visits to memory: their right operand (18 KiB) stays in the first cache.
 pub const DEEP: usize = 288;
 
 /// Adds to the sums, or sets them, the product of `left` `[ROWS, steps]`, which lies step by step, and `right`

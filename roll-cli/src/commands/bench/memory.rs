@@ -7,7 +7,7 @@ use roll_backends::device::{is_gpu, memory};
 pub enum Meter {
     /// Of this process, in host memory: the kernel's high-water mark.
     Host,
-    /// Of GPU memory, as NVIDIA's driver counts it, less what was in use before. Both allocators keep all memory that
+    /// Of GPU memory, as NVIDIA's driver counts it, less the memory in use before. Both allocators keep all memory that
     /// they once took, so use after a phase is its peak, or that of a phase before it.
     Gpu { number: usize, before: u64 },
 }

@@ -22,7 +22,7 @@ pub struct Preset {
     pub networks: Networks,
     /// Blocks of the whole network.
     pub all_layers: usize,
-    /// What weights are stored in and products taken in.
+    /// Dtype of stored weights and of products.
     pub dtype: DType,
     /// Dtype of the VAE's decoder.
     pub vae_dtype: DType,
@@ -42,11 +42,11 @@ pub struct Preset {
     pub weights_on_host: bool,
     /// Whether steps are made whole, with all their recorded passes at once.
     pub whole_step: bool,
-    /// How often a step passes through the model, and what else it does.
+    /// How often a step passes through the model, and its other work.
     pub passes: Passes,
 }
 
-/// Presets of published models, and what `roll plan` calls those.
+/// Presets of published models, and their names in `roll plan`.
 pub const PUBLISHED: [(&str, &str); 3] =
     [("1.3b", "wan2_1-t2v-1_3b"), ("ti2v-5b", "wan2_2-ti2v-5b"), ("a14b", "wan2_2-i2v-a14b")];
 

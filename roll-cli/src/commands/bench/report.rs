@@ -15,7 +15,7 @@ pub struct Found {
     pub measured: Measured,
     /// Operations a second of the fastest product of matrices.
     pub ceiling: f64,
-    /// What PyTorch needs.
+    /// PyTorch's time and memory.
     pub theirs: Option<Theirs>,
 }
 

@@ -17,10 +17,10 @@ use super::preset::{Preset, RANK};
 use super::scorer::{SIDE, WIDTHS};
 use crate::args::{Bench, TorchAttention};
 
-/// What runs there; part of the binary, so that it needs no checkout.
+/// The script; part of the binary, so that it needs no checkout.
 const SCRIPT: &str = include_str!("../../../../bench/torch_reference.py");
 
-/// What PyTorch needs, and how it was made to work.
+/// PyTorch's time and memory, and its settings.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Theirs {
     /// By the name of the phase.
@@ -64,7 +64,7 @@ pub struct TheirMemory {
 }
 
 impl TheirMemory {
-    /// What compares with ours: both by the driver, if it says something.
+    /// The memory to compare with ours: both by the driver, if it says something.
     pub fn peak(&self) -> Option<u64> {
         self.driver_bytes.or(self.reserved_bytes)
     }
@@ -190,7 +190,7 @@ pub fn measure(request: &Request) -> Result<Theirs> {
     Theirs::parse(request, &String::from_utf8_lossy(&output.stdout)).map_err(failed)
 }
 
-/// Reads what PyTorch answered before.
+/// Reads an earlier answer of PyTorch.
 pub fn read(request: &Request, file: &Path) -> Result<Theirs> {
     let text = std::fs::read_to_string(file).map_err(Error::file("read", file))?;
     Theirs::parse(request, &text).map_err(|problem| Error::config("--theirs", format!("{}: {problem}", file.display())))

@@ -32,7 +32,7 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 
 type Answer<T> = Result<T, String>;
 
-/// Answers on the standard output what comes on the standard input, until it ends: all that a process with the argument
+/// Answers requests on the standard input on the standard output, until it ends: all that a process with the argument
 /// [`WORKER`] does. Ends with the code of an error where it cannot.
 pub fn serve() -> std::process::ExitCode {
     let (lines, asked) = sync_channel::<String>(1);

@@ -113,7 +113,7 @@ impl Dit {
         self
     }
 
-    /// Chooses what products are taken in: f32 (the default), or bf16 with sums in f32.
+    /// Chooses the dtype of products: f32 (the default), or bf16 with sums in f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self

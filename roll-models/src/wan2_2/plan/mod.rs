@@ -129,7 +129,7 @@ pub struct Plan {
     pub storage: OnDevice,
 }
 
-/// CUDA's context, what an allocator cannot use, and the networks of rewards.
+/// CUDA's context, memory that an allocator cannot use, and the networks of rewards.
 const RESERVE: usize = 2_000_000_000;
 /// Trained steps that tiles are chosen for: those of the default trajectory.
 const TRAINED_STEPS: usize = 4;

@@ -17,7 +17,7 @@ pub(super) struct CausalChain {
     pub layers: Vec<Layer>,
     pub statistics: Statistics,
     pub store: Arc<dyn WeightStore>,
-    /// What its layers compute in, but for those that stay in f32 ([`Layer::dtype`]).
+    /// Dtype of its layers, but for those that stay in f32 ([`Layer::dtype`]).
     pub dtype: DType,
     /// Where the channels of a chunk lie in memory.
     pub layout: Layout,
@@ -203,7 +203,7 @@ impl CausalChain {
         Ok((x, before))
     }
 
-    /// Convolutions are linear in what they see: nothing of them is run again, and nothing recorded.
+    /// Convolutions are linear in their input: nothing of them is run again, and nothing recorded.
     fn pull_linear(
         &self,
         layer: &Layer,

@@ -91,7 +91,7 @@ fn model(from: &mut Source, to: &mut Target) {
     }
 }
 
-/// How answers are drawn. What `actor_infer` says holds for training and validation, as in ROLL.
+/// How answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
 fn generation(from: &mut Source, to: &mut Target) {
     let place = |from: &Source, own: &str| {
         let all = "actor_infer.generating_args";

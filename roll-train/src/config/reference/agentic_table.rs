@@ -234,7 +234,7 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("rollout_mock", "episodes are always played"),
 ];
 
-/// Whether `key` is what `pattern` says, or lies below it.
+/// Whether `key` is `pattern`, or lies below it.
 pub fn fits(pattern: &str, key: &str) -> bool {
     let mut key = key.split('.');
     pattern.split('.').all(|part| key.next().is_some_and(|name| part == "*" || part == name))

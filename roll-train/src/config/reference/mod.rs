@@ -272,7 +272,7 @@ fn devices(value: &Value) -> Option<u64> {
     (count > 0).then_some(count)
 }
 
-/// Origin of what ROLL says without writing it.
+/// Origin of ROLL's unwritten values.
 const ORIGIN: &str = "as in ROLL";
 
 fn constant(value: impl Into<ValueKind>) -> Value {

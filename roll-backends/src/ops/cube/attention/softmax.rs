@@ -21,7 +21,7 @@ const LEAST: f32 = -1e30;
 /// The sum of a row that sees no key.
 const NO_SUM: f32 = 1e-30;
 
-/// Which scores a block has, and what they become.
+/// The scores of a block, and what becomes of them.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub call: AttentionCall,
@@ -296,7 +296,7 @@ fn cotangents<E: Float>(
             weight = (s - top).exp() * inverse;
             d_score = weight * (d[start + i] - mean) * scale;
             if comptime!(capped) {
-                // The slope of what bounds the scores.
+                // The slope of the scores' bound.
                 d_score *= 1.0 - s / cap * (s / cap);
             }
         }

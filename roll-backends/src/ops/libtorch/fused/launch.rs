@@ -53,7 +53,7 @@ impl Kernel {
     }
 }
 
-/// What runs kernels: a GPU, or in tests the CPU.
+/// A device that runs kernels: a GPU, or in tests the CPU.
 pub(super) trait Machine {
     /// Queues a launch behind whatever its device has been given before. Fails, with the reason, if nothing was queued.
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;

@@ -37,7 +37,7 @@ pub(super) struct Nvrtc {
     file: String,
 }
 
-/// What [`Nvrtc::compile`] is to make.
+/// The form that [`Nvrtc::compile`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
     /// Machine code of one architecture, which loads in milliseconds and asks nothing of the driver.
@@ -128,7 +128,7 @@ impl Nvrtc {
         result
     }
 
-    /// What `get` writes into as many bytes as `size` says.
+    /// The bytes that `get` writes, as many as `size` says.
     fn bytes(
         &self,
         program: Program,
