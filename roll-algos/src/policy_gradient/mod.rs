@@ -16,6 +16,8 @@ pub(crate) mod round;
 pub mod sde;
 pub(crate) mod slow_copies;
 pub(crate) mod tally;
+#[cfg(test)]
+pub(crate) mod test_training;
 
 pub use algorithm::PolicyGradient;
 pub(crate) use algorithm::{Kept, Method};
