@@ -35,8 +35,8 @@ impl Parameters {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// [`Parameters::device_updates`] that call `before` ahead of each update: an owner lets go of what was computed with
-    /// the old values.
+    /// [`Parameters::device_updates`] that call `before` ahead of each update: an owner lets go of results of the old
+    /// values.
     pub fn device_updates_after<'a>(
         before: impl FnMut() + Send + 'static,
         sets: impl IntoIterator<Item = &'a Self>,

@@ -17,7 +17,7 @@ const PROCESS: usize = 60 << 20;
 /// One thing that takes memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// Its name, for the user.
+    /// What it is.
     pub name: &'static str,
     /// Bytes where the network computes: on the device, or in host memory where that is the device.
     pub device: usize,
@@ -28,8 +28,8 @@ pub struct Item {
 }
 
 impl Plan {
-    /// Everything a rank holds at its worst moment, except for other moments: of the pulls of transformer and decoder
-    /// the larger counts.
+    /// Everything a rank holds at its worst moment, except what happens at other times: of the pulls of transformer and
+    /// decoder the larger counts.
     pub fn memory(&self) -> Result<Vec<Item>> {
         let (networks, division, work) = (&self.networks, &self.division, &self.work);
         let ranks = division.ranks.max(1);
@@ -98,7 +98,7 @@ impl Plan {
             false => item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")),
         });
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
-        // A GPU that updates the parameters itself has gradients and moments too.
+        // A GPU that updates the parameters itself has what belongs to that.
         let on_gpu = self.storage.memory.is_some() && n <= division.state_on_gpu;
         let placed = |bytes: usize| if on_gpu { (bytes, 0) } else { (0, bytes) };
         let (on_device, on_host) = placed(4 * part(stage >= 2));

@@ -132,7 +132,7 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
     })
 }
 
-/// Changes that would make the run smaller and are not made yet.
+/// What would make the run smaller, of what is not done yet.
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
     let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
