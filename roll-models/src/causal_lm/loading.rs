@@ -86,7 +86,7 @@ impl Default for CausalLmOptions {
 }
 
 impl CausalLmOptions {
-    /// The trained part.
+    /// What is trained.
     fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
@@ -205,7 +205,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     Ok(model.with_rows_at_once(options.rows_at_once))
 }
 
-/// Contents of `lora_checkpoint`.
+/// What `lora_checkpoint` holds.
 fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
