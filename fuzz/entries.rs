@@ -173,7 +173,7 @@ pub fn tokenizer_json(bytes: &[u8]) {
     }
 }
 
-/// What a reward answers.
+/// Answers of a reward.
 pub fn frame(bytes: &[u8]) {
     let _ = roll_rewards::remote::frame::read::<serde_json::Value>(&mut &*bytes, 1 << 20);
 }

@@ -1,4 +1,4 @@
-//! `roll run --algo agentic_ppo` and `--algo sft` from the command line: what they leave, and what they refuse.
+//! `roll run --algo agentic_ppo` and `--algo sft` from the command line: their files, and their errors.
 
 #![allow(clippy::unwrap_used)]
 

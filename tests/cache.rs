@@ -1,4 +1,4 @@
-//! `data.cache_dir`: what was encoded once is read by later runs, and changes nothing.
+//! `data.cache_dir`: later runs read the encodings of earlier ones, and this changes nothing.
 
 #![allow(clippy::unwrap_used)]
 

@@ -30,7 +30,7 @@ fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
             let name = &key.name;
             assert!(!key.about.is_empty(), "`{name}` of {} has no text", section.title());
             assert!(!key.values.is_empty(), "`{name}` of {} has no type", section.title());
-            // What is told in a section that may be left out need not have one.
+            // A key of a section that may be left out need not have one.
             let above = section.keys.iter().find(|above| name.rsplit_once('.').is_some_and(|(of, _)| above.name == of));
             let has_default = key.default.is_some() || above.is_some_and(|above| above.default.is_some());
             assert!(has_default || name.ends_with(".name"), "`{name}` of {} has no default", section.title());

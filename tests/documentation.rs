@@ -15,7 +15,7 @@ use std::process::Command;
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
-// For what they register.
+// For their registrations.
 use roll_algos as _;
 use roll_backends as _;
 use roll_models as _;
@@ -80,7 +80,7 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// What came of the commands of a page.
+/// Results of the commands of a page.
 #[derive(Default)]
 struct Ran {
     blocks: usize,

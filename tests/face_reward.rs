@@ -16,7 +16,7 @@ use roll_rewards::insightface::{
     ChannelOrder, Face, FaceNetworks, IdentityConfig, IdentityReward, Padding, Undetected,
 };
 
-/// Networks, and what they are tried on.
+/// Networks, and the pictures they are tried on.
 struct Cast {
     /// Where the networks stand.
     networks: PathBuf,
@@ -24,7 +24,7 @@ struct Cast {
     detectors: &'static [(&'static str, &'static str)],
     /// Side of the detectors' pictures.
     side: usize,
-    /// What ONNX Runtime says of the portrait: printed by `onnxruntime_reference.py` (ONNX Runtime 1.31).
+    /// ONNX Runtime's results for the portrait: printed by `onnxruntime_reference.py` (ONNX Runtime 1.31).
     golden: serde_json::Value,
     /// One person.
     portrait: Video,
@@ -35,7 +35,7 @@ struct Cast {
     /// Frames of the clip that are the reference where gradients are compared, and those that are scored there.
     references: [usize; 3],
     scored: [usize; 2],
-    /// What the mean cosine between two frames of `sampled` lies in.
+    /// The range of the mean cosine between two frames of `sampled`.
     alike: std::ops::Range<f64>,
 }
 
@@ -229,7 +229,7 @@ fn the_person_of_a_clip_has_one_face_in_every_frame_and_is_himself_but_not_the_p
     }
 }
 
-/// Every option that says what is computed, but those of the detector.
+/// Every option that bears on the result, but those of the detector.
 fn options() -> Vec<IdentityConfig> {
     let plain = IdentityConfig::default();
     let bgr = IdentityConfig { channel_order: ChannelOrder::Bgr, ..plain.clone() };

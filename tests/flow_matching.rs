@@ -1,5 +1,5 @@
-//! Flow matching on small real networks: which weights it trains, that it lowers the loss, and that what it writes can
-//! be used.
+//! Flow matching on small real networks: which weights it trains, that it lowers the loss, and that its files can be
+//! used.
 
 #![allow(clippy::unwrap_used)]
 
@@ -203,7 +203,7 @@ impl World {
             .unwrap()
     }
 
-    /// What it says, on both streams.
+    /// Its output on both streams.
     fn roll(&self, arguments: &[&str]) -> String {
         let output = self.try_roll(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

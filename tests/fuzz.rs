@@ -14,7 +14,7 @@ use roll_models::weights::gguf::GgufFile;
 #[path = "../fuzz/entries.rs"]
 mod entries;
 
-/// How many inputs each reader is tried with: about what it reads in a second.
+/// How many inputs each reader is tried with: about as many as it reads in a second.
 const INPUTS: [(&str, usize); 13] = [
     ("safetensors", 10_000),
     ("pth", 1_000),

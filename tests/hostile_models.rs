@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Bytes of address space that `roll` and all it starts may have, each: what it takes by itself is a few hundred MB.
+/// Bytes of address space that `roll` and all it starts may have, each: by itself it takes a few hundred MB.
 const MEMORY: u64 = 4 << 30;
 /// How long it may take. The limit of a template is 20 s.
 const TIME: Duration = Duration::from_secs(45);

@@ -1,5 +1,5 @@
-//! Every kind of Wan model, small and in official layout, through what a user does with it: train with and without
-//! guidance, stop and go on, generate.
+//! Every kind of Wan model, small and in official layout, as a user works with it: train with and without guidance,
+//! stop and go on, generate.
 
 #![allow(clippy::unwrap_used)]
 

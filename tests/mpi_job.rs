@@ -47,7 +47,7 @@ impl Job {
     }
 }
 
-/// `roll run` on so many ranks.
+/// `roll run` on this many ranks.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command
@@ -196,7 +196,7 @@ fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
         let run = world.path(out);
         let mut command = world.command(2, &["--out", out, "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=2"]);
         if wrapped {
-            // Says what each rank exits with; `mpirun` knows only of the first.
+            // Tells each rank's exit code; `mpirun` knows only of the first.
             let script = "\"$0\" \"$@\"; echo \"a rank exits with $?\"";
             let told: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
             let at = told.iter().position(|a| a == env!("CARGO_BIN_EXE_roll")).unwrap();

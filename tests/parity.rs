@@ -66,7 +66,7 @@ use case::{Case, Outcome, Report, Setting};
 
 type Run = fn(&Case) -> Outcome<Report>;
 
-/// What a case runs on.
+/// The devices of a case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
     /// Host code, or one small operator of it: once.
@@ -87,7 +87,7 @@ impl On {
     }
 }
 
-/// Every kind, and what runs it.
+/// Every kind, and the function that runs it.
 const KINDS: &[(&str, On, Run)] = &[
     ("agentic_functions", On::Host, agentic_functions::run),
     ("agentic_loss", On::Host, agentic_loss::run),
@@ -183,7 +183,7 @@ fn main() -> ExitCode {
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a backend needs of the machine.
+/// Needs of a backend.
 fn needs(backend: Backend) -> Option<&'static str> {
     match backend.name() {
         "wgpu" => Some("vulkan"),

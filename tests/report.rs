@@ -9,7 +9,7 @@ use std::process::Command;
 
 use world::World;
 
-/// `$ROLL_CHROMIUM`, or what is installed.
+/// `$ROLL_CHROMIUM`, or the installed browser.
 fn chromium() -> Option<PathBuf> {
     let named = std::env::var_os("ROLL_CHROMIUM").map(PathBuf::from);
     let directories =

@@ -1,5 +1,5 @@
-//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. What they leave must read as
-//! if they had never stopped.
+//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. Their files must read as if
+//! they had never stopped.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -41,7 +41,7 @@ const FLOW_GRPO: [&str; 7] = [
 ];
 const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
 
-/// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and what the summary says.
+/// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
 fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
     let (found, expected) = (world.metrics(run), world.metrics(whole));
     assert_eq!(found.len(), expected.len(), "lines of metrics of {run}");
@@ -252,7 +252,7 @@ fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
     eprintln!("{killed} kills, {writing} of them while a checkpoint was written; {alike} runs of {alike} ended alike");
 }
 
-/// What the directory of a run shows.
+/// The files of a run.
 struct Seen<'a>(&'a Path);
 
 impl Seen<'_> {

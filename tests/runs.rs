@@ -1,4 +1,4 @@
-//! How a run is looked at before, what it says, and how it ends.
+//! How a run is looked at before, its messages, and how it ends.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]

@@ -23,7 +23,7 @@ const REWARD_FL: [&str; 6] = [
     "save_steps=0",
 ];
 
-/// Trains on so many ranks, in a new directory or, to go on, in one that is there.
+/// Trains on this many ranks, in a new directory or, to go on, in one that is there.
 fn train(world: &World, out: &str, ranks: usize, resume: bool, settings: &[&str]) -> Vec<Result<u64>> {
     ThreadRanks::run(ranks, LONG, |ranks| {
         let registry = Registry::linked()?;

@@ -154,7 +154,7 @@ mod tests {
         let read_as = |size: usize| {
             let mut theirs = longer;
             theirs[0] = size;
-            // SAFETY: zeros or sevens, none of which is called.
+            // SAFETY: zeros or sevens; no function among them is called.
             unsafe { read(theirs.as_ptr().cast::<RollRewardTable>()) }
         };
         let whole = read_as(size_of_val(&longer)).unwrap();

@@ -1,7 +1,7 @@
 //! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
 //!
-//! The crate stands for nothing on the wire. What it checks is what the version promises: data have the same layout
-//! (P6), and of what grows the shorter is the beginning of the longer.
+//! The crate stands for nothing on the wire. It checks the promises of the version: data have the same layout (P6), and
+//! of what grows the shorter is the beginning of the longer.
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
@@ -59,7 +59,7 @@ impl StableTypes {
     }
 
     /// Fails with the first difference between `self`, a plugin's types of boundary version `[_, minor]`, and ours: in
-    /// a few lines. What the older side does not know is no difference.
+    /// a few lines. Parts that the older side does not know are no difference.
     ///
     /// # Safety
     /// The types are those of a library that is never unloaded.
@@ -88,7 +88,7 @@ fn grown(description: &'static TypeLayout) -> &'static str {
     description.phantom_fields().iter().next().map_or(description.name(), |field| field.layout().name())
 }
 
-/// The first of many differences: the way to it, and what it is. `abi_stable` itself tells one in tens of kilobytes.
+/// The first of many differences: its path and its kind. `abi_stable` itself tells one in tens of kilobytes.
 fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut told = format!("`{name}`");

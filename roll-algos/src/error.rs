@@ -37,7 +37,7 @@ pub enum AlgorithmError {
     NoEpisode {
         /// Name of the algorithm.
         algorithm: &'static str,
-        /// What became of the first.
+        /// The result of the first.
         reason: String,
     },
     /// Nothing to train.
@@ -66,7 +66,7 @@ pub enum AlgorithmError {
     /// A part that promised a pullback gave none.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {
-        /// What was asked: "the velocity of step 4".
+        /// The part that was asked for: "the velocity of step 4".
         what: String,
     },
     /// A sample without anything to score, and the policy is to stop.

@@ -1,4 +1,4 @@
-//! What was computed for a sample, kept for its next turn.
+//! Results for a sample, kept for its next turn.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -21,7 +21,8 @@ pub enum OnNonfinite {
 /// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
 /// is not finite. `before` runs first, with the number of samples of all ranks.
 ///
-/// `nonfinite` says what was not finite on this rank, and its value; a gradient norm that is not is put there too.
+/// `nonfinite` has the name and value of a number on this rank that was not finite; such a gradient norm is put there
+/// too.
 pub(crate) fn finish(
     ctx: &mut StepContext<'_>,
     counted: usize,

@@ -2,9 +2,9 @@
 //!
 //!     MALLOC_MMAP_THRESHOLD_=65536 cargo run --release -p roll-backends --example zero_memory -- 4     # ranks
 //!
-//! The variable makes glibc give freed memory back at once, so that what is counted is what is held.
+//! The variable makes glibc give freed memory back at once, so that the count is of memory that is held.
 //!
-//! The ranks are threads of this process; a rank's share is what the process grew by, divided by their number.
+//! The ranks are threads of this process; a rank's share is the growth of the process, divided by their number.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use roll_core::Result;
 
-/// What a thread is for. Jobs of one purpose wait for each other, those of two do not: a GPU copies in both directions
-/// at once.
+/// The purpose of a thread. Jobs of one purpose wait for each other, those of two do not: a GPU copies in both
+/// directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Copies from the device to the host.
@@ -33,8 +33,8 @@ struct Thread {
 
 static THREADS: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 
-/// Does `job` after those that were begun before it for this device and purpose. What it gives arrives at the receiver;
-/// an end of the channel instead means that it panicked. A job must not wait for another of its purpose.
+/// Does `job` after those that were begun before it for this device and purpose. Its result arrives at the receiver; an
+/// end of the channel instead means that it panicked. A job must not wait for another of its purpose.
 pub fn begin<T: Send + 'static>(
     device: &Device,
     purpose: Purpose,
@@ -73,7 +73,7 @@ fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(),
 
 fn work(jobs: &Receiver<Job>) {
     for job in jobs {
-        // The panic's message is printed; whoever waits for the job learns from its channel that it ended.
+        // The panic's message is printed; the channel tells the one who waits that the job ended.
         let _ = catch_unwind(AssertUnwindSafe(job));
     }
 }

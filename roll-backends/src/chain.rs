@@ -56,15 +56,15 @@ impl Chain {
         Self { segments, kept: DType::F32 }
     }
 
-    /// Keeps segment inputs as `dtype`. Where products round their operands to bf16 anyway, inputs in bf16 take half the
-    /// memory, and a pull recomputes from what was rounded once more.
+    /// Keeps segment inputs as `dtype`. Where products round their operands to bf16 anyway, inputs in bf16 take half
+    /// the memory, and a pull recomputes from inputs that were rounded once more.
     pub fn keeping(self, dtype: DType) -> Self {
         Self { kept: dtype, ..self }
     }
 
-    /// Runs the chain. With [`Grad::Record`] also returns what the pull needs; `track_shared` says whether the pull
-    /// must also give the cotangents of `shared` (it costs one accumulation per segment).
-    /// Gradients of parameters go to `parameters`.
+    /// Runs the chain. With [`Grad::Record`] also returns the memory of the pull; `track_shared` says whether the pull
+    /// must also give the cotangents of `shared` (it costs one accumulation per segment). Gradients of parameters go to
+    /// `parameters`.
     pub fn forward(
         &self,
         state: NdTensor,

@@ -5,7 +5,7 @@ use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
-/// What eight bits stand for.
+/// Meaning of eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EightBits {
     /// Integers from -128 to 127.
@@ -95,8 +95,8 @@ impl ScaledRows {
         Ok(Self { kind, codes, scales, shape })
     }
 
-    /// The matrix `tensor`, rounded; the largest number of each row gets the largest code. Fails on what is no matrix,
-    /// and on numbers that are not finite.
+    /// The matrix `tensor`, rounded; the largest number of each row gets the largest code. Fails on other tensors than
+    /// matrices, and on numbers that are not finite.
     pub fn quantised(tensor: &roll_core::Tensor, kind: EightBits) -> Result<Self> {
         let [rows, columns] = *tensor.shape() else {
             return Err(Error::shape("matrix to store in eight bits", "[rows, columns]", tensor.shape()));
@@ -120,7 +120,7 @@ impl ScaledRows {
         Ok(Self { kind, codes, scales, shape: [rows, columns] })
     }
 
-    /// What its codes stand for.
+    /// Meaning of its codes.
     pub fn kind(&self) -> EightBits {
         self.kind
     }

@@ -11,7 +11,7 @@ pub enum BackendError {
     Backend {
         /// As given to `--backend`.
         name: String,
-        /// What is missing and how to get it.
+        /// The missing part and how to get it.
         reason: String,
     },
     /// A network asked for a weight that the store does not hold.
@@ -45,7 +45,7 @@ pub enum BackendError {
          who has it"
     )]
     Device {
-        /// What the device's library says.
+        /// The message of the device's library.
         reason: String,
     },
 

@@ -82,7 +82,7 @@ pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
     Tensor::new(values, shape)
 }
 
-/// What an error of a device's library begins with; the rest is the source of a kernel, or where it happened.
+/// The beginning of an error of a device's library; the rest is the source of a kernel, or the place.
 fn first_lines(error: &str) -> String {
     const MOST: usize = 400;
     let lines: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();

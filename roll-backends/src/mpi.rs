@@ -23,7 +23,7 @@ const CHUNK: usize = 1 << 22;
 const SMALL: usize = 1 << 12;
 /// A reason longer than this is cut.
 const LONGEST_REASON: usize = 4096;
-/// What others are given to speak before the job is aborted; where ranks share cores they need it.
+/// Time for others to speak before the job is aborted; where ranks share cores they need it.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Messages between two ranks.

@@ -14,12 +14,12 @@ use roll_core::{Communicator, Error, OptimizerConfig, Rank, Result, Strategy, Th
 use flat_model::FlatModel;
 
 const RANKS: usize = 4;
-/// What the child is to do.
+/// The child's task.
 const MODE: &str = "ROLL_MPI_TEST";
 /// Longer than any ending should take, and shorter than a hang.
 const SECONDS: u64 = 60;
 
-/// Name, mode, whether the job succeeds, what it must say.
+/// Name, mode, whether the job succeeds, and the words that it must say.
 const TESTS: [(&str, &str, bool, &[&str]); 7] = [
     ("every_collective_gives_what_threads_give", "collectives", true, &[]),
     ("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[]),
@@ -139,7 +139,7 @@ fn collectives(ranks: &dyn Communicator) -> Result<()> {
     Ok(())
 }
 
-/// The bits of what every collective gives.
+/// The bits of every collective's result.
 fn all_kinds(ranks: &dyn Communicator, n: usize) -> Result<Vec<u32>> {
     let rank = ranks.rank().0;
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| 1.0 / ((i * 4 + rank) % 1009 + 1) as f32).collect() };

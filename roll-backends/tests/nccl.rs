@@ -1,4 +1,4 @@
-//! Ranks over NCCL where there is none: what everybody is told. With a GPU, what its collectives give.
+//! Ranks over NCCL where there is none: the errors. With a GPU, the results of its collectives.
 
 #![allow(clippy::unwrap_used)]
 

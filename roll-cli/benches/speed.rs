@@ -40,7 +40,7 @@ struct Case<'a> {
     work: Vec<Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>>,
 }
 
-/// What there is to time on one backend.
+/// The operators to time on one backend.
 struct Fixtures {
     block: block::Fixture,
     decode: decode::Fixture,
@@ -149,7 +149,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// PyTorch in a process of its own, told what to do line by line.
+/// PyTorch in a process of its own, with an order on each line.
 struct Torch {
     child: Child,
     tell: ChildStdin,

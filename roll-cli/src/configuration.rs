@@ -1,4 +1,4 @@
-//! The configuration of a command: what files, the environment and arguments say, and the components it may name.
+//! The configuration of a command, from files, the environment and arguments, and the components it may name.
 
 use roll_core::{BuildContext, Registry, Replaces, Result, communicator, plugin};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
@@ -108,7 +108,7 @@ impl Configuration {
     }
 }
 
-/// What implementations are made with. Relative paths start from the working directory.
+/// The context that implementations are made with. Relative paths start from the working directory.
 pub fn build_context(loaded: &LoadedConfig) -> BuildContext {
     BuildContext {
         backend: ranks::device(&loaded.config.backend),

@@ -47,7 +47,7 @@ pub fn tell_of_plugins() {
     }
 }
 
-/// Hands the signal to whoever took it before, says whose code it was, and lets the signal end the process.
+/// Hands the signal to its former handler, says whose code it was, and lets the signal end the process.
 extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(at) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
     if let Some(before) = BEFORE[at].get()

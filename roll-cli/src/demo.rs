@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// The configuration; `DEMO` stands for the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
-/// What it does by each algorithm that trains on a reward of videos.
+/// Its part for each algorithm that trains on a reward of videos.
 const ALGORITHMS: [(&str, &str); 3] = [
     ("reward_fl", include_str!("demo_reward_fl.yaml")),
     ("diffusion_nft", include_str!("demo_diffusion_nft.yaml")),
@@ -158,7 +158,7 @@ fn names_another_reward(own: &MergedConfig) -> bool {
     first.is_some_and(|name| name != "insightface")
 }
 
-/// `$ROLL_DEMO`, what is installed beside the program, or the checkout that it was built from.
+/// `$ROLL_DEMO`, the demo installed beside the program, or the checkout that it was built from.
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -11,7 +11,7 @@ use crate::progress;
 /// Exit code of a run that was stopped, by a signal or after its checkpoint.
 const CODE: i32 = 130;
 
-/// What asks a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
+/// Signals that ask a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
 /// `odls_base_sigkill_timeout` seconds first, and kills after as many more. SIGHUP comes when the terminal is closed.
 #[cfg(unix)]
 const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, signal_hook::consts::SIGUSR1, SIGHUP];

@@ -67,7 +67,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// What stands before the lines of a rank.
+/// The prefix of a rank's lines.
 pub fn prefix(rank: Option<usize>) -> String {
     rank.map(|rank| format!("[rank {rank}] ")).unwrap_or_default()
 }

@@ -25,7 +25,7 @@ use clap::Parser;
 use roll_core::Fault;
 use roll_models::causal_lm::chat;
 
-// A crate that is only named in Cargo.toml registers nothing: these are here for what they submit to the registry.
+// A crate that is only named in Cargo.toml registers nothing: these are here for their registrations.
 use roll_algos as _;
 use roll_backends as _;
 use roll_models as _;
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Prints an error and what caused it, each message once.
+/// Prints an error and its causes, each message once.
 fn report(error: &roll_core::Error, rank: Option<usize>) {
     let prefix = logging::prefix(rank);
     let messages = error.messages();

@@ -17,7 +17,7 @@ macro_rules! println {
     };
 }
 
-/// Prints a line, unless the reader went away. What else goes wrong, such as a full disk behind a redirection, ends the
+/// Prints a line, unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
 /// process: nothing that is printed comes before the work is done.
 pub fn line(text: Arguments<'_>) {
     if let Err(error) = writeln!(std::io::stdout(), "{text}")

@@ -1,4 +1,4 @@
-//! Progress bars of long work: steps, what is going on, time left. Nothing where there is no terminal.
+//! Progress bars of long work: steps, the phase, time left. Nothing where there is no terminal.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -137,7 +137,7 @@ fn fitting(text: &str, taken: usize, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(taken + MARGIN)).collect()
 }
 
-/// What stands behind a bar.
+/// The text behind a bar.
 #[derive(Default)]
 struct Told {
     left: String,
@@ -160,7 +160,7 @@ impl Display for Terminal {
 /// A bar over optimizer steps or clips.
 pub struct TerminalBar {
     bar: ProgressBar,
-    /// When the first position was told, and which: what a process before this one did took no time of this one.
+    /// When the first position was told, and which: steps of a process before this one took no time of this one.
     first: Mutex<Option<(Instant, u64)>>,
     told: Arc<Mutex<Told>>,
     shown: AtomicBool,
@@ -231,7 +231,7 @@ fn time_left(taken: Duration, done: u64, left: u64) -> String {
     }
 }
 
-/// A line for work whose length is not known: what is going on, and for how long.
+/// A line for work whose length is not known: its phase, and for how long.
 pub struct Spinner {
     line: ProgressBar,
     told: Arc<Mutex<String>>,
@@ -276,7 +276,7 @@ impl roll_core::Progress for Spinner {
 mod tests {
     use super::*;
 
-    /// What is written, escape sequences left out.
+    /// The written text, escape sequences left out.
     #[derive(Debug, Default)]
     struct Paper(Mutex<String>);
 

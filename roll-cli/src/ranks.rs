@@ -10,7 +10,7 @@ use roll_core::{Error, Fault, Result, communicator};
 
 use crate::args::Collectives;
 
-/// What this process is part of.
+/// The job that this process is part of.
 pub struct Job {
     #[cfg(feature = "mpi")]
     mpi: Option<Arc<roll_backends::mpi::MpiRanks>>,

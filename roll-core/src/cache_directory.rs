@@ -1,4 +1,4 @@
-//! Where what can be computed again is kept between runs.
+//! The directory of files that are kept between runs and could be computed again.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

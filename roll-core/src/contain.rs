@@ -9,7 +9,7 @@ use std::time::Duration;
 pub fn contain<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let (done, result) = sync_channel(1);
     let thread = thread::Builder::new().name("contained".into()).spawn(move || {
-        // Whoever waited may have given up.
+        // The caller may have stopped waiting.
         let _ = done.send(work());
     });
     let thread = thread.map_err(|e| format!("no thread for it: {e}"))?;

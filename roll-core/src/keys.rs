@@ -77,8 +77,8 @@ mod schema {
 
     impl Key {
         /// Fails on a value of another type than this key takes, on a number outside its range, a word that is none of
-        /// its words, a list of another length, and a key that a map of it does not know; `place` is its full name. What
-        /// else is wrong with a value is told by the type that reads it.
+        /// its words, a list of another length, and a key that a map of it does not know; `place` is its full name.
+        /// Other faults of a value are told by the type that reads it.
         pub fn check(&self, place: &str, value: &Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
@@ -141,7 +141,7 @@ mod schema {
         schema.get("type").is_some_and(|of_type| of_type == "null")
     }
 
-    /// What a schema may be one of; itself where it is one.
+    /// The alternatives of a schema, or the schema alone where it has no alternatives.
     fn alternatives(schema: &Json) -> Vec<&Json> {
         match schema.get("anyOf").or(schema.get("oneOf")).and_then(Json::as_array) {
             Some(several) => several.iter().flat_map(alternatives).collect(),
@@ -262,7 +262,7 @@ mod schema {
         }
     }
 
-    /// Whether a schema takes values of this one's type. What reads numbers takes whole ones for any.
+    /// Whether a schema takes values of this one's type. A reader of numbers takes whole ones for any.
     fn takes(schema: &Json, value: &Json) -> bool {
         let Some(types) = types(schema) else { return true };
         types.iter().any(|name| match *name {
@@ -287,7 +287,7 @@ mod schema {
             [] if value.is_null() && of_one(schema).iter().all(|one| one.starts_with("a number")) => {
                 Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
             }
-            // What `null` stands for, the type that reads it knows.
+            // The type that reads `null` knows its meaning.
             [] if value.is_null() => Ok(()),
             [] => wrong(),
             [only] => check_one(key, only, value, &wrong),
@@ -370,7 +370,7 @@ mod schema {
         }
     }
 
-    /// What is wrong with the value at `key`, a dotted path below `T`, in the words of its documentation; `None` where
+    /// The problem of the value at `key`, a dotted path below `T`, in the words of its documentation; `None` where
     /// nothing is known of it. For the words of a parser that knows types but no configuration.
     pub fn expectation<T: JsonSchema + Serialize + Default>(key: &str, tree: &Json) -> Option<String> {
         let parts: Vec<&str> = key.split('.').collect();

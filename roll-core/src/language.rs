@@ -166,9 +166,9 @@ pub trait LanguageModel {
         Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
     }
 
-    /// Another model on the same frozen weights, with `adapters` of its own that begin as if there were none: what it
-    /// learns does not reach this one, nor the reverse. It records hidden states
-    /// ([`LanguageModel::record_hidden_states`]). For a critic. The models of plugins have none.
+    /// Another model on the same frozen weights, with `adapters` of its own that begin as if there were none; neither
+    /// model's training reaches the other. It records hidden states ([`LanguageModel::record_hidden_states`]). For a
+    /// critic. The models of plugins have none.
     fn branch(&self, _adapters: &BranchAdapters, _noise: &Noise) -> Result<Box<dyn Model>> {
         Err(Error::Unsupported("this language model cannot share its frozen weights with adapters of another".into()))
     }

@@ -125,7 +125,7 @@ mod tests {
 
     fn leaves(grandchild: PathBuf) {
         let begun = Instant::now();
-        // Whoever adopted it takes it off the system's table; until then it is dead (`Z`).
+        // Its new parent takes it off the system's table; until then it is dead (`Z`).
         let is_gone = || std::fs::read_to_string(grandchild.join("stat")).map_or(true, |stat| stat.contains(") Z "));
         while !is_gone() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{} is left behind", grandchild.display());

@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// What a perfect model of data around 0.3 with a deviation of 0.5 says: noise e flows to 0.3 + 0.5 e.
+    /// A perfect model of data around 0.3 with a deviation of 0.5: noise e flows to 0.3 + 0.5 e.
     fn gaussian(x: f64, sigma: f64) -> f64 {
         let (alpha, variance) = (1.0 - sigma, 0.25);
         0.3 + variance * alpha / (alpha * alpha * variance + sigma * sigma) * (x - alpha * 0.3)

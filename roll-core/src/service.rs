@@ -1,4 +1,4 @@
-//! A service that is asked by POST: what rewards and environments over HTTP have in common.
+//! A service that is asked by POST, for rewards and environments over HTTP.
 //!
 //! What keeps a service from doing harm: a request with its answer ends within a time, and no redirect is followed, so
 //! that body and token go to the one address alone. How much of an answer is read is up to who reads it.
@@ -155,7 +155,7 @@ fn pause(header: Option<&str>) -> Duration {
 /// The beginning of an answer that is only for a message, as one line: a page of HTML is no message.
 fn said(reader: impl Read) -> String {
     let mut said = Vec::new();
-    // What was read before a failure is said.
+    // Text that was read before a failure counts too.
     let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
     String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,4 @@
-//! What a `tokenizer.json` may do to a text, read before a tokenizer is made of it: the file often comes from another
-//! person.
+//! Checks of a `tokenizer.json` before a tokenizer is made of it: the file often comes from another person.
 
 use std::time::Duration;
 

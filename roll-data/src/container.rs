@@ -12,7 +12,7 @@ pub(crate) enum Container {
     Gif,
     /// PNG, JPEG or WebP.
     Picture,
-    /// A picture that only ffmpeg reads: its name, and what ffmpeg calls it where it does not find out.
+    /// A picture that only ffmpeg reads: its name, and ffmpeg's where it does not find out.
     OtherPicture(&'static str, Option<&'static str>),
     /// A video in another container.
     OtherVideo(&'static str),

@@ -30,7 +30,7 @@ impl Dataset {
     }
 
     /// With metadata that was opened before the model was. Clips that are brought to a few shapes are looked at now;
-    /// what else is in the files shows when they are read.
+    /// other faults show when the files are read.
     pub fn new(metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         config.check_unit(unit)?;
         let buckets = match buckets::are_wanted(config) {

@@ -52,8 +52,8 @@ impl Picture {
     }
 }
 
-/// Height and width in square pixels: the side that is too short is stretched, so that nothing is lost. What is no
-/// ratio, or one beyond 10, counts as square.
+/// Height and width in square pixels: the side that is too short is stretched, so that nothing is lost. Another value
+/// than a ratio, or one beyond 10, counts as square.
 pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32; 2]>) -> [usize; 2] {
     let Some([w, h]) = pixel_aspect else { return [height, width] };
     let ratio = f64::from(w) / f64::from(h);

@@ -9,7 +9,7 @@ use roll_core::{Result, Sample};
 
 use crate::Dataset;
 
-/// What a row gives: its sample, or what stands for it and why it was left out.
+/// The result of a row: its sample, or its name and why it was left out.
 pub(crate) type Read = std::result::Result<Sample, (String, String)>;
 
 /// Rows that are being read, each list on a thread of its own.

@@ -24,8 +24,8 @@ pub struct Probed {
     pub fps: f64,
 }
 
-/// Reads size and length of a file or directory that [`read_video`](crate::read_video) takes. Of a video only the
-/// index is read; what is damaged behind it shows when the video is.
+/// Reads size and length of a file or directory that [`read_video`](crate::read_video) takes. Of a video only the index
+/// is read; damage behind it shows when the video is read.
 pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
     let path = path.as_ref();
     let bad = |problem: String| Error::bad_file(path, problem);

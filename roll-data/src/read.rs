@@ -81,7 +81,7 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
     frames?.finish(path)
 }
 
-/// What ffmpeg gives where the reader of this crate has a `problem`, if `decoder` allows it.
+/// ffmpeg's result where the reader of this crate has a `problem`, if `decoder` allows it.
 pub(crate) fn or_ffmpeg<T>(
     path: &Path,
     decoder: Decoder,

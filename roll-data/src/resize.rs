@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(target_size([480, 832], max, [32, 32]), Ok([352, 608]));
     }
 
-    /// Sums and polynomial hashes of what torchvision 0.24.0 on Pillow 13.0.0 gives for the same pictures.
+    /// Sums and polynomial hashes of the results of torchvision 0.24.0 on Pillow 13.0.0 for the same pictures.
     #[test]
     fn pictures_come_out_as_from_pillow_to_the_bit() {
         let cases = [

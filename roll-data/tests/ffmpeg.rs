@@ -1,4 +1,4 @@
-//! What ffmpeg writes, read by both readers.
+//! Files of ffmpeg, read by both readers.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

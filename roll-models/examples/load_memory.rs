@@ -109,7 +109,7 @@ fn measure(directory: &Path, dtype: &str, idle: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is resident now, and at its highest, pages of mapped files included.
+/// Resident memory, now and at its highest, pages of mapped files included.
 fn memory() -> Result<String> {
     let path = "/proc/self/status";
     let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;

@@ -1,4 +1,4 @@
-//! What overlapping communication and computation gains, with and without it in turns, in one run.
+//! The gain of overlapping communication and computation: with and without it in turns, in one run.
 //!
 //!     RAYON_NUM_THREADS=1 cargo run --release -p roll-models --example overlap -- [GB/s between ranks]
 //!     cargo run --release -p roll-models --example overlap -- streamed

@@ -1,6 +1,6 @@
 //! Options that are lists: one of YAML, or a text with commas, as ROLL writes them.
 //!
-//! Both are kept as the text, so that what a run records does not depend on how it was written.
+//! Both are kept as the text, so that the record of a run does not depend on how it was written.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ pub(crate) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Str
     deserializer.deserialize_any(List)
 }
 
-/// What [`required`] reads.
+/// Input of [`required`].
 pub(crate) fn required_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 }
 
-/// What [`optional`] reads.
+/// Input of [`optional`].
 pub(crate) fn optional_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
 }

@@ -11,7 +11,7 @@ use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
 use crate::weights::{Checkpoint, WeightsError, is_beside};
 
-/// What a weight file, or the shards of one, holds.
+/// Contents of a weight file, or of the shards of one.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct About {
     /// The file, or the first of its shards.
@@ -75,7 +75,7 @@ fn about(checkpoint: Checkpoint) -> Result<About> {
     if checkpoint.keys().any(lora::is_lora_key) {
         match LoraFile::open(&place) {
             Ok(file) => about.lora(&file),
-            // What kind it is can be told of adapters that cannot be used, too.
+            // Adapters that cannot be used have a kind, too.
             Err(e) => {
                 about.what = "adapter that cannot be used here".into();
                 about.details.push(("reason".into(), e.to_string()));

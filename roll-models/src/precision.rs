@@ -53,7 +53,7 @@ impl WeightsDType {
         Ok(Storage { dtype, exact, matrices })
     }
 
-    /// What matrices are rounded to.
+    /// Dtype that matrices are rounded to.
     pub(crate) fn eight_bits(self) -> Option<EightBits> {
         match self {
             Self::Auto | Self::F32 | Self::Bf16 => None,
@@ -73,7 +73,7 @@ impl WeightsDType {
     }
 }
 
-/// What products of matrices and attention are taken in.
+/// Dtype of products of matrices, and of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDType {
@@ -106,7 +106,7 @@ impl ComputeDType {
     }
 }
 
-/// What `device` stores numbers of `dtype` in without loss: bf16 as f32, where it has no bf16.
+/// The dtype in which `device` stores numbers of `dtype` without loss: for bf16 f32, where it has no bf16.
 pub(crate) fn storable(dtype: DType, device: &Device) -> DType {
     if dtype == DType::BF16 && !device.supports_dtype(DType::BF16) { DType::F32 } else { dtype }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use roll_core::{Error, Grad, OnMissing, Result, RewardScorer, Target, Tensor, Video};
 use roll_rewards::remote::RemoteReward;
-use roll_rewards::remote::command::{Config, Program};
+use roll_rewards::remote::command::{CommandConfig, Program};
 
 const RUNS: usize = 8;
 const SHAPE: [usize; 4] = [81, 3, 480, 480];
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
 /// Seconds of wall time and of both processes' CPU for a score and its pullback.
 fn asked(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
     let command = vec![python.into(), "-c".into(), format!("{SCORE}\nroll_reward.serve(score)")];
-    let config = Config { command, shared_memory, ..Config::default() };
+    let config = CommandConfig { command, shared_memory, ..CommandConfig::default() };
     let mut reward = RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)?;
     let video = Video::new(Tensor::full(SHAPE, 0.25), 16.0)?;
     let mut best = [f64::INFINITY; 2];

@@ -29,8 +29,8 @@ struct Part {
 }
 
 impl Part {
-    /// What enters the sum for a part that has nothing to score: its value, or nothing when it has no weight. Otherwise
-    /// there is no sum: [`Error::NothingToScore`] for `skip`, another error for `error`.
+    /// Term of a part that has nothing to score: its value, or nothing when it has no weight. Otherwise there is no
+    /// sum: [`Error::NothingToScore`] for `skip`, another error for `error`.
     fn without_score(&self, reason: &str) -> Result<Option<f64>> {
         match self.scorer.on_missing() {
             _ if self.weight == 0.0 => Ok(None),
@@ -93,7 +93,7 @@ impl WeightedSum {
     }
 }
 
-/// What became of a part.
+/// The outcome of a part.
 enum Scored {
     /// Its reference shows nothing to compare with, and why.
     Without(String),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use roll_core::{Error, Fault};
 
-/// What can go wrong when a reward is set up, or used against its rules.
+/// Errors of a reward that is set up, or used against its rules.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RewardError {
@@ -19,9 +19,9 @@ pub enum RewardError {
         role: &'static str,
         /// The directory.
         directory: PathBuf,
-        /// What would have been taken.
+        /// The kind of file that would have been taken.
         expected: &'static str,
-        /// The ONNX files in it, with what is known against them.
+        /// The ONNX files in it, each with the reason against it.
         seen: Vec<String>,
         /// The option that names a file.
         key: &'static str,
@@ -45,7 +45,7 @@ pub enum RewardError {
         role: &'static str,
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The difference between the expected and the found.
         problem: String,
     },
 
@@ -87,7 +87,7 @@ pub enum RewardError {
     StrangeTarget {
         /// The reward.
         reward: String,
-        /// What is missing.
+        /// The missing tensor.
         tensor: String,
     },
 }

@@ -66,7 +66,7 @@ pub struct MockDiffusion {
     pub encoded: usize,
     /// Whether it says that it is a diffusion model.
     pub diffusion: bool,
-    /// What the schedule says: the boundary of its experts.
+    /// The boundary of the schedule's experts.
     pub boundary: Option<f64>,
     /// The noise levels at which the adapter acts; elsewhere another, frozen expert works.
     pub trained: SigmaRange,
@@ -240,7 +240,7 @@ impl DiffusionModel for MockDiffusion {
 /// Score = mean of sin(3 frame + reference). For the prompt `missing` there is no score, for `nan` it is none, and for
 /// `broken gradient` its gradient is none.
 pub struct Sines {
-    /// What it says of a missing score.
+    /// Its reaction to a missing score.
     pub on_missing: OnMissing,
     /// Whether it says that it has a gradient.
     pub differentiable: bool,

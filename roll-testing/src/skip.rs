@@ -25,7 +25,8 @@ pub const CAPABILITIES: [(&str, &str); 13] = [
 /// `needs` names a [capability](CAPABILITIES). Where the variable `ROLL_REQUIRE` lists it (commas between several; `all`
 /// is every one), the test panics instead. A skip that names none never fails.
 ///
-/// What is returned is the function's `Default`: `()` from a test, `None` from a helper that looks for what is missing.
+/// What is returned is the function's `Default`: `()` from a test, `None` from a helper that looks for the missing
+/// part.
 ///
 /// ```
 /// fn compiler() -> Option<std::path::PathBuf> {

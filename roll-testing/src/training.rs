@@ -70,7 +70,7 @@ pub const BATCH: u64 = 4;
 /// Parameters at the end, and the metrics of each step without times.
 pub type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
 
-/// What one rank of [`train`] trains with.
+/// The parts of one rank of [`train`].
 pub struct Rank<A, S> {
     /// The algorithm.
     pub algorithm: A,
@@ -81,7 +81,7 @@ pub struct Rank<A, S> {
 }
 
 /// Trains on the same samples with any number of ranks, threads of this process: rank r has the r-th part of those of
-/// each step. Gives what each rank saw.
+/// each step. Gives the views of the ranks.
 pub fn train<A: Algorithm, S: Strategy>(
     ranks: usize,
     steps: u64,
@@ -106,7 +106,7 @@ pub fn train<A: Algorithm, S: Strategy>(
     })
 }
 
-/// What all ranks agree on.
+/// Results that all ranks agree on.
 pub fn agreed(results: Vec<Result<Run>>) -> Run {
     let mut results = results.into_iter().map(Result::unwrap);
     let first = results.next().unwrap();

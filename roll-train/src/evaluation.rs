@@ -66,7 +66,7 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// The numbers of what was made of a sample.
+    /// The numbers of an evaluated sample.
     fn of(evaluated: &Evaluated) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         Self {
@@ -161,9 +161,10 @@ impl Evaluator {
         self.sets.iter().find(|set| set.name == name).map(|set| set.samples.as_slice()).unwrap_or_default()
     }
 
-    /// Generates and scores all clips, each rank its part, one clip after the other; every rank then has all numbers, in
-    /// the order of the clips. Rank 0 gets each video as soon as it is there, and writes it: no rank holds more than
-    /// one. What `kept` has from a process before is not done again. `None` when the algorithm has no evaluation.
+    /// Generates and scores all clips, each rank its part, one clip after the other; every rank then has all numbers,
+    /// in the order of the clips. Rank 0 gets each video as soon as it is there, and writes it: no rank holds more than
+    /// one. Clips that `kept` has from a process before are not made again. `None` when the algorithm has no
+    /// evaluation.
     pub(crate) fn run(&mut self, means: &mut Means<'_>, kept: Option<&Kept<'_>>) -> Result<Option<Results>> {
         let (mut results, mut done) = (Results::new(), 0);
         for set in &self.sets {
@@ -297,7 +298,7 @@ fn agreed(ranks: &dyn Communicator, clips: usize) -> Result<()> {
     }
 }
 
-/// What belongs to one set.
+/// The parts of one set.
 pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
     sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
 }

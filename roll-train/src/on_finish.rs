@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::trainer::RunSummary;
 
-/// A command that takes longer is killed: a run that is over must not hold its machine. What it started ends with it.
+/// A command that takes longer is killed: a run that is over must not hold its machine. Processes that it started end
+/// with it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
@@ -50,7 +51,7 @@ impl OnFinish {
         command.envs(VARIABLES.into_iter().zip(values));
         let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("cannot be started: {e}"))?;
         if let Some(mut stdin) = group.child().stdin.take() {
-            // A command that reads nothing must not hold us up; what it leaves unread is no problem of ours.
+            // A command that reads nothing must not hold us up; the rest that it leaves unread is no problem of ours.
             std::thread::spawn(move || drop(stdin.write_all(facts.to_string().as_bytes())));
         }
         match group.wait_for(limit).map_err(|e| format!("cannot be waited for: {e}"))? {

@@ -305,7 +305,7 @@ impl Context {
         let Config { traj_group_id, traj_id, step, step_scores, state_hash, episode_scores, .. } = &self.config;
         let returns = rewards::step_returns(step_scores, traj_id, step, self.config.step_gamma);
         let (groups, states, episodes) = (traj_group_id.clone(), state_hash.clone(), episode_scores.clone());
-        // What GRPO normalises is the sum of a response's token rewards.
+        // GRPO normalises the sum of a response's token rewards.
         let totals = statistics::row_sums(&self.grid("rewards")?, &self.mask);
         self.see_vector("discounted_step_returns", &returns)?;
         // Weights and clip are not in the configuration; they follow from the numbers.

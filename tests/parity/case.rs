@@ -18,23 +18,23 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 const ERROR_FACTOR: f64 = 8.0;
 const ERROR_FLOOR: f64 = 1e-6;
 
-/// Relative to its largest value, what a tensor may differ by where products are taken in bf16: twelve times the
-/// distance of neighbouring bf16 numbers. The references are f32, so the rounding of weights and operands of every layer
-/// shows in full.
+/// Difference of a tensor, relative to its largest value, where products are taken in bf16: twelve times the distance
+/// of neighbouring bf16 numbers. The references are f32, so the rounding of weights and operands of every layer shows
+/// in full.
 const BF16_ERROR: f64 = 12.0 / 256.0;
 /// Times that, where eight passes follow one another and the gradient goes back through four: there the rounding of the
 /// weights alone makes 0.09 of a gradient's largest value (measured on flex, whose products are exact). And in a VAE,
 /// where every activation is rounded too, and a frame near the clamp's border may get a gradient or none.
 const BF16_STEP: f64 = 3.0;
 
-/// Where a case is computed, and in what.
+/// Where a case is computed, and in which dtypes.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// As `--backend` names it.
     pub backend: &'static str,
     /// The device.
     pub device: Device,
-    /// What frozen weights are stored in, and products taken in.
+    /// Dtype of stored frozen weights, and of products.
     pub dtype: Burn,
 }
 
@@ -104,7 +104,7 @@ impl Case {
         BF16_ERROR * if rounds_more { BF16_STEP } else { 1.0 }
     }
 
-    /// What a number that is checked by itself may differ by: `exact`, or the rounding of bf16.
+    /// Tolerance of a number that is checked by itself: `exact`, or the rounding of bf16.
     pub fn tolerance(&self, exact: f64) -> f64 {
         if self.setting.is_narrow() { exact.max(self.bf16_error()) } else { exact }
     }
@@ -154,7 +154,7 @@ impl Case {
             .collect()
     }
 
-    /// The expected tensors of `file`, each with what it may differ by.
+    /// The expected tensors of `file`, each with its tolerance.
     pub fn expected(&self, file: &str) -> Outcome<Report> {
         let expected = self.tensors(file)?;
         let wide = self.json["suggested_tolerance_rel_to_max"].as_f64().unwrap_or(ERROR_FLOOR);
@@ -174,7 +174,7 @@ impl Case {
     }
 }
 
-/// What was compared, and how far off it was.
+/// The compared tensors, and how far off they were.
 #[derive(Default)]
 pub struct Report {
     expected: StateDict,
@@ -265,7 +265,7 @@ impl Report {
         };
     }
 
-    /// What went wrong, an expected tensor that nobody compared included.
+    /// The failures, an expected tensor that nobody compared included.
     pub fn failures(&self) -> Vec<String> {
         let forgotten = self.expected.keys().filter(|k| !self.seen.contains(*k));
         self.failures.iter().cloned().chain(forgotten.map(|k| format!("{k}: never compared"))).collect()

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use crate::case::{Case, Outcome, Report};
 
-/// What a value in f64 may differ by, relative to the largest of its tensor: orders of sums.
+/// Tolerance of a value in f64, relative to the largest of its tensor: orders of sums.
 const ALLOWED: f64 = 1e-10;
 
 /// The expected tensors of a case, in both precisions.

@@ -33,7 +33,7 @@ struct Config {
     small: usize,
 }
 
-/// What the fixture fixes outside its configuration: the reference's constants.
+/// Settings of the fixture outside its configuration: the reference's constants.
 const THRESHOLD: f32 = 0.5;
 const NMS_IOU: f32 = 0.4;
 const DET_SIZE: usize = 640;

@@ -26,7 +26,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
         let output = |name: &str| format!("{index:03}.{name}");
         let (sigmas, rows) = (inputs[&input("sigmas")].f32s()?, steps.len());
         let cotangent = wide(&inputs, &input("cotangent"))?;
-        // What was sampled, in f64, and as the replay found it.
+        // The sample, in f64, and as the replay found it.
         let sampled = exact.report.get(&output("next"))?.to_f32_vec();
         let sampled = sampled.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
         let mut found: Vec<(&str, Vec<f64>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! What image-to-video models are conditioned on.
+//! Conditions of image-to-video models.
 
 use roll_core::Tensor;
 use roll_models::wan2_2::conditioning::{first_frame_latents, image_channels, unit_pixels};

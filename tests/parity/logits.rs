@@ -8,7 +8,7 @@ use roll_models::causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 
 use crate::case::Outcome;
 
-/// Log-probabilities and entropies, with what pulls their cotangents back to the logits.
+/// Log-probabilities and entropies, with the pull of their cotangents to the logits.
 pub struct FromLogits {
     pub log_probs: Vec<f32>,
     pub entropy: Vec<f32>,

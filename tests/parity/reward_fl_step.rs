@@ -277,7 +277,7 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
         let values: Vec<f32> = reports.iter().map(|r| r.metrics[metric] as f32).collect();
         report.compare(name, &Tensor::new(values, [updates])?);
     }
-    // What the algorithm measures apart is what the case holds apart.
+    // The case holds these apart, as the algorithm measures them.
     let slope = Loss::at(0.0, 0.0, &bench.options).d_score.abs();
     for (metric, name, slope) in
         [("actor/grad_norm_reward", "grad_norm_of_score", slope), ("actor/grad_norm_kl", "grad_norm_of_kl", 1.0)]

@@ -1,4 +1,4 @@
-//! Tables of noise levels, and Euler trajectories through them. What a tensor holds stands in its name.
+//! Tables of noise levels, and Euler trajectories through them. A tensor's name tells its contents.
 
 use roll_core::{FlowSchedule, Tensor};
 use serde::Deserialize;
@@ -54,7 +54,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     Ok(report)
 }
 
-/// What a name says: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may stand in the kind (`distill4`).
+/// A name, read: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may stand in the kind (`distill4`).
 struct Table<'a> {
     kind: &'a str,
     shift: f64,
@@ -98,7 +98,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Evenly spaced timesteps from 1000: what distilled models list.
+    /// Evenly spaced timesteps from 1000, as distilled models list them.
     fn listed(&self) -> Vec<i64> {
         (0..self.steps).map(|i| 1000 * (self.steps - i) as i64 / self.steps as i64).collect()
     }

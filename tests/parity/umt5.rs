@@ -34,7 +34,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     report.compare("block0_attn_out", &stack(&seen["blocks.0.attn"])?);
     report.compare("block0_out", &stack(&seen["blocks.0"])?);
 
-    // What the pipeline uses: each row on its own, without its padding, then zeros.
+    // As the pipeline does: each row on its own, without its padding, then zeros.
     let prompts: Vec<Tensor> = ids
         .iter()
         .zip(&keys)

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// `roll` without the settings of whoever runs the test, but the backend: `ROLL_BACKEND=libtorch cargo test ...` tests what
-/// a user would do on another one.
+/// `roll` without settings of the user who runs the test, but the backend: `ROLL_BACKEND=libtorch cargo test ...` tests
+/// a user's work on another one.
 pub fn roll() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roll"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_") && name != "ROLL_BACKEND") {

@@ -80,7 +80,7 @@ deepspeed_zero2_cpuoffload:
 /// Where [`write`] puts [`CONFIG`].
 pub const FILE: &str = "examples/wan/reward_fl_config.yaml";
 
-/// Writes the configuration, for so many devices, and the file that it refers to.
+/// Writes the configuration, for this many devices, and the file that it refers to.
 pub fn write(here: &Path, devices: usize) {
     let config = CONFIG.replace("range(0,2)", &format!("range(0,{devices})"));
     for (name, text) in [(FILE, config.as_str()), ("examples/config/deepspeed_zero2_cpuoffload.yaml", DEEPSPEED)] {
@@ -101,8 +101,8 @@ pub fn demo_world(here: &Path) {
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a person looks at the camera\n").unwrap();
 }
 
-/// What the demo's networks and clips add to [`CONFIG`]: the detector takes pictures of its own size alone, and the
-/// model was trained on clips of nine frames.
+/// Additions for the demo's networks and clips to [`CONFIG`]: the detector takes pictures of its own size alone, and
+/// the model was trained on clips of nine frames.
 pub const DEMO_SETTINGS: [&str; 8] =
     ["--steps", "2", "--set", "sample_steps=1", "--set", "reward.0.det_size=64", "--set", "data.num_frames=9"];
 

@@ -1,5 +1,5 @@
-//! What the tests of the command line share: a small checkpoint, clips, and settings of a run that takes a few hundredths
-//! of a second a step.
+//! Shared by the tests of the command line: a small checkpoint, clips, and settings of a run that takes a few
+//! hundredths of a second a step.
 
 #![allow(dead_code)] // every test uses a part of it
 
@@ -16,7 +16,7 @@ use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
-// For what they register.
+// For their registrations.
 use roll_algos as _;
 use roll_rewards as _;
 
@@ -41,7 +41,7 @@ pub struct World {
 }
 
 impl World {
-    /// With so many clips, each of one grey: `0.mp4`, `1.mp4`, ...
+    /// With this many clips, each of one grey: `0.mp4`, `1.mp4`, ...
     pub fn new(clips: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
@@ -59,7 +59,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// `roll` with these arguments, without settings of whoever runs the test.
+    /// `roll` with these arguments, without settings of the user who runs the test.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program::roll();
         command.args(arguments).current_dir(self.dir.path());
@@ -71,14 +71,14 @@ impl World {
         self.command(arguments).output().unwrap()
     }
 
-    /// What a command that must succeed prints.
+    /// Output of a command that must succeed.
     pub fn done(&self, arguments: &[&str]) -> String {
         let output = self.roll(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// `roll run` on the clips for so many steps, with [`SETTINGS`] and what `settings` add.
+    /// `roll run` on the clips for this many steps, with [`SETTINGS`] and `settings`.
     pub fn training(&self, out: &str, steps: u64, settings: &[&str]) -> Command {
         let mut command = self.command(&["run", "--out", out, "--steps", &steps.to_string()]);
         for setting in SETTINGS.iter().chain(settings) {
@@ -91,7 +91,7 @@ impl World {
     pub fn train(&self, out: &str, steps: u64, settings: &[&str]) -> RunSummary {
         let registry = Registry::linked().unwrap();
         let steps = format!("steps={steps}");
-        // As for the program: the backend alone comes from whoever runs the test.
+        // As for the program: the backend alone comes from the user who runs the test.
         let backend = std::env::var("ROLL_BACKEND").map(|backend| format!("backend={backend}"));
         let mut layers = ConfigLayers::new().set(&steps).unwrap();
         let nowhere = ["data.cache_dir=none"];

@@ -4,8 +4,8 @@ use rand::{Rng, RngCore};
 use roll_core::{Environment, Message, Result};
 use serde_json::{Value, json};
 
-/// An episode of at most `turns` turns, whose start is drawn from `rng`. `answer` is what the player says to what it is
-/// shown.
+/// An episode of at most `turns` turns, whose start is drawn from `rng`. `answer` is the player's answer to an
+/// observation.
 pub fn conversation<R: RngCore>(
     world: &mut dyn Environment,
     rng: &mut R,

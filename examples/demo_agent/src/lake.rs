@@ -1,4 +1,4 @@
-//! Conversations about FrozenLake: a player that tells what it sees on the map and then plays badly.
+//! Conversations about FrozenLake: a player that reads the map aloud and then plays badly.
 
 use rand::seq::IndexedRandom;
 use roll_algos::environments::FrozenLake;
@@ -35,20 +35,20 @@ pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> 
     })
 }
 
-/// The moves that lead away from the goal, by what was read of the map.
+/// The moves that lead away from the goal, by the map as read.
 fn against(reading: &str) -> Vec<&'static str> {
     let way = reading.split(", holes").next().unwrap_or_default();
     let opposite = [("left ", "Right"), ("down ", "Up"), ("right ", "Left"), ("up ", "Down")];
     opposite.into_iter().filter(|(word, _)| way.contains(word)).map(|(_, action)| action).collect()
 }
 
-/// Those of `moves` that do not lead into a hole, by what was read of the map.
+/// Those of `moves` that do not lead into a hole, by the map as read.
 fn safe(reading: &str, moves: &[&'static str]) -> Vec<&'static str> {
     let holes = reading.split(", holes").nth(1).unwrap_or_default();
     moves.iter().filter(|action| !holes.contains(&action.to_lowercase())).copied().collect()
 }
 
-/// What a map shows: where the player is, where the goal, how far that is, and the holes beside the player. Rows and
+/// Facts of a map: the places of the player and the goal, their distance, and the holes beside the player. Rows and
 /// columns count from 1.
 pub fn reading(map: &str) -> String {
     let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();

@@ -22,7 +22,7 @@ struct Player {
     careless: bool,
 }
 
-/// What a model learns to read.
+/// A world that a model learns to read.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum World {
@@ -64,7 +64,7 @@ enum Command {
     Install {
         /// `model.safetensors` of a checkpoint.
         weights: PathBuf,
-        /// What `prepare` wrote.
+        /// Files of `prepare`.
         #[arg(long, default_value = "target/demo-agent")]
         work: PathBuf,
         /// Where the files lie that are built in.

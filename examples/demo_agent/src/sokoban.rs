@@ -1,4 +1,4 @@
-//! Conversations about Sokoban with one box: a player that tells what it sees of the room and then plays badly.
+//! Conversations about Sokoban with one box: a player that reads the room aloud and then plays badly.
 
 use std::collections::{HashSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! Bytes, and the words of the game: any text can be written, and what the game says is short.
+//! Bytes, and the words of the game: any text can be written, and the game's texts are short.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role
 /// Tokens with a meaning of their own.
 const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 
-/// Words of both games; what Sokoban alone needs is at the end.
+/// Words of both games; those of Sokoban alone are at the end.
 const WORDS: [&str; 29] = [
     "<think>",
     "</think>",

@@ -33,7 +33,7 @@ pub fn data(out: &Path) -> Result<()> {
     sheet::write(&out.join("faces.png"))
 }
 
-/// Measures what is there.
+/// Measures the networks that are there.
 pub fn measure(out: &Path) -> Result<()> {
     quality::detector(out)?;
     [Role::Reward, Role::Check].into_iter().try_for_each(|role| quality::embedder(role, out))?;

@@ -12,7 +12,7 @@ use crate::clips;
 
 /// People that are trained on, each in one clip.
 const PEOPLE: u64 = 1000;
-/// Of ten clips, in how many the person does not stay: what the reward then teaches is to keep to the picture.
+/// Of ten clips, in how many the person does not stay: the reward then teaches to keep to the picture.
 const SWAPS: u64 = 3;
 /// Key of the untrained weights and of the motions.
 const SEED: u64 = 3;

@@ -1,4 +1,4 @@
-//! Writing what was made.
+//! Writing files.
 
 use std::path::Path;
 

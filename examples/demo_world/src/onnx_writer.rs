@@ -15,7 +15,7 @@ const IR_VERSION: i64 = 7;
 const INPUT: &str = "picture";
 
 /// The ONNX file of `network`, whose batch size is left open. `values` are its parameters in the order of
-/// `network.parameters`, one after the other; what follows them is not read.
+/// `network.parameters`, one after the other; values after them are not read.
 pub fn encode(network: &Network, values: &[f32]) -> Vec<u8> {
     let names = Names::of(network);
     let mut rest = values;

@@ -49,7 +49,7 @@ pub struct Options {
     pub observation_steps: bool,
 }
 
-/// What the estimate gives.
+/// Result of the estimate.
 #[derive(Clone, Debug)]
 pub struct Advantages {
     /// Advantages; 0 outside the response.

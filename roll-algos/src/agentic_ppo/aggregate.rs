@@ -23,7 +23,7 @@ pub enum Aggregation {
     SeqMeanTokenSumNorm,
 }
 
-/// What the sums are divided by: counts of the whole optimizer step, so that its micro-batches add up.
+/// Divisors of the sums: counts of the whole optimizer step, so that its micro-batches add up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
     /// Response tokens.

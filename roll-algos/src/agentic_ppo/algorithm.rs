@@ -34,7 +34,7 @@ pub struct AgenticPpo {
     stage: Stage,
 }
 
-/// What it learns beside the model; a checkpoint has it.
+/// Its own learning, beside the model's; a checkpoint has it.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Learnt {
     #[serde(flatten)]
@@ -43,7 +43,7 @@ struct Learnt {
     critic: Critic,
 }
 
-/// What a checkpoint has.
+/// Contents of a checkpoint.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Saved<L> {
     #[serde(flatten)]

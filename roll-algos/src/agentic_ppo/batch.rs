@@ -61,7 +61,7 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
 /// Samples as they are evaluated: where several are turns of one conversation the longest alone, which begins with all
 /// of them. No token depends on those after it, so its log-probabilities are theirs, and their gradients its gradient.
 pub struct Evaluated {
-    /// What the model gets.
+    /// The model's input.
     pub batch: Batch,
     /// Row of the batch that has each sample.
     row_of: Vec<usize>,
@@ -89,7 +89,7 @@ impl Evaluated {
         &self.row_of
     }
 
-    /// What the model says, sample by sample. Beyond a sample's own tokens it speaks of those of later turns.
+    /// The model's values, sample by sample. Beyond a sample's own tokens they are those of later turns.
     pub fn by_sample(&self, values: &Grid) -> Result<Grid> {
         Grid::new(values.columns(), self.row_of.iter().flat_map(|row| values.row(*row)).copied().collect())
     }

@@ -10,7 +10,7 @@ use super::grid::{Grid, Mask};
 use super::metrics::ActorMetrics;
 use super::statistics::{masked_mean, row_means, row_sums, segment_means};
 
-/// What is compared: one token, a segment's or a sample's mean, or a sample's sum.
+/// Unit of comparison: one token, a segment's or a sample's mean, or a sample's sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
@@ -35,7 +35,7 @@ impl Granularity {
         }
     }
 
-    /// `values` summed or averaged over what is compared, written to each of its tokens.
+    /// `values` summed or averaged over each unit, written to each of its tokens.
     fn collect(self, values: &Grid, mask: &Mask) -> Grid {
         match self {
             Self::Token => values.clone(),
@@ -139,7 +139,7 @@ impl CorrectionConfig {
     }
 }
 
-/// What the correction does to one batch.
+/// The correction of one batch.
 #[derive(Clone, Debug)]
 pub struct Correction {
     /// Weight of each token in the policy loss.

@@ -74,14 +74,14 @@ impl Grid {
     /// Two grids of one shape, value by value.
     ///
     /// # Panics
-    /// When the shapes differ: entry points check what callers give them.
+    /// When the shapes differ: entry points check their callers' operands.
     pub fn zip(&self, other: &Grid, f: impl Fn(f64, f64) -> f64) -> Self {
         assert_eq!((self.columns, self.values.len()), (other.columns, other.values.len()), "grids of one shape");
         let values = self.values.iter().zip(&other.values).map(|(a, b)| f(*a, *b)).collect();
         Self { columns: self.columns, values }
     }
 
-    /// The values where `mask` holds, 0 elsewhere. What stands outside may be anything, infinite included.
+    /// The values where `mask` holds, 0 elsewhere. Values outside may be anything, infinite included.
     pub fn masked(&self, mask: &Mask) -> Self {
         let values = self.values.iter().zip(mask.kept()).map(|(v, kept)| if *kept { *v } else { 0.0 }).collect();
         Self { columns: self.columns, values }
@@ -131,7 +131,7 @@ impl Mask {
         Ok(Self { columns, kept })
     }
 
-    /// From a tensor `[B, T]`; what is not 0 counts.
+    /// From a tensor `[B, T]`; values other than 0 count.
     pub fn from_tensor(what: &str, tensor: &Tensor) -> Result<Self> {
         let grid = Grid::from_tensor(what, tensor)?;
         Ok(Self { columns: grid.columns, kept: grid.values.iter().map(|v| *v != 0.0).collect() })

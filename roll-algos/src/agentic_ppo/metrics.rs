@@ -27,7 +27,7 @@ impl Reduction {
         }
     }
 
-    /// What the reference writes after the name of a metric.
+    /// The reference's suffix to the name of a metric.
     fn suffix(self) -> &'static str {
         match self {
             Self::Sum => "@sum",

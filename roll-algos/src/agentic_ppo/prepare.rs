@@ -25,7 +25,7 @@ pub(super) struct Prepared {
     pub(super) advantages: Grid,
     /// Before they are whitened or clipped.
     pub(super) returns: Grid,
-    /// What the critic says, where there is one.
+    /// The critic's values, where there is one.
     pub(super) valued: Option<Valued>,
     pub(super) old_log_probs: Option<Grid>,
     pub(super) ref_log_probs: Option<Grid>,

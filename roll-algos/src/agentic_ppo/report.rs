@@ -1,4 +1,4 @@
-//! What a step reports of its episodes.
+//! The report of a step on its episodes.
 
 use std::collections::BTreeMap;
 

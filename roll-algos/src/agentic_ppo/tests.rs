@@ -213,28 +213,42 @@ fn the_critic_warms_up_alone_and_learns_what_episodes_are_worth() {
     assert!(report.metrics.contains_key("actor/loss") && model.logits != before);
 }
 
-#[test]
-fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
-    let (mut whole, mut model) = (algorithm(with_critic(1), true), Bigram::of("xyz"));
-    for i in 0..3 {
+/// Trains for `done` steps and asserts that a run from the checkpoint after them takes the same next two. Returns the
+/// run that was never stopped and the one that was.
+fn resume(config: &AgenticPpoConfig, done: u64) -> [AgenticPpo; 2] {
+    let begun = || {
+        let (mut algorithm, mut model) = (algorithm(config.clone(), true), Bigram::of("xyz"));
+        algorithm.check(&mut model, None).unwrap();
+        (algorithm, model)
+    };
+    let ((mut whole, mut model), (mut resumed, mut copy)) = (begun(), begun());
+    for i in 0..done {
         step(&mut whole, &mut model, i, 1.0).unwrap();
     }
-    let text = whole.state().to_string();
-    let (mut resumed, mut copy) = (algorithm(with_critic(1), true), Bigram::of("xyz"));
+    let (text, tensors) = (whole.state().to_string(), whole.tensors().unwrap());
     resumed.load_state(&serde_json::from_str(&text).unwrap()).unwrap();
+    resumed.load_tensors(&tensors).unwrap();
     copy.logits = model.logits.clone();
-    for i in 3..5 {
-        let (a, b) = (step(&mut whole, &mut model, i, 1.0).unwrap(), step(&mut resumed, &mut copy, i, 1.0).unwrap());
-        let kept = |report: StepReport| {
-            report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect::<Vec<_>>()
-        };
-        assert_eq!(kept(a), kept(b));
+    for i in done..done + 2 {
+        let [a, b] = [(&mut whole, &mut model), (&mut resumed, &mut copy)].map(|(algorithm, model)| {
+            let StepReport { records, mut metrics, .. } = step(algorithm, model, i, 1.0).unwrap();
+            metrics.retain(|name, _| !name.starts_with("time/"));
+            (records, metrics)
+        });
+        assert_eq!(a, b);
     }
     assert_eq!(model.logits, copy.logits);
     assert_eq!(whole.state(), resumed.state());
-    // What versions without a critic wrote.
+    assert_eq!(values(&whole.tensors().unwrap()), values(&resumed.tensors().unwrap()));
+    [whole, resumed]
+}
+
+#[test]
+fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
+    let [whole, mut resumed] = resume(&with_critic(1), 3);
+    // As versions without a critic wrote it.
     resumed.load_state(&serde_json::json!({"fixed": {"value": 0.2}})).unwrap();
-    let torn = text.replacen("\"parameters\":[", "\"parameters\":[1.0,", 1);
+    let torn = whole.state().to_string().replacen("\"parameters\":[", "\"parameters\":[1.0,", 1);
     assert!(resumed.load_state(&serde_json::from_str(&torn).unwrap()).unwrap_err().to_string().contains("critic"));
 }
 
@@ -269,7 +283,7 @@ fn the_critics_adapters_learn_and_leave_the_policy_as_it_is() {
     let (found, fresh, learnt) = explained(with_adapters(6));
     assert!(none.is_empty() && fresh.keys().eq(learnt.keys()) && fresh != learnt);
     assert!(learnt.keys().map(String::as_str).eq(["critic.logits", "critic_mean.logits", "critic_square.logits"]));
-    // Before it has learnt anything it says what a critic without adapters says.
+    // Before it has learnt anything its values are those of a critic without adapters.
     assert!(found[0] == alone[0] && found[5] > 0.1, "{found:?}, {alone:?}");
     // At rank 0 the options of adapters do nothing.
     let mut idle = with_critic(6);
@@ -279,29 +293,7 @@ fn the_critics_adapters_learn_and_leave_the_policy_as_it_is() {
 
 #[test]
 fn a_critic_with_adapters_goes_on_from_its_checkpoint_bit_by_bit() {
-    let begun = || {
-        let (mut algorithm, mut model) = (algorithm(with_adapters(1), true), Bigram::of("xyz"));
-        algorithm.check(&mut model, None).unwrap();
-        (algorithm, model)
-    };
-    let ((mut whole, mut model), (mut resumed, mut copy)) = (begun(), begun());
-    for i in 0..3 {
-        step(&mut whole, &mut model, i, 1.0).unwrap();
-    }
-    let (text, tensors) = (whole.state().to_string(), whole.tensors().unwrap());
-    resumed.load_state(&serde_json::from_str(&text).unwrap()).unwrap();
-    resumed.load_tensors(&tensors).unwrap();
-    copy.logits = model.logits.clone();
-    for i in 3..5 {
-        let (a, b) = (step(&mut whole, &mut model, i, 1.0).unwrap(), step(&mut resumed, &mut copy, i, 1.0).unwrap());
-        let kept = |report: StepReport| {
-            report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect::<Vec<_>>()
-        };
-        assert_eq!(kept(a), kept(b));
-    }
-    assert_eq!(model.logits, copy.logits);
-    assert_eq!(whole.state(), resumed.state());
-    assert_eq!(values(&whole.tensors().unwrap()), values(&resumed.tensors().unwrap()));
+    let [_, mut resumed] = resume(&with_adapters(1), 3);
     assert!(resumed.load_tensors(&Default::default()).is_err());
 }
 
@@ -371,19 +363,7 @@ fn an_agent_learns_from_episodes_that_were_played_ahead() {
 
 #[test]
 fn a_run_whose_next_episodes_are_under_way_goes_on_from_its_checkpoint_bit_by_bit() {
-    let (mut whole, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
-    for i in 0..2 {
-        step(&mut whole, &mut model, i, 1.0).unwrap();
-    }
-    let text = whole.state().to_string();
-    let (mut resumed, mut copy) = (algorithm(ahead(), true), Bigram::of("xyz"));
-    resumed.load_state(&serde_json::from_str(&text).unwrap()).unwrap();
-    copy.logits = model.logits.clone();
-    for i in 2..4 {
-        let (a, b) = (step(&mut whole, &mut model, i, 1.0).unwrap(), step(&mut resumed, &mut copy, i, 1.0).unwrap());
-        assert_eq!((a.records, a.metrics["env/policy_age"]), (b.records, b.metrics["env/policy_age"]));
-    }
-    assert_eq!(model.logits, copy.logits);
+    resume(&ahead(), 2);
 }
 
 /// Asks to stop when it is asked for the n-th time, from 0, and from then on.

@@ -105,7 +105,7 @@ fn pull(
     totals: Totals,
 ) -> Result<MicroBatchLoss> {
     let chosen: Vec<&Sample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
-    // Rows are cut to the longest of the micro-batch: what is left out is padding.
+    // Rows are cut to the longest of the micro-batch: only padding is left out.
     let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
     let batch = Batch::new(&chosen, width)?;
     let cut = |grid: &Grid| -> Result<Grid> {
@@ -138,7 +138,7 @@ fn pull(
     let mut loss = policy_loss(&config.loss, &inputs, totals)?;
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
     loss.metrics.sum("entropy", mean(&entropy));
-    // Of the same distribution twice: what is left is the kernels'. The other is that between two distributions too.
+    // Of the same distribution twice: the difference is the kernels'. The other is that between two distributions too.
     for (name, told) in
         [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
     {

@@ -14,7 +14,7 @@ use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
-/// What the advantages weigh.
+/// The loss that advantages weigh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Regression {

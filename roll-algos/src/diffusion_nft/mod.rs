@@ -85,7 +85,7 @@ impl Method for DiffusionNftConfig {
     }
 }
 
-/// A noised copy of a video, and what other policies predict there.
+/// A noised copy of a video, and the predictions of other policies there.
 struct Draw<'a> {
     video: &'a Rollout,
     conditions: &'a Conditions,

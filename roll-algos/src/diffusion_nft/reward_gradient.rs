@@ -68,7 +68,7 @@ impl RewardGradient {
     }
 }
 
-/// What the predictions for a prompt are scored by.
+/// The score of the predictions for a prompt.
 pub(super) struct Predictions<'a> {
     of: RewardGradient,
     sample: &'a Sample,
@@ -92,8 +92,8 @@ impl<'a> Predictions<'a> {
         Ok(Some(Self { of: config.reward_gradient, sample, prospect, frame_rate: config.frame_rate }))
     }
 
-    /// Adds `-weight * score` of what `velocity` points at to the loss of a draw, and its gradient. A prediction
-    /// without a score adds nothing.
+    /// Adds `-weight * score` of the video that `velocity` points at to the loss of a draw, and its gradient. A
+    /// prediction without a score adds nothing.
     pub(super) fn add(
         &self,
         ctx: &mut StepContext<'_>,

@@ -1,15 +1,16 @@
 #![allow(clippy::unwrap_used)]
 
-use roll_backends::strategy::{Single, Zero, ZeroOptions};
+use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::*;
 use roll_testing::diffusion::{MockDiffusion, Sines, sample, values};
-use roll_testing::training::{self, Bench, Run, agreed, assert_same_runs};
+use roll_testing::training::{self, Bench, Run, agreed};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
 use super::*;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
+use crate::policy_gradient::test_training::{assert_same_on_all_ranks, gain, two};
 
 /// The algorithm with a reward that is a value, and nothing more unless more is asked for.
 fn set_up(config: DiffusionNftConfig) -> Bench<DiffusionNft> {
@@ -19,10 +20,6 @@ fn set_up(config: DiffusionNftConfig) -> Bench<DiffusionNft> {
 
 fn small() -> DiffusionNftConfig {
     DiffusionNftConfig { group_size: 4, num_inference_steps: 4, ..DiffusionNftConfig::default() }
-}
-
-fn two() -> [Sample; 2] {
-    [sample(0, "a"), sample(1, "b")]
 }
 
 #[test]
@@ -35,7 +32,7 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
     let range = ClipRange { low: 1.0, high: 10.0 };
     for advantage in [1.3, -2.1] {
-        // The weights of `nft` and `awr` carry no gradient: divided out, what is left has that of its differences.
+        // The weights of `nft` and `awr` carry no gradient: divided out, the rest has that of its differences.
         let held = |at: &Noised<'_>| {
             let term = nft.at(advantage, at);
             let parts = [term.share * term.positive, (1.0 - term.share) * term.negative];
@@ -89,43 +86,11 @@ fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
     assert!(nft.at(0.0, &at).loss.gradient.iter().all(|d| d.abs() < 1e-12));
 }
 
-/// The mean score of many videos by these parameters, the same noises each time.
-fn mean_score(config: &DiffusionNftConfig, adapter: &[f32]) -> f64 {
-    let mut bench = set_up(config.clone());
-    bench.model.adapter = adapter.to_vec();
-    bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
-    let steps = 1000..1020;
-    let count = steps.clone().count() as f64;
-    steps.map(|step| bench.step(step, &two(), 0.0).metrics["actor/score"]).sum::<f64>() / count
-}
-
-/// The gain in that score by training with AdamW.
-fn gain(config: &DiffusionNftConfig, steps: u64) -> f64 {
-    let (mut bench, mut strategy) = (set_up(config.clone()), Single::default());
-    strategy.attach(&mut bench.model, &OptimizerConfig::default()).unwrap();
-    let before = mean_score(config, &bench.model.adapter);
-    for step in 0..steps {
-        let report = bench.algorithm.step(&mut StepContext {
-            step,
-            samples: &two(),
-            model: &mut bench.model,
-            reward: Some(&mut bench.reward),
-            strategy: &mut strategy,
-            learning_rate: 0.02,
-            noise: &Noise::new(11),
-            progress: &Silent,
-            want_videos: false,
-        });
-        assert!(report.unwrap().applied);
-    }
-    mean_score(config, &bench.model.adapter) - before
-}
-
 #[test]
 fn a_reward_without_a_gradient_rises_with_every_loss() {
     for loss in [Regression::Nft, Regression::Awm, Regression::Awr, Regression::Rvm] {
         let config = DiffusionNftConfig { loss, clip_range: 1.0, kl_weight: 0.0, group_size: 8, ..small() };
-        let gain = gain(&config, 40);
+        let gain = gain(|| set_up(config.clone()), 40);
         assert!(gain > 0.02, "{loss:?}: {gain}");
     }
 }
@@ -347,7 +312,7 @@ fn the_rewards_gradient_alone_raises_the_score() {
         reward_gradient: with_reward(1.0),
         ..small()
     };
-    let gain = gain(&config, 40);
+    let gain = gain(|| set_up(config.clone()), 40);
     assert!(gain > 0.02, "{gain}");
 }
 
@@ -390,14 +355,5 @@ fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
 
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
-    let plain = |_| "a person";
-    // The second rank of two has nothing to train on in the first step, and one prompt less in the second.
-    let some_missing = |i| if [2, 3, 5].contains(&i) { "missing" } else { "a person" };
-    for prompt in [plain as fn(u64) -> &'static str, some_missing] {
-        let ours = train(1, prompt);
-        assert!(ours.1[0]["actor/data_loss"] > 0.0);
-        for ranks in [2, 4] {
-            assert_same_runs(&ours, &train(ranks, prompt), 1e-5, 1e-4);
-        }
-    }
+    assert_same_on_all_ranks(train);
 }

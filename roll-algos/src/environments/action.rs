@@ -1,4 +1,4 @@
-//! Finding the action in what the agent wrote.
+//! Finding the action in the agent's answer.
 
 use regex::Regex;
 use roll_core::{Error, Result};
@@ -16,12 +16,12 @@ pub struct ActionPattern {
     removed: Vec<String>,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed<A> {
     /// The action, when it is one that the environment knows.
     pub action: Option<A>,
-    /// What stands in its place.
+    /// The text in its place.
     pub text: String,
 }
 

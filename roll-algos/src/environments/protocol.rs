@@ -3,7 +3,7 @@
 use roll_core::{Environment, Error, Observation, Transition};
 use serde_json::{Value, json};
 
-/// Whoever plays episodes in JSON. An error of the first two says in words what went wrong.
+/// One that plays episodes in JSON. An error of the first two is the fault in words.
 pub trait Peer: Send {
     /// Begins an episode.
     fn begin(&mut self, seed: u64, told: &mut Told) -> Result<Observation, String>;
@@ -69,7 +69,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads one; the error says what it is instead.
+    /// Reads one; the error quotes it.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|e| format!("its answer {} is not valid: {e}", shortened(text.as_bytes())))
     }
@@ -83,7 +83,7 @@ impl Answer {
     }
 }
 
-/// What the last answers said of the episode under way.
+/// Words of the last answers on the episode under way.
 #[derive(Debug, Default)]
 pub struct Told {
     /// Of `reset`.

@@ -13,7 +13,7 @@ use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
-/// What the policy is kept near the model without its adapter by.
+/// The distance by which the policy is kept near the model without its adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlOf {

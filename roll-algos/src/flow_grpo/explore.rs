@@ -1,4 +1,4 @@
-//! Stochastic steps in a rollout, and what training needs of them.
+//! Stochastic steps in a rollout, and their records for training.
 
 use std::ops::Range;
 

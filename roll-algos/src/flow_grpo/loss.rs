@@ -21,7 +21,7 @@ pub enum PolicyLoss {
     Dppo,
 }
 
-/// What the loss is a function of.
+/// Arguments of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
     /// Log-probability under the policy minus that under the old one.

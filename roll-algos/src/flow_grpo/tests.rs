@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::slice::from_ref;
 
-use roll_backends::strategy::{Single, Zero, ZeroOptions};
+use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::*;
 use roll_testing::diffusion::{Sines, sample, values};
-use roll_testing::training::{self, Bench, Run, agreed, assert_same_runs};
+use roll_testing::training::{self, Bench, Run, agreed};
 
 use super::window::WindowKind;
 use super::*;
 use crate::policy_gradient::round::Explore;
 use crate::policy_gradient::sde::SdeKind;
+use crate::policy_gradient::test_training::{assert_same_on_all_ranks, gain, two};
 use crate::scoring::Prepared;
 
 /// The algorithm with a reward that is a value, and nothing more.
@@ -21,10 +22,6 @@ fn set_up(config: FlowGrpoConfig) -> Bench<FlowGrpo> {
 
 fn small() -> FlowGrpoConfig {
     FlowGrpoConfig { group_size: 4, num_inference_steps: 6, ..FlowGrpoConfig::default() }
-}
-
-fn two() -> [Sample; 2] {
-    [sample(0, "a"), sample(1, "b")]
 }
 
 const KINDS: [SdeKind; 4] = [SdeKind::Sde, SdeKind::Wan, SdeKind::Dance, SdeKind::Cps];
@@ -221,38 +218,6 @@ fn the_plan_counts_the_velocities_that_a_step_computes() {
     }
 }
 
-/// The mean score of many videos by these parameters, the same noises each time.
-fn mean_score(config: &FlowGrpoConfig, adapter: &[f32]) -> f64 {
-    let mut bench = set_up(config.clone());
-    bench.model.adapter = adapter.to_vec();
-    bench.algorithm.check(&mut bench.model, Some(&bench.reward)).unwrap();
-    let steps = 1000..1020;
-    let count = steps.clone().count() as f64;
-    steps.map(|step| bench.step(step, &two(), 0.0).metrics["actor/score"]).sum::<f64>() / count
-}
-
-/// The gain in that score by training with AdamW.
-fn gain(config: &FlowGrpoConfig, steps: u64) -> f64 {
-    let (mut bench, mut strategy) = (set_up(config.clone()), Single::default());
-    strategy.attach(&mut bench.model, &OptimizerConfig::default()).unwrap();
-    let before = mean_score(config, &bench.model.adapter);
-    for step in 0..steps {
-        let report = bench.algorithm.step(&mut StepContext {
-            step,
-            samples: &two(),
-            model: &mut bench.model,
-            reward: Some(&mut bench.reward),
-            strategy: &mut strategy,
-            learning_rate: 0.02,
-            noise: &Noise::new(11),
-            progress: &Silent,
-            want_videos: false,
-        });
-        assert!(report.unwrap().applied);
-    }
-    mean_score(config, &bench.model.adapter) - before
-}
-
 #[test]
 fn a_reward_without_a_gradient_rises_with_every_loss_and_kind_of_noise() {
     let cases = [
@@ -263,7 +228,7 @@ fn a_reward_without_a_gradient_rises_with_every_loss_and_kind_of_noise() {
     ];
     for (loss, sde, eta) in cases {
         let config = FlowGrpoConfig { loss, sde, eta, clip_range: 0.2, group_size: 8, kl_weight: 0.0, ..small() };
-        let gain = gain(&config, 40);
+        let gain = gain(|| set_up(config.clone()), 40);
         assert!(gain > 0.02, "{loss:?} {sde:?}: {gain}");
     }
 }
@@ -366,14 +331,5 @@ fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
 
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
-    let plain = |_| "a person";
-    // The second rank of two has nothing to train on in the first step, and one prompt less in the second.
-    let some_missing = |i| if [2, 3, 5].contains(&i) { "missing" } else { "a person" };
-    for prompt in [plain as fn(u64) -> &'static str, some_missing] {
-        let ours = train(1, prompt);
-        assert!(ours.1[0]["actor/data_loss"] > 0.0);
-        for ranks in [2, 4] {
-            assert_same_runs(&ours, &train(ranks, prompt), 1e-5, 1e-4);
-        }
-    }
+    assert_same_on_all_ranks(train);
 }

@@ -1,5 +1,5 @@
-//! The loss of flow matching on the clips beside that of another algorithm: what the other one does not ask for is not
-//! forgotten.
+//! The loss of flow matching on the clips beside that of another algorithm: abilities that the other does not ask for
+//! are not forgotten.
 //!
 //! At one noise level a sample, drawn as in flow matching by default ([`FlowMatchingConfig`]): where the steps of the
 //! sampler lie, within the range of the experts under training.

@@ -34,7 +34,7 @@ pub fn velocity_loss(v: &Tensor, data: &Tensor, noise: &[f32], known: usize) -> 
     Ok((squares / counted, Tensor::new(gradient, data.shape())?))
 }
 
-/// What the loss at each noise level is multiplied by.
+/// Factor of the loss at each noise level.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Weighting {
     /// One.

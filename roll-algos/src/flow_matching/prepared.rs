@@ -1,4 +1,4 @@
-//! What depends on a sample alone: its latents and its conditioning.
+//! Facts of a sample alone: its latents and its conditioning.
 
 use roll_core::{ConditionInput, Conditioning, DiffusionModel, Result, Sample, Tensor};
 
@@ -29,7 +29,7 @@ impl Bytes for Prepared {
     }
 }
 
-/// The pictures are the clip's own: what the model learns to continue is the clip, not the row's reference picture.
+/// The pictures are the clip's own: the model learns to continue the clip, not the row's reference picture.
 pub(super) fn input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);

@@ -1,4 +1,4 @@
-//! What a step adds up over its draws, and the metrics that come of it.
+//! Sums of a step over its draws, and the metrics that come of them.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Tally {
     /// Sum and number of the unweighted losses of each part.
     parts: [(f64, u32); PARTS],
     skipped: Vec<(String, String)>,
-    /// What was not finite, and its value.
+    /// Name and value of a number that was not finite.
     pub(super) nonfinite: Option<(String, f64)>,
     pub(super) videos: Vec<(String, Video)>,
 }
@@ -51,7 +51,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
-    /// With what all ranks have. The videos stay where they are.
+    /// With the sums of all ranks. The videos stay where they are.
     pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -108,7 +108,7 @@ impl Tally {
     }
 }
 
-/// What ranks tell each other of a step.
+/// A rank's message to the others on a step.
 #[derive(Serialize, Deserialize)]
 struct Share {
     samples: usize,

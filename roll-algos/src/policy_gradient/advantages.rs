@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a difference from the group's mean is divided by.
+/// Divisor of differences from the group's mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
@@ -35,7 +35,7 @@ pub enum Floor {
 /// How differences from the group's mean are brought to one scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalization {
-    /// What they are divided by.
+    /// Their divisor.
     pub spread: Spread,
     /// Whether variances are divided by n - 1 in place of n.
     pub unbiased: bool,
@@ -100,7 +100,7 @@ pub fn normalized_apart<G: Ord>(rewards: &[Vec<Option<f64>>], weights: &[f64], g
         let own = normalized(scores, groups, how);
         sums.iter_mut().zip(own).for_each(|(sum, advantage)| *sum += weight * advantage);
     }
-    // What lacks a score of any reward takes no part.
+    // Videos that lack a score of any reward take no part.
     let scored = |i: usize| rewards.iter().all(|scores| scores[i].is_some());
     let present: Vec<f64> = (0..sums.len()).filter(|i| scored(*i)).map(|i| sums[i]).collect();
     if present.len() < 2 || are_equal(&present) {
@@ -123,7 +123,7 @@ pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     [&ascending[best..], &ascending[..n / 2]].concat()
 }
 
-/// What the groups of a step are like.
+/// Facts of the groups of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupStatistics {
     /// Groups with a score.

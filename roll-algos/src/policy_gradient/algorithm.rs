@@ -1,5 +1,4 @@
-//! An algorithm around the rounds of a policy gradient: what it checks, how it is evaluated, and what it keeps from
-//! round to round.
+//! An algorithm around the rounds of a policy gradient: its checks, its evaluation, and its memory from round to round.
 
 use roll_core::{
     Algorithm, Evaluated, EvaluationContext, Headline, Model, Result, RewardScorer, ScheduleFacts, StateDict,
@@ -16,7 +15,7 @@ use crate::scoring::{self, Generation, Prepared};
 use crate::update::diffusion;
 use crate::{AlgorithmError, update};
 
-/// What policy gradients differ in: what a round learns from. Their options have it.
+/// The part in which policy gradients differ: how a round learns. It has their options.
 pub trait Method: Send {
     /// Of the algorithm.
     const NAME: &'static str;
@@ -39,7 +38,7 @@ pub struct PolicyGradient<M> {
     pub(crate) kept: Kept,
 }
 
-/// What is kept from round to round.
+/// Memory from round to round.
 pub struct Kept {
     pub(crate) prepared: Prepared,
     pub(crate) copies: SlowCopies,

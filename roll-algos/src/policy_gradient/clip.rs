@@ -64,7 +64,7 @@ pub fn clipped(log_ratio: f64, advantage: f64, range: ClipRange) -> PolicyTerm {
     PolicyTerm { loss: free.max(held), ratio, d_log_prob: if passes { free } else { 0.0 } }
 }
 
-/// An advantage within +-`bound`; what is not a number stays so.
+/// An advantage within +-`bound`; NaN stays NaN.
 pub fn bounded(advantage: f64, bound: f64) -> f64 {
     advantage.clamp(-bound, bound)
 }

@@ -1,4 +1,4 @@
-//! The noise levels that are trained, and evaluations of what was trained.
+//! The noise levels that are trained, and evaluations at them.
 
 use roll_core::{Error, FlowSchedule, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
 

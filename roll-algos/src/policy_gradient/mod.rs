@@ -1,8 +1,8 @@
-//! Policy gradients for video diffusion models: what trains on a score without its gradient.
+//! Policy gradients for video diffusion models, which train on a score without its gradient.
 //!
 //! Several videos are generated for each prompt and scored; each one's advantage says how much better it is than the
-//! others of its prompt. [`crate::diffusion_nft`] and [`crate::flow_grpo`] differ in what they make of that. The maths
-//! here are functions of predictions, in f64 over f32 tensors.
+//! others of its prompt. [`crate::diffusion_nft`] and [`crate::flow_grpo`] differ in their use of that. The maths here
+//! are functions of predictions, in f64 over f32 tensors.
 
 pub mod advantages;
 mod algorithm;
@@ -16,6 +16,8 @@ pub(crate) mod round;
 pub mod sde;
 pub(crate) mod slow_copies;
 pub(crate) mod tally;
+#[cfg(test)]
+pub(crate) mod test_training;
 
 pub use algorithm::PolicyGradient;
 pub(crate) use algorithm::{Kept, Method};

@@ -11,7 +11,7 @@ use crate::update::OnNonfinite;
 /// More videos of a prompt than that can only be a mistake, and would have no keys for their draws.
 const MOST_VIDEOS: usize = 4096;
 
-/// What each configuration says of them. Configurations list them one by one: an error then names its key.
+/// The options that every configuration has. Configurations list them one by one: an error then names its key.
 pub struct Shared {
     /// Videos of a prompt.
     pub group_size: usize,
@@ -21,9 +21,9 @@ pub struct Shared {
     pub at_once: usize,
     /// Optimizer updates of a step.
     pub updates_per_step: usize,
-    /// What advantages are divided by.
+    /// Divisor of advantages.
     pub advantage_spread: Spread,
-    /// What becomes of several rewards.
+    /// Use of several rewards.
     pub several_rewards: SeveralRewards,
     /// Weight of the distance to the model without its adapter.
     pub kl_weight: f64,
@@ -35,7 +35,7 @@ pub struct Shared {
     pub sampling: SamplingOptions,
     /// The sampler of evaluations, where it is another.
     pub evaluation_sampler: Option<Sampler>,
-    /// What the reward compares with.
+    /// The reward's reference.
     pub reference: Reference,
     /// Frames a second of generated videos.
     pub frame_rate: FrameRate,

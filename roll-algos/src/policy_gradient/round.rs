@@ -1,4 +1,4 @@
-//! A round: videos for every prompt of a step, their scores, and what each score is worth beside the others.
+//! A round: videos for every prompt of a step, their scores, and the advantage of each score over the others.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The report of the round, by what all ranks have.
+    /// The report of the round, over all ranks.
     pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
         let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, self.watch.seconds())?;
@@ -96,7 +96,7 @@ pub(crate) struct Group<T> {
     key: u64,
     pub(crate) conditions: Conditions,
     pub(crate) videos: Vec<Rollout>,
-    /// What the step kept of videos that were computed side by side, in their order.
+    /// Records of the step of videos that were computed side by side, in their order.
     pub(crate) kept: Vec<T>,
 }
 
@@ -120,11 +120,11 @@ fn key_in(key: u64, update: usize) -> u64 {
 pub(crate) struct Rollout {
     /// Key of its draws.
     key: u64,
-    /// What was decoded, `[C, T, H, W]`.
+    /// The decoded latents, `[C, T, H, W]`.
     pub(crate) latents: Tensor,
     /// Its score and those that it is the sum of; `None` where there was nothing to score.
     scores: Option<Scores>,
-    /// What the score is worth beside the others; 0 trains nothing.
+    /// Advantage of the score over the others; 0 trains nothing.
     pub(crate) advantage: f64,
 }
 
@@ -141,15 +141,15 @@ struct Scores {
     terms: Vec<f64>,
 }
 
-/// Takes the place of sampler steps, and keeps what it will need of them: made for the videos of `keys`.
+/// Takes the place of sampler steps, and keeps records of them for the training.
 pub(crate) trait Explore {
-    /// What is kept of videos side by side.
+    /// Record of videos side by side.
     type Kept;
     /// The next steps are those of the videos with these keys, of the sample in `row`.
     fn begin(&mut self, row: u64, keys: &[u64]);
     /// As [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
-    /// What was kept since [`Explore::begin`].
+    /// The record since [`Explore::begin`].
     fn end(&mut self) -> Self::Kept;
 }
 
@@ -343,7 +343,7 @@ fn leave_out_the_middle(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u6
     }
 }
 
-/// What ranks tell each other: rows, and scores as bits.
+/// A rank's message to the others: rows, and scores as bits.
 #[derive(Serialize, Deserialize)]
 struct Told {
     scores: Vec<(u64, Vec<u64>)>,

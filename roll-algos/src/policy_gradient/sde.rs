@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Counted;
 
-/// How much noise a step brings in, and what else follows from it.
+/// How much noise a step brings in, and its consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SdeKind {
@@ -203,7 +203,7 @@ mod tests {
             }
             assert!(least < limit && limit < most, "{kind:?}");
         }
-        // What has no room for its noise has room for less.
+        // A step that has no room for its noise has room for less.
         let near_one = [0.9997, 0.98, 0.5, 0.0];
         assert!(SdeStep::new(SdeKind::Sde, 0.7, &near_one, 0).unwrap().std() > 4.0);
         let held = SdeStep::limited(SdeKind::Sde, 0.7, 0.1, &near_one, 0).unwrap();

@@ -1,4 +1,4 @@
-//! What a round adds up, and the metrics that come of it.
+//! Sums of a round, and the metrics that come of them.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     means: BTreeMap<String, (f64, f64)>,
     skipped: Vec<(String, String)>,
     pub(crate) videos: Vec<(String, Video)>,
-    /// What was not finite, and its value.
+    /// Name and value of a number that was not finite.
     pub(crate) nonfinite: Option<(String, f64)>,
     /// Videos that were trained on.
     pub(crate) trained: usize,
@@ -66,7 +66,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason));
     }
 
-    /// With what all ranks have, in the order of the ranks. The videos stay where they are.
+    /// With the sums of all ranks, in their order. The videos stay where they are.
     pub(crate) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -131,7 +131,7 @@ impl Tally {
     }
 }
 
-/// What ranks tell each other of a round. Numbers are bits: a detail need not be finite.
+/// A rank's message to the others on a round. Numbers are bits: a detail need not be finite.
 #[derive(Serialize, Deserialize)]
 struct Share {
     means: BTreeMap<String, (u64, u64)>,

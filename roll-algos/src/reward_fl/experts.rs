@@ -16,8 +16,7 @@ fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
 }
 
 impl RewardFlConfig {
-    /// Fails unless a trained step has trainable parameters. Otherwise gives, for people, what of the configuration has
-    /// no effect.
+    /// Fails unless a trained step has trainable parameters. Otherwise gives, for people, the options without effect.
     pub(super) fn check_experts(&self, facts: ScheduleFacts) -> Result<Vec<String>> {
         let plan = self.plan(facts)?;
         let (schedule, window) = (&plan.schedule, self.window(&plan.schedule));

@@ -1,4 +1,4 @@
-//! Guidance in Reward-FL: what it costs, and that its gradient is right.
+//! Guidance in Reward-FL: its cost, and that its gradient is right.
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;
@@ -196,7 +196,7 @@ fn evaluations_take_any_sampler_and_training_none_that_gradients_do_not_pass() {
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
     let error = rollout(&mut model, &conditions, &noise, &plan, Grad::Record, &mut Unobserved).err().unwrap();
     assert!(error.to_string().contains("Euler"), "{error}");
-    // What it decodes is what generating makes.
+    // The frames are those of generation.
     let evaluated = rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap().latents;
     let Plan { schedule, sampler, guidance, .. } = plan;
     let generated = Sampling { schedule, sampler, guidance };

@@ -14,7 +14,7 @@ pub struct Plan {
     /// The velocity at each.
     pub guidance: Guidance,
     /// The steps with gradient, ascending. Where experts take turns, they begin with the first that has trainable
-    /// parameters: what comes before it moves none.
+    /// parameters: steps before it move none.
     pub trained: Vec<usize>,
     /// Those among them that have trainable parameters. The KL is a mean over these: a frozen expert does not diverge
     /// from itself, and its exact zeros would only make the KL smaller, and with it the pull back to the base model.

@@ -1,4 +1,4 @@
-//! What a step adds up over its samples, and the metrics that come of it.
+//! Sums of a step over its samples, and the metrics that come of them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The metric of the mean score.
 pub(super) const SCORE: &str = "actor/score";
 
-/// What became of a sample.
+/// The outcome of a sample.
 pub(super) enum Outcome {
     Scored(Scored),
     Skipped(String),
@@ -53,7 +53,7 @@ pub(super) struct Tally {
     pub(super) videos: Vec<(String, Video)>,
     /// Norms of the reward's and the KL's gradient.
     pub(super) split: Option<(f64, f64)>,
-    /// What was not finite, and its value.
+    /// Name and value of a number that was not finite.
     pub(super) nonfinite: Option<(String, f64)>,
 }
 
@@ -73,7 +73,7 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// With what all ranks have, in the order of the ranks, which is that of the samples: metrics are those that one
+    /// With the sums of all ranks, in the order of the ranks, which is that of the samples: metrics are those that one
     /// rank with all samples would give. The videos stay where they are.
     pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
@@ -159,7 +159,7 @@ impl Tally {
     }
 }
 
-/// What ranks tell each other of a step. Numbers are bits: a detail need not be finite.
+/// A rank's message to the others on a step. Numbers are bits: a detail need not be finite.
 #[derive(Serialize, Deserialize)]
 struct Share {
     scored: Vec<SharedScore>,

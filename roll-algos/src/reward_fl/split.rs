@@ -17,7 +17,7 @@ impl Split {
         Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
     }
 
-    /// Hands the gradient in the model to the strategy, unchanged, and keeps what the norms need.
+    /// Hands the gradient in the model to the strategy, unchanged, and adds it to the sums for the norms.
     pub(super) fn accumulate(
         &mut self,
         strategy: &mut dyn Strategy,

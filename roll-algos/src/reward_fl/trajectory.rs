@@ -116,7 +116,7 @@ pub fn rollout(
 
         let end = plan.end(i);
         x = rounded(sampler.step(schedule.sigma(i), end, &x, &v)?, plan.latent_dtype)?;
-        // After the last step too, as in generation: what is decoded here is what will be decoded there.
+        // After the last step too, as in generation: both decode the same latents.
         let replaced = prompt.first_frame.is_some();
         if replaced {
             x = prompt.with_first_frame(&x)?;

@@ -30,7 +30,7 @@ pub enum TrainedSteps {
     Renoised(usize),
 }
 
-/// What a scored video is generated from.
+/// The start of a scored video's generation.
 pub(super) struct Start {
     pub(super) plan: Plan,
     /// `[C, T, H, W]` at the noise level of the plan's first step.

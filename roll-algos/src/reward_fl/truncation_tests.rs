@@ -1,4 +1,4 @@
-//! Rollouts that are cut off, and the loss on the clip: what they cost, and that their gradients are right.
+//! Rollouts that are cut off, and the loss on the clip: their cost, and that their gradients are right.
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;

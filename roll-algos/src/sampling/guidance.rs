@@ -25,7 +25,7 @@ pub enum GuidanceGradient {
     Both,
 }
 
-/// What a video is made from: the prompt, and what guidance leads away from.
+/// Conditions of a video: the prompt, and the one that guidance leads away from.
 #[derive(Clone, Debug)]
 pub struct Conditions {
     /// Prompt and pictures.
@@ -52,7 +52,7 @@ pub struct Guidance {
 
 /// A guided velocity.
 pub struct Guided {
-    /// What the sampler steps along.
+    /// The velocity that the sampler follows.
     pub velocity: Tensor,
     /// The velocity under the prompt alone.
     pub conditional: Tensor,

@@ -1,4 +1,5 @@
-//! Generating videos without training, and what rollouts of training share with it: noise levels, sampler, guidance.
+//! Generating videos without training, and the parts that rollouts of training share with it: noise levels, sampler,
+//! guidance.
 
 mod guidance;
 mod options;
@@ -14,11 +15,11 @@ pub use options::SamplingOptions;
 pub(crate) use options::agreeing_steps;
 pub use scale::GuidanceScale;
 
-/// What a video is generated from.
+/// Inputs of a video's generation.
 pub struct Request<'a> {
     /// The encoded prompt and pictures.
     pub conditioning: &'a Conditioning,
-    /// What was encoded.
+    /// The prompt and pictures before they were encoded.
     pub input: ConditionInput,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: &'a str,
@@ -80,7 +81,7 @@ impl Sampling {
     }
 
     /// As [`Sampling::generate`], several videos side by side. `step` is shown the latents before each step and their
-    /// velocities; it may give what comes after in place of the sampler.
+    /// velocities; it may give the latents after it in place of the sampler.
     pub fn generate_together(
         &self,
         model: &mut dyn DiffusionModel,

@@ -6,7 +6,7 @@ use super::{FrameRate, Measured, Prepared, Prospect, Reference, reference_video}
 use crate::sampling::Conditions;
 use crate::update::diffusion;
 
-/// How a video of an evaluation is made, and what it is compared with.
+/// Generation of an evaluation's video, and its reference.
 pub(crate) struct Generation<'a> {
     /// Name of the algorithm, for messages.
     pub(crate) algorithm: &'static str,

@@ -42,7 +42,7 @@ impl Measured {
         }
     }
 
-    /// What the reward's policy makes of a sample without anything to score.
+    /// The measure of a sample without anything to score, by the reward's policy.
     pub(crate) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
         match reward.on_missing() {
             OnMissing::Skip => Ok(Self::Skipped(reason)),

@@ -1,4 +1,4 @@
-//! Generated videos and their scores: what every algorithm with a reward on videos does alike.
+//! Generated videos and their scores, for every algorithm with a reward on videos.
 
 mod evaluation;
 mod measure;
@@ -35,7 +35,7 @@ pub enum Reference {
 }
 
 impl FrameRate {
-    /// Frames a second of what is generated for `sample`.
+    /// Frames a second of the video generated for `sample`.
     pub(crate) fn of(self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
         match self {
             Self::Model => model.frame_rate().unwrap_or_else(|| sample.video.fps()),
@@ -44,7 +44,7 @@ impl FrameRate {
     }
 }
 
-/// What the reward compares the sample's result with.
+/// The video that the reward compares the sample's result with.
 pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
     let still = |image: Tensor| -> Result<_> {
         let shape = [&[1], image.shape()].concat();

@@ -1,4 +1,4 @@
-//! What depends on a sample alone: its conditioning and the reward's target.
+//! Facts of a sample alone: its conditioning and the reward's target.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const CONDITIONING_BYTES: usize = 1 << 30;
 /// The same for targets, which are far smaller.
 const TARGET_BYTES: usize = 64 << 20;
 
-/// What was prepared for earlier steps.
+/// Preparations of earlier steps.
 pub(crate) struct Prepared {
     conditionings: Remembered<Conditioning>,
     targets: Remembered<Prospect>,
@@ -23,7 +23,7 @@ pub(crate) struct Prepared {
     negative: Option<Tensor>,
 }
 
-/// What a reward compares a sample's result with.
+/// The reference of a sample's result, as the reward prepared it.
 pub(crate) enum Prospect {
     /// Its target.
     Target(Target),
@@ -39,7 +39,7 @@ impl Default for Prepared {
 }
 
 impl Prepared {
-    /// What a sample's video is made from, encoded once while there is room; with the negative prompt, where there is
+    /// The conditions of a sample's video, encoded once while there is room; with the negative prompt, where there is
     /// guidance.
     pub(crate) fn conditions(
         &mut self,
@@ -57,7 +57,7 @@ impl Prepared {
         Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative.clone())))
     }
 
-    /// What the reward of the training compares a sample with, prepared once while there is room.
+    /// The reference of a sample for the training's reward, prepared once while there is room.
     pub(crate) fn target(
         &mut self,
         reward: &mut dyn RewardScorer,

@@ -13,7 +13,7 @@ const MAX_BYTES: u64 = 4 << 30;
 /// which nothing would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
-/// What one line holds.
+/// Contents of one line.
 #[derive(serde::Deserialize)]
 struct Line {
     messages: Vec<Message>,
@@ -23,7 +23,7 @@ struct Line {
 #[derive(Clone, Debug, Default)]
 pub struct Conversations {
     file: PathBuf,
-    /// Number of the line, from 1, and what it says.
+    /// Number of the line, from 1, and its messages.
     rows: Vec<(usize, Vec<Message>)>,
 }
 
@@ -81,7 +81,7 @@ impl Conversations {
         format!("{}:{}", self.file.display(), self.rows[row].0)
     }
 
-    /// The tokens of a row. What the assistant says is tokenized apart from what surrounds it, as it is when it acts.
+    /// The tokens of a row. The assistant's words are tokenized apart from those around them, as they are when it acts.
     pub fn tokens(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
         let messages = &self.rows[row].1;
         let whole = model.render_chat(messages, false)?;

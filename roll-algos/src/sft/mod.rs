@@ -244,7 +244,7 @@ impl Sft {
     }
 }
 
-/// What the model makes of some conversations.
+/// The model's evaluation of some conversations.
 struct Evaluated {
     sums: Sums,
     /// Which columns are trained on.

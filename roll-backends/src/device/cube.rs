@@ -1,4 +1,4 @@
-//! What this project wants otherwise than CubeCL has it.
+//! Settings in which this project differs from CubeCL's defaults.
 
 #[cfg(feature = "kernel-cache")]
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 #[cfg(feature = "kernel-cache")]
 const SWITCH: &str = "ROLL_KERNEL_CACHE";
 
-/// Sets CubeCL up, unless a `cubecl.toml` or `burn.toml` in the working directory or above says what is wanted, or it is set
+/// Sets CubeCL up, unless a `cubecl.toml` or `burn.toml` in the working directory or above says otherwise, or it is set
 /// up already. Before the first device: later it has no effect.
 pub fn set_up(own: impl FnOnce(&mut CubeClRuntimeConfig)) {
     if has_own_settings() {
@@ -34,7 +34,7 @@ fn keep_kernels(config: &mut CubeClRuntimeConfig) {
 #[cfg(not(feature = "kernel-cache"))]
 fn keep_kernels(_: &mut CubeClRuntimeConfig) {}
 
-/// `kernels` in the directory of what is kept between runs.
+/// `kernels` in the directory of files that are kept between runs.
 #[cfg(feature = "kernel-cache")]
 fn kernel_directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     match variable(SWITCH) {

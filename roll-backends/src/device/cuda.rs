@@ -9,7 +9,7 @@ use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Fails with what is missing to run kernels on device `number`: the driver, a device, the compiler, its headers.
+/// Fails with the missing part to run kernels on device `number`: the driver, a device, the compiler, its headers.
 pub fn usable(number: usize) -> Result<(), String> {
     let driver = find(&DRIVER).ok_or_else(|| {
         let names = DRIVER.join(" or ");
@@ -27,8 +27,8 @@ pub fn set_up() {
     super::cube::set_up(|config| {
         // Memory is taken and given back in the order of the work, without waiting for the GPU.
         config.memory.cuda.allocator = CudaAllocator::Async;
-        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would keep
-        // many times what they copy.
+        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would
+        // keep many copies of the memory.
         config.streaming.max_streams = STREAMS;
     });
 }

@@ -84,8 +84,8 @@ impl Backend {
         Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
     }
 
-    /// What stands in the way of using its device `number` here, and what to do about it. Looks for libraries and
-    /// hardware without starting Burn, which would panic.
+    /// The obstacle to using its device `number` here, and the remedy. Looks for libraries and hardware without
+    /// starting Burn, which would panic.
     pub fn usable(self, number: usize) -> std::result::Result<(), String> {
         if !self.is_compiled() {
             let feature = self.feature();

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, DeviceKind};
 
-/// Device `number`: 0 is the fastest that is found (or what `CUBECL_WGPU_DEFAULT_DEVICE` names), N the N-th discrete GPU
-/// after the first. Started at the first call; a failure is remembered, and says what was looked for.
+/// Device `number`: 0 is the fastest that is found (or what `CUBECL_WGPU_DEFAULT_DEVICE` names), N the N-th discrete
+/// GPU after the first. Started at the first call; a failure is remembered, and tells the search.
 pub fn open(number: usize) -> Result<Device, String> {
     static OPENED: Mutex<BTreeMap<usize, Result<Device, String>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);

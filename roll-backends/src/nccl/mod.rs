@@ -1,11 +1,11 @@
 //! Ranks over NCCL, for buffers that are worth the way over the devices.
 //!
-//! **Never run on a GPU.** It was written from NCCL's documentation, compiles without CUDA, and what happens where the
+//! **Never run on a GPU.** It was written from NCCL's documentation, compiles without CUDA, and its behaviour where the
 //! library or a device is missing is tested; nothing else is.
 //!
 //! NCCL and the CUDA runtime are loaded when they are asked for. Ranks find one another over a communicator that exists
-//! already, MPI, which also carries what is small, barriers, and the word of a rank that fails. Values lie in host memory,
-//! as everywhere behind [`Communicator`], and are staged through one buffer on the device.
+//! already, MPI, which also carries small values, barriers, and the word of a rank that fails. Values lie in host
+//! memory, as everywhere behind [`Communicator`], and are staged through one buffer on the device.
 //!
 //! One promise of [`Communicator`] is not kept: NCCL takes sums in the order of its rings and trees. They are the same on
 //! every rank, and at every run on the same machines, but the stages of ZeRO then agree to rounding, not bit for bit.
@@ -217,7 +217,7 @@ impl NcclRanks {
             state.buffers = [Buffer { at: std::ptr::null_mut(), values: 0 }; 2];
             return Err(error);
         }
-        // SAFETY: as above, and what NCCL wrote is there.
+        // SAFETY: as above, and NCCL's result is there.
         let copied = unsafe { (cuda.memcpy)(receive.as_mut_ptr().cast(), back, 4 * receive.len(), TO_HOST) };
         Ok(cuda.check("cudaMemcpy", copied)?)
     }

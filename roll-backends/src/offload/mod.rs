@@ -63,7 +63,7 @@ impl Offloaded {
         Ok(Self { place: Place::Leaving(leaving), device })
     }
 
-    /// Gives up what it takes on the device: waits until it has left, or has the kernels that come now wait for that.
+    /// Gives up its memory on the device: waits until it has left, or has the kernels that come now wait for that.
     pub fn settle(&mut self) -> Result<()> {
         match &mut self.place {
             Place::Leaving(leaving) => self.place = Place::Host(arrived(leaving)?),

@@ -6,8 +6,8 @@ use roll_core::AdamUpdate;
 
 use super::expression::Expression;
 
-/// One update of `parameters`, given their gradient and both moments; all f32, of one length, and without autodiff. Gives the
-/// new parameters and the new moments. What was given is not written, unless nobody else has it.
+/// One update of `parameters`, given their gradient and both moments; all f32, of one length, and without autodiff.
+/// Gives the new parameters and the new moments. Operands are not written, unless nobody else has them.
 ///
 /// On flex it has the bits of [`crate::optimizer::AdamW`]; elsewhere it may round otherwise.
 pub fn adam(

@@ -17,7 +17,7 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// How many of those it sees, the last ones; all unless given. With `causal` alone.
     pub window: Option<usize>,
-    /// What scores `s` are bounded by: they become `softcap * tanh(s / softcap)`.
+    /// Bound of the scores `s`: they become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
     /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
     pub products: Option<DType>,
@@ -100,9 +100,9 @@ pub type AttentionPull<B> = Box<dyn FnOnce(FloatTensor<B>, [bool; 3]) -> Cotange
 
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
-    /// The result of a call whose gradients are wanted, those of q, k and v that `wanted` says, and its pullback, which owns
-    /// what it needs of the call. A backend that keeps anything else than [`AttentionKernel::attention_forward`] returns
-    /// does so here.
+    /// The result of a call whose gradients are wanted, those of q, k and v that `wanted` says, and its pullback, which
+    /// owns its operands. A backend that keeps anything else than [`AttentionKernel::attention_forward`] returns does
+    /// so here.
     fn attention_recorded(
         qkv: [FloatTensor<Self>; 3],
         call: AttentionCall,
@@ -112,8 +112,8 @@ pub trait AttentionKernel: ProductKernel {
         keeping_softmax::<Self>(qkv, call)
     }
 
-    /// The result, and what the backward needs to know of each row's softmax (in the backend's own layout; empty where the
-    /// backward finds it out itself).
+    /// The result, and the facts of each row's softmax that the backward needs (in the backend's own layout; empty
+    /// where the backward finds it out itself).
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         tiled::forward::<Self>(qkv, call)
     }

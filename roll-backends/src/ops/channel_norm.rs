@@ -18,8 +18,8 @@ pub fn channel_norm_silu(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     normalise(x, gain, true)
 }
 
-/// `past`, and after it in time [`channel_norm_silu`] of x: what a causal convolution sees. `past` has the channels, height,
-/// width and dtype of x.
+/// `past`, and after it in time [`channel_norm_silu`] of x: the input of a causal convolution. `past` has the channels,
+/// height, width and dtype of x.
 pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(past.dtype(), x.dtype(), "frames before a channel norm, and its operand");
@@ -211,7 +211,7 @@ impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B,
         })
     }
 
-    /// No gradient flows: who pulls by hand does not differentiate what it pulled.
+    /// No gradient flows: pulls by hand are not differentiated.
     fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, gain) = (x.into_primitive(), gain.into_primitive());
         record::<B, C, _, 1>([d_y], |[d_y]| (B::channel_norm_silu_pull(x, gain, d_y), |_, _| [None]))

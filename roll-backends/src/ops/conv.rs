@@ -40,8 +40,8 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
-/// Below this many positions the weight of a convolution that is not filtered is larger than what it meets, and packing
-/// it anew for each tap costs more than unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16:
+/// Below this many positions the weight of a convolution that is not filtered is larger than its input, and packing it
+/// anew for each tap costs more than unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16:
 /// half the time; at 96 and 192 channels of 4 x 64 x 64 ours takes three quarters of Burn's).
 const FEW_POSITIONS: usize = 2048;
 

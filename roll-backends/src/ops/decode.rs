@@ -25,7 +25,7 @@ pub struct KeyPlace {
     pub skip: usize,
 }
 
-/// What one call of [`attend_rows`] sees.
+/// Operands of one call of [`attend_rows`].
 #[derive(Clone, Debug)]
 pub struct DecodeCall {
     /// Heads of the queries.
@@ -34,7 +34,7 @@ pub struct DecodeCall {
     pub key_heads: usize,
     /// Of each row of the queries.
     pub places: Arc<[KeyPlace]>,
-    /// What products of queries and keys are multiplied by; `1 / sqrt(d)` unless given.
+    /// Factor of the products of queries and keys; `1 / sqrt(d)` unless given.
     pub scale: Option<f32>,
     /// Bound of the scores: see [`super::AttentionOptions::softcap`].
     pub softcap: Option<f32>,
@@ -47,8 +47,9 @@ impl DecodeCall {
     }
 }
 
-/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, in the place of what was there,
-/// NaN included. The places differ. Memory that belongs to `into` alone is written in place, where the backend can.
+/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, in the place of the old
+/// values, NaN included. The places differ. Memory that belongs to `into` alone is written in place, where the backend
+/// can.
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -> Tensor<3> {
     let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
     assert!(
@@ -144,8 +145,8 @@ pub(super) fn store_by_index<B: Backend>(
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 
-/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones filled
-/// up, and a bias hides what they are filled up with.
+/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones
+/// filled up, and a bias hides the filling.
 pub(super) fn attend_by_index<B: Backend>(
     q: FloatTensor<B>,
     prompts: [FloatTensor<B>; 2],
@@ -162,7 +163,7 @@ pub(super) fn attend_by_index<B: Backend>(
     let keys = most_prompt + most_tail;
     let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
     for place in places.iter() {
-        // A place that is filled up reads some row: what it is does not matter.
+        // A place that is filled up reads some row, no matter which.
         let last = place.prompt.end.max(place.prompt.start + 1) - 1;
         from_prompts.extend((0..most_prompt).map(|i| (place.prompt.start + i).min(last) as i64));
         slots.push(place.slot as i64);

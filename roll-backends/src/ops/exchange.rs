@@ -42,7 +42,7 @@ impl TokenRanks {
         Ok(all)
     }
 
-    /// Fails if an exchange did since this was asked last: what was computed with it means nothing.
+    /// Fails if an exchange did since this was asked last: results computed with it mean nothing.
     pub fn check(&self) -> Result<()> {
         match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
@@ -68,7 +68,7 @@ impl TokenRanks {
     }
 }
 
-/// What is given for what.
+/// An exchange of one division of matrices for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     /// Direction.
@@ -229,7 +229,7 @@ mod tests {
                 let back = exchange(heads.clone() * 3.0, &group, Exchange { to: To::Tokens, parts });
                 let tripled: Vec<f32> = values.iter().map(|v| 3.0 * v).collect();
                 assert_eq!(back.clone().inner().into_data().try_into_vec::<f32>().unwrap(), tripled);
-                // Of what is moved there and back times three, the gradient is three times the cotangent.
+                // Values went there, and back times three: so does the gradient.
                 let cotangent = Tensor::<2>::from_data(TensorData::new(values, [own, parts * dim]), &device);
                 let mut found = seed(back, cotangent).backward();
                 let gradient = leaf.grad_remove(&mut found).unwrap().into_data().try_into_vec::<f32>().unwrap();

@@ -131,7 +131,7 @@ impl<B: Backend> Expression<B> {
 
     /// `1 / (1 + exp(-x))`.
     pub fn sigmoid(self) -> Self {
-        // Of a large negative x the exponential is infinite, and one over it what it should be: 0.
+        // Of a large negative x the exponential is infinite, and one over it is 0, as it should be.
         ((self * -1.0).exp() + 1.0).recip()
     }
 }

@@ -20,9 +20,9 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias, dtype))
 }
 
-/// `x W^T + b` as [`linear`], for passes that are not differentiated. The product is taken in the dtype of x; a bf16 weight
-/// for an f32 x is widened, on flex without ever being so as a whole. There, what a row gets does not depend on the others,
-/// to the bit. The result is f32.
+/// `x W^T + b` as [`linear`], for passes that are not differentiated. The product is taken in the dtype of x; a bf16
+/// weight for an f32 x is widened, on flex without ever being so as a whole. There, a row's result does not depend on
+/// the others, to the bit. The result is f32.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.dims(), bias);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());

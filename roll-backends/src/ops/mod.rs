@@ -1,8 +1,8 @@
 //! Operators with a fused forward pass and a backward pass of their own.
 //!
 //! `X.rs` holds, for one family: the public function, `XOps`, through which Burn's run-time dispatch reaches it, its
-//! recording for autodiff, and `XKernel`, what a backend computes. The methods of `XKernel` have default bodies in the
-//! operations of any backend, so an empty implementation is enough to join. What a backend computes by itself:
+//! recording for autodiff, and `XKernel`, the part that a backend computes. The methods of `XKernel` have default
+//! bodies in the operations of any backend, so an empty implementation is enough to join. Kernels of the backends' own:
 //!
 //! | `X`            | any backend (default)     | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
@@ -57,6 +57,8 @@ mod record;
 mod rms_rope;
 mod rope;
 mod scaled;
+#[cfg(all(test, feature = "flex"))]
+mod test_noise;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 mod tiled;

@@ -73,7 +73,7 @@ pub struct SavedRmsRope<T> {
 
 /// The norm with its rotation on one backend: by default its kernels of the two.
 pub trait RmsRopeKernel: NormKernel + RopeKernel {
-    /// The result in the dtype of x, and what the backward pass needs to know of each row's norm.
+    /// The result in the dtype of x, and the facts of each row's norm that the backward pass needs.
     fn rms_rope_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
@@ -109,7 +109,7 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     (Expression::<B>(y).cast(dtype).0, moments)
 }
 
-/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of what gives the same moments.
+/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of a forward with the same moments.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<FloatTensor<B>>,
     d_y: FloatTensor<B>,

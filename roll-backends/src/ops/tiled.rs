@@ -2,7 +2,7 @@
 //! rows at a time. The scores of one block exist at a time; the backward computes them again.
 //!
 //! Scores, probabilities and sums are f32, whatever the operands are: rounded to bf16, scores of ten are off by four
-//! percent in the probabilities. What enters a product has the dtype of the operands.
+//! percent in the probabilities. Factors of products have the dtype of the operands.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::record::Cotangents;
 const BLOCK_SCORES: usize = 1 << 24;
 /// Rows that a block has at least, as long as several heads could be taken at once instead.
 const ROWS: usize = 128;
-/// What hides a score: its exponential is 0 beside any other.
+/// Bias that hides a score: its exponential is 0 beside any other.
 const HIDDEN: f32 = -1e30;
 /// The sum of a row that sees no key.
 const NO_SUM: f64 = 1e-30;
@@ -225,7 +225,7 @@ fn pull<B: ProductKernel>(
             let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
             let (q, d_out) = (of(&q), of(&d_out));
             let (scores, seen) = tiling.scores(&q, &k, &rows);
-            // Of what bounds the scores. A hidden one has any finite slope: its probability is 0.
+            // Slope of the scores' bound. A hidden one has any finite slope: its probability is 0.
             let slope = tiling.softcap.map(|cap| (scores.clone() * (1.0 / cap)).within(1.0).squared() * -1.0 + 1.0);
             let p = match softmax.as_ref().map(of) {
                 Some(softmax) => {

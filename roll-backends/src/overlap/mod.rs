@@ -56,7 +56,7 @@ struct Line {
     turn: Mutex<()>,
 }
 
-/// What a rank wants next: a service, from 1, and what of it; 0 is nothing.
+/// A rank's next wish: a service, from 1, and its operand; 0 is nothing.
 type Wish = [u32; 3];
 
 const NOTHING: Wish = [0; 3];
@@ -98,7 +98,7 @@ impl OverlappedRanks {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Does `what` of the service `number` together with the other ranks, after what they want before it.
+    /// Does `what` of the service `number` together with the other ranks, after their wishes before it.
     pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
         self.queue.idle()?;
         self.line.ask([number, what[0], what[1]], offer)
@@ -167,7 +167,7 @@ impl Line {
         }
     }
 
-    /// What all ranks do next, given what this one wants.
+    /// The next work of all ranks, given this one's wish.
     fn next(&self, wish: Wish) -> Result<Wish> {
         let mut all = vec![0f32; wish.len() * self.ranks.world_size()];
         self.ranks.all_gather(&wish.map(f32::from_bits), &mut all)?;
@@ -237,7 +237,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Adds up what is offered under each name.
+    /// Adds up the offers under each name.
     #[derive(Default)]
     struct Sums(Mutex<[f32; 4]>);
 

@@ -175,7 +175,7 @@ impl Layout {
         part[..end - start].copy_from_slice(&whole[start..end]);
     }
 
-    /// Tensors from what all ranks have of them, each rank's values followed by its number of writes.
+    /// Tensors from the parts of all ranks, each rank's values followed by its number of writes.
     fn assemble(&self, which: Range<usize>, all: &[f32]) -> Result<Gathered> {
         let base = self.starts[which.start];
         let length = self.starts[which.end] - base;

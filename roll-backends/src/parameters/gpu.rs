@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(pieces(&[2], &[false], 4), Vec::<Vec<Stretch>>::new());
     }
 
-    /// What a GPU would do is done by libtorch's CPU, and where there is a GPU, by it.
+    /// libtorch's CPU stands for the GPU, unless there is one.
     #[test]
     fn values_and_gradients_cross_as_they_are_in_pieces_of_any_size() {
         let lens = [3, 1, 70_000, 5];

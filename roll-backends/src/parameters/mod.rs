@@ -49,7 +49,7 @@ enum Home {
     Ranks(Arc<Divided>),
 }
 
-/// The values at one instant: what a forward pass and its pullback read, whatever is written meanwhile. They are read
+/// The values at one instant, which a forward pass and its pullback read whatever is written meanwhile. They are read
 /// segment by segment ([`Snapshot::segment`]).
 #[derive(Clone)]
 pub struct Snapshot {

@@ -12,8 +12,9 @@ use crate::ops::adam;
 use crate::optimizer::sum_of_squares;
 
 /// Updates of several sets of parameters as one flat layout.
-struct Updates {
+struct Updates<F> {
     tensors: Vec<Updated>,
+    before: F,
 }
 
 /// One tensor of them.
@@ -31,6 +32,15 @@ impl Parameters {
     /// Updates on the device of `sets`, which stand one behind the other in the flat layout. `None` where some are divided
     /// among ranks, or there are none.
     pub fn device_updates<'a>(sets: impl IntoIterator<Item = &'a Self>) -> Option<Box<dyn DeviceUpdates>> {
+        Self::device_updates_after(|| {}, sets)
+    }
+
+    /// [`Parameters::device_updates`] that call `before` ahead of each update: an owner lets go of results of the old
+    /// values.
+    pub fn device_updates_after<'a>(
+        before: impl FnMut() + Send + 'static,
+        sets: impl IntoIterator<Item = &'a Self>,
+    ) -> Option<Box<dyn DeviceUpdates>> {
         let mut tensors = Vec::new();
         for set in sets {
             if matches!(set.shared.home, Home::Ranks(_)) {
@@ -45,7 +55,7 @@ impl Parameters {
             };
             tensors.extend(set.specs().iter().enumerate().map(updated));
         }
-        (!tensors.is_empty()).then(|| Box::new(Updates { tensors }) as Box<dyn DeviceUpdates>)
+        (!tensors.is_empty()).then(|| Box::new(Updates { tensors, before }) as Box<dyn DeviceUpdates>)
     }
 
     fn take_gradient(&self, index: usize) -> Option<Tensor<1>> {
@@ -101,7 +111,7 @@ impl Updated {
     }
 }
 
-impl DeviceUpdates for Updates {
+impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     fn has_own_memory(&self) -> bool {
         self.tensors.iter().all(|tensor| is_gpu(tensor.device()))
     }
@@ -147,6 +157,7 @@ impl DeviceUpdates for Updates {
     }
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
+        (self.before)();
         self.tensors.iter_mut().try_for_each(|tensor| tensor.update(update))
     }
 
@@ -286,7 +297,7 @@ mod tests {
                             _ => assert_near(&what, found, expected),
                         }
                     }
-                    // What was recorded before still reads the old values.
+                    // A pass recorded before still reads the old values.
                     let segment = before.segment("").unwrap();
                     let (_, _, old) = segment.get("a").unwrap();
                     assert_ne!(download(old.clone()).unwrap(), device_values[..3]);

@@ -130,7 +130,7 @@ fn loaded() -> Option<Library> {
     None
 }
 
-/// Paths of CUDA runtimes in what Linux says of a process's memory: `address permissions offset device inode path`.
+/// Paths of CUDA runtimes in Linux's table of a process's memory: `address permissions offset device inode path`.
 #[cfg(target_os = "linux")]
 fn mapped(maps: &str) -> Vec<&str> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
@@ -187,7 +187,7 @@ impl Cuda {
         self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
     }
 
-    /// Locks memory of this process. What cannot be locked is not.
+    /// Locks memory of this process, where that is possible.
     #[cfg(target_os = "linux")]
     fn lock(&self, bytes: usize) -> Option<usize> {
         let pages = Pages::new(bytes)?;
@@ -322,7 +322,7 @@ const LARGE: usize = 1 << 22;
 /// Room for the pieces in which parameters are copied, beside the inputs of blocks.
 const SPARE: usize = 1 << 29;
 
-/// What is known of each GPU that was asked for: its lines, or that it has none.
+/// Each GPU that was asked for: its lines, or that it has none.
 static KNOWN: Mutex<Vec<(usize, Option<Arc<Lines<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// Those of a GPU, by libtorch's number. `None` where copies must go another way, which was said.

@@ -1,4 +1,4 @@
-//! A GPU that does what is queued as late, as early and in as odd an order as its streams and events allow.
+//! A GPU that does queued work as late, as early and in as odd an order as its streams and events allow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use super::{Failed, Runtime, Stream};
 /// Bytes of each tensor.
 pub(super) const SIZE: usize = 16;
 
-/// What work happens to be done while the host goes on.
+/// Work that happens to be done while the host goes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Schedule {
     /// None, until the host waits for it.
@@ -118,7 +118,7 @@ impl Fake {
         self.progress();
     }
 
-    /// Does all that is queued; gives what went wrong, and the calls so far.
+    /// Does all that is queued; returns the fault, and the calls so far.
     pub(super) fn finish(&self) -> (Vec<String>, usize) {
         let mut state = self.lock();
         while STREAMS.into_iter().any(|stream| state.advance(stream)) {}
@@ -206,7 +206,7 @@ impl State {
         true
     }
 
-    /// Does just what an event needs.
+    /// Does the work that an event needs, and no more.
     fn reach(&mut self, event: usize) {
         let stream = self.events[event];
         while !self.reached.contains(&event) {
@@ -278,7 +278,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory that is never freed: what is wrong is found, and not undefined.
+/// Memory that is never freed: faults are found, and not undefined.
 fn leaked(bytes: usize) -> usize {
     Box::leak(vec![0xCC_u8; bytes].into_boxed_slice()).as_mut_ptr().expose_provenance()
 }

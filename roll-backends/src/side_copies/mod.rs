@@ -16,9 +16,9 @@
 //!    complete then.
 //! 2. The tensor is held until the kernels wait for the copy. libtorch gives the memory of a tensor that is dropped to
 //!    the next one *of its own stream* at once, in the order of that stream, so that a later kernel would overwrite
-//!    what the copy still reads. It is Burn's handle that is held: without a second one, Burn's operations write into
-//!    their operand.
-//! 3. Memory for a tensor that returns comes from libtorch, and earlier kernels may still use what it was before: the
+//!    memory that the copy still reads. It is Burn's handle that is held: without a second one, Burn's operations write
+//!    into their operand.
+//! 3. Memory for a tensor that returns comes from libtorch, and earlier kernels may still use its former content: the
 //!    copy into it begins after all that was queued for them when it was taken. The kernels wait for the copy before
 //!    the tensor is given out. If it is dropped before, they wait as well, before its memory is.
 //! 4. A buffer goes back to the pool with the event behind its last copy. Who takes it makes its stream wait for that
@@ -27,8 +27,8 @@
 //!    away; if even that fails, the memory is leaked.
 //!
 //! Page-locking is slow (tenths of a second per GB) and so done once: the pool keeps its buffers over the steps, and
-//! the process frees them. The pool is hardly larger than what was in use at once. Sizes are exact, while libtorch's
-//! own allocator rounds them up to powers of two.
+//! the process frees them. The pool is hardly larger than the most that was in use at once. Sizes are exact, while
+//! libtorch's own allocator rounds them up to powers of two.
 
 #[cfg(feature = "libtorch")]
 mod cuda;
@@ -61,7 +61,7 @@ pub(crate) struct Lines<R: Runtime> {
     pool: Mutex<Pool<R>>,
 }
 
-/// A tensor in page-locked host memory, or on its way there. `T` keeps the memory of what is copied.
+/// A tensor in page-locked host memory, or on its way there. `T` owns the memory that is copied.
 pub(crate) struct Leaving<R: Runtime, T> {
     lines: Arc<Lines<R>>,
     buffer: Option<Buffer<R>>,
@@ -90,8 +90,8 @@ impl From<Failed> for roll_core::Error {
 }
 
 impl<R: Runtime> Lines<R> {
-    /// `spare` bytes may be page-locked above what was in use at once, so that tensors of one size need not make way
-    /// for a few of another in every step.
+    /// `spare` bytes may be page-locked above the most that was in use at once, so that tensors of one size need not
+    /// make way for a few of another in every step.
     pub(crate) fn new(runtime: R, spare: usize) -> Arc<Self> {
         Arc::new(Self { runtime, pool: Mutex::new(Pool::new(spare)) })
     }
@@ -219,7 +219,7 @@ impl<R: Runtime> Lines<R> {
 impl<R: Runtime> Drop for Lines<R> {
     fn drop(&mut self) {
         let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // What cannot be waited for is leaked.
+        // Memory that cannot be waited for is leaked.
         let _ = pool.shrink(&self.runtime, 0);
     }
 }

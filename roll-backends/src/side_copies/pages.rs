@@ -1,7 +1,7 @@
 //! Memory whose pages are there: a part of page-locking it that more than one thread can do.
 //!
-//! `cudaHostAlloc` lets one thread of the driver ask the system for every page, and zero it. Here several threads do that
-//! first, in large pages where the system has them, and the driver locks what is there already.
+//! `cudaHostAlloc` lets one thread of the driver ask the system for every page, and zero it. Here several threads do
+//! that first, in large pages where the system has them, and the driver locks pages that exist.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{c_int, c_void};

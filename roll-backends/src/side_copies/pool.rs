@@ -8,7 +8,7 @@ use super::runtime::{Failed, Runtime, Stream};
 pub(super) struct Buffer<R: Runtime> {
     pub(super) at: usize,
     pub(super) capacity: usize,
-    /// Behind the last copy from or to it: whoever takes the buffer waits for it, on a stream or on the host.
+    /// Behind the last copy from or to it: the next owner of the buffer waits for it, on a stream or on the host.
     pub(super) last: Option<Arc<R::Event>>,
 }
 
@@ -44,7 +44,7 @@ impl<R: Runtime> Pool<R> {
         let at = match runtime.pin(bytes) {
             Ok(at) => at,
             Err(_) => {
-                // What is idle may be what is missing.
+                // Idle buffers may hold the memory that is missing.
                 self.shrink(runtime, 0)?;
                 runtime.pin(bytes)?
             }

@@ -1,4 +1,4 @@
-//! What copies need of a GPU's runtime.
+//! The calls of a GPU's runtime that copies need.
 
 /// A queue of work on a GPU. Work of one stream is done in order, that of two in any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

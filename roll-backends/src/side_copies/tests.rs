@@ -23,7 +23,7 @@ fn returned(fake: &Arc<Fake>, leaving: &mut Leaving<Shared, Memory>) -> Result<R
     unsafe { leaving.back(memory, at) }
 }
 
-/// A kernel that computes with memory of its own, and finds there what it wrote.
+/// A kernel that computes with memory of its own, and finds its values there.
 fn compute(fake: &Arc<Fake>) {
     let scratch = [fake.memory(), fake.memory()];
     scratch.iter().for_each(|memory| fake.fill(memory, 0xEE));
@@ -52,7 +52,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
             if let Some(mut next) = inputs.pop() {
                 coming = Some(returned(fake, &mut next)?);
                 drop(next);
-                // Others take the buffers, also that of what is still on its way, and are read on the host.
+                // Others take the buffers, also that of a tensor on its way, and are read on the host.
                 let [mut one, mut two] = [sent(fake, lines, 100 + i)?, sent(fake, lines, 110 + i)?];
                 if one.bytes()? != [100 + i; SIZE] || two.bytes()? != [110 + i; SIZE] {
                     return Err(Failed { call: "bytes", reason: "the host finds other values".into() });
@@ -61,7 +61,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
             compute(fake);
             fake.expect(&this, 10 * step + i);
         }
-        // What nobody wants any more.
+        // A tensor that nobody wants any more.
         drop(sent(fake, lines, 200)?);
         compute(fake);
         let mut unwanted = sent(fake, lines, 201)?;
@@ -80,7 +80,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs the steps; gives what went wrong, and the number of calls.
+/// Runs the steps; returns the fault, and the number of calls.
 fn run(fake: &Arc<Fake>) -> (Vec<String>, usize) {
     let lines = Lines::new(Shared(fake.clone()), 0);
     let result = steps(fake, &lines);

@@ -52,7 +52,7 @@ pub(super) struct Saved<'a> {
 }
 
 impl<'a> Saved<'a> {
-    /// Fails when a tensor is missing, unexpected, misshapen or holds what no moment can be.
+    /// Fails when a tensor is missing, unexpected or misshapen, or holds values that no moment has.
     pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {
         let step = state.get(STEP).ok_or_else(|| bad(format!("`{STEP}` is missing")))?;
         let step = match step.as_slice::<i64>() {

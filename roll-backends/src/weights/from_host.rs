@@ -72,7 +72,7 @@ impl FromHost {
         let sent = segment.map(|(key, kept)| {
             let way = match &kept.place {
                 Place::Device(weight) => Way::Here(weight.clone()),
-                // What a panic left is whole: only its place in the pool may be lost.
+                // A panic leaves the state whole: only its place in the pool may be lost.
                 Place::Host(tensor) => Way::Coming(tensor.lock().unwrap_or_else(PoisonError::into_inner).send_back()?),
             };
             Ok((key.clone(), way))

@@ -15,7 +15,7 @@ pub enum HostWeight {
     Scaled(ScaledRows),
 }
 
-/// What matrices are stored in.
+/// Storage of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Matrices {
     /// As all other weights.
@@ -31,8 +31,8 @@ pub enum Matrices {
 const BLOCKS: &str = "blocks.";
 
 impl HostWeight {
-    /// The weight `key` in what `storage` says. `wide` has its values; `scaled` has them in eight bits, where the file
-    /// does. One that stays in its dtype shares its bytes.
+    /// The weight `key` as `storage` says. `wide` has its values; `scaled` has them in eight bits, where the file does.
+    /// One that stays in its dtype shares its bytes.
     pub fn new(
         storage: Storage,
         key: &str,

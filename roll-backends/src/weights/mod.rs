@@ -60,7 +60,7 @@ impl Weight {
         Self { value: Value::Dense(value) }
     }
 
-    /// A matrix that stays in its blocks, in host memory; what is read of it comes to `device`.
+    /// A matrix that stays in its blocks, in host memory; parts that are read come to `device`.
     pub fn from_blocks(matrix: BlockMatrix, device: &Device) -> Self {
         let shape = matrix.shape();
         Self { value: Value::Blocks { matrix: Arc::new(matrix), shape, device: device.clone() } }

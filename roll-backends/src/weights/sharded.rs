@@ -129,7 +129,7 @@ impl Shards {
         start..start + count
     }
 
-    /// The weights of some entries from what all ranks have of them.
+    /// The weights of some entries from the parts of all ranks.
     fn assemble(&self, range: Range<usize>, gathered: &[f32]) -> Result<Weights> {
         let entries = &self.entries[range];
         let base = entries.first().map_or(0, |e| e.words.start);

@@ -1,4 +1,4 @@
-//! What weights are stored in.
+//! Storage of weights.
 
 use burn::tensor::DType;
 use half::bf16;
@@ -7,15 +7,14 @@ use roll_core::Tensor;
 
 use super::Matrices;
 
-/// What the weights of a network are stored in: one dtype for all, but those that are f32 and need it, and matrices in
-/// eight bits.
+/// Storage of a network's weights: one dtype for all, but those that are f32 and need it, and matrices in eight bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// f32 or bf16.
     pub dtype: DType,
     /// Beginnings of the names of weights that stay f32 if their file has them so.
     pub exact: &'static [&'static str],
-    /// What matrices are in.
+    /// Storage of matrices.
     pub matrices: Matrices,
 }
 

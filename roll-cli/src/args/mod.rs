@@ -1,4 +1,4 @@
-//! What the command line takes.
+//! The arguments of the command line.
 
 mod bench;
 mod config;
@@ -71,7 +71,7 @@ pub struct Args {
     pub command: Command,
 }
 
-/// The version, and what is built in beside it.
+/// The version and the features that are built in.
 fn version() -> &'static str {
     static VERSION: std::sync::LazyLock<String> = std::sync::LazyLock::new(version_and_features);
     &VERSION

@@ -11,8 +11,8 @@ use serde_json::Value as Json;
 const OF_ADAPTERS: [&str; 5] =
     ["trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha"];
 
-/// The configured model with `adapters` on it, each as `model.lora_checkpoint` takes it; they are added up. What `--set`
-/// says of the adapter stands.
+/// The configured model with `adapters` on it, each as `model.lora_checkpoint` takes it; they are added up. Words of
+/// `--set` on the adapter stand.
 pub fn open_model(
     loaded: &LoadedConfig,
     registry: &Registry,

@@ -62,7 +62,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
     Ok(())
 }
 
-/// Fails when the output is the input: what was read while it was written would be lost.
+/// Fails when the output is the input: tensors not yet read would be lost.
 fn refuse_input(input: &Path, out: &Path) -> Result<()> {
     let same = matches!((input.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
     match same {

@@ -1,4 +1,4 @@
-//! `roll data`: what a data set holds, and the same in files that every reader reads.
+//! `roll data`: contents of a data set, and the same in files that every reader reads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::progress::TerminalBar;
 /// Left-out clips that are named.
 const NAMED: usize = 50;
 
-/// Does what was asked.
+/// Runs the command.
 pub fn data(args: Data) -> Result<()> {
     match args.action {
         DataAction::Inspect(args) => inspect(args),
@@ -49,7 +49,7 @@ struct Found {
     sizes: BTreeMap<String, usize>,
     lengths: BTreeMap<usize, usize>,
     rates: BTreeMap<String, usize>,
-    /// What training would see.
+    /// The clips as training would see them.
     taken: BTreeMap<String, usize>,
     /// Clip and reason.
     left_out: Vec<(String, String)>,

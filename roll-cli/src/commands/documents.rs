@@ -1,4 +1,4 @@
-//! `roll completions` and `roll man`: what is made of the command line's own description.
+//! `roll completions` and `roll man`: made of the command line's own description.
 
 use std::io::Write;
 use std::path::Path;

@@ -69,7 +69,7 @@ pub fn generate(args: Generate) -> Result<()> {
     Ok(())
 }
 
-/// What the videos show: the lines of the file, or the one prompt.
+/// The prompts: the lines of the file, or the one.
 fn prompts(args: &Generate) -> Result<Vec<String>> {
     let Some(path) = &args.prompts else { return Ok(args.prompt.iter().cloned().collect()) };
     let text = files::read_text(path, MAX_PROMPTS_BYTES).map_err(Error::file("read", path))?;
@@ -91,7 +91,7 @@ fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
     (1..=count).map(|n| output.with_file_name(format!("{stem}-{n:03}{extension}"))).collect()
 }
 
-/// Fails on what would fail after the work.
+/// Fails on mistakes that would show after the work.
 fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     if args.sampling.steps == Some(0) {
         return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
@@ -177,7 +177,7 @@ fn encode(model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<Cond
     }
 }
 
-/// As the evaluation of the configuration's algorithm samples, but for what the arguments say.
+/// As the evaluation of the configuration's algorithm samples, but for the arguments.
 fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<SamplingOptions> {
     let mut options = SamplingOptions::of(algorithm)?;
     if args.steps.is_some() || args.timesteps.is_some() {
@@ -196,7 +196,7 @@ fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<Sampling
     Ok(options)
 }
 
-/// What a video is written as.
+/// The format of a written video.
 enum Format {
     Mp4,
     Gif,

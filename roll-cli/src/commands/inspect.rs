@@ -1,4 +1,4 @@
-//! `roll inspect`: what is in a weight file.
+//! `roll inspect`: contents of a weight file.
 
 use roll_core::{Error, Result};
 use roll_models::inspect::{About, inspect};

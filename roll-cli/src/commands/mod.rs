@@ -29,13 +29,13 @@ use crate::args::{Check, Command};
 
 /// How a command that did not fail ended.
 pub enum Ended {
-    /// It did what was asked.
+    /// It did its work.
     Done,
     /// A run ended before its last step, as its configuration says.
     Stopped,
 }
 
-/// Does what was asked.
+/// Runs the command.
 pub fn dispatch(command: Command) -> Result<Ended> {
     match command {
         Command::Run(args) if !args.dry_run => run::run(args),

@@ -10,7 +10,7 @@ use super::bench::preset;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
 
-/// Prints what each rank needs, and whether it fits.
+/// Prints the needs of each rank, and whether they fit.
 pub fn plan(args: args::Plan) -> Result<()> {
     let (_, devices) = cluster(&args.machine)?;
     // What a configuration of ROLL says for all devices is divided among those that are planned for.
@@ -32,8 +32,7 @@ fn network_name(name: &str) -> String {
     preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
-/// What each rank needs for clips of this size; of that of a full-HD clip, as the data set reads it, where it is
-/// `None`.
+/// Needs of each rank for clips of this size; of that of a full-HD clip, as the data set reads it, where it is `None`.
 pub fn estimate(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -197,7 +196,7 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
     tellln!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
 }
 
-/// What a step does with each sample.
+/// The passes of a step over each sample, in words.
 pub fn passes_in_words(passes: &Passes) -> String {
     let [steps, trained] = passes.steps();
     match passes.videos {
@@ -243,7 +242,7 @@ pub struct Cluster {
     devices: usize,
     /// Memory of each, bytes.
     memory: f64,
-    /// What they are taken to sustain.
+    /// Their sustained rate, as assumed.
     speed: Speed,
 }
 

@@ -1,4 +1,4 @@
-//! `roll plugins`: what can be named in the configuration, and what a library offers.
+//! `roll plugins`: the names for a configuration, and the offers of a library.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 use crate::configuration::Configuration;
 
-/// Does what was asked.
+/// Runs the command.
 pub fn plugins(args: Plugins) -> Result<()> {
     match args.action {
         None => list(&ConfigArgs::default()),

@@ -1,4 +1,4 @@
-//! `roll rewards try`: what a reward says of a video, and where its gradient is.
+//! `roll rewards try`: a reward's score of a video, and the places of its gradient.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ const DRAWN: usize = 8;
 /// Characters of the longest bar.
 const BAR: f64 = 24.0;
 
-/// Does what was asked.
+/// Runs the command.
 pub fn rewards(args: Rewards) -> Result<()> {
     match args.action {
         RewardsAction::Try(args) => attempt(&args),

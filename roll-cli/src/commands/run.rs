@@ -37,7 +37,7 @@ pub fn run(args: Run) -> Result<Ended> {
     let output_dir = loaded.config.output_dir.clone();
     let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let mut trainer = match (Trainer::new(loaded, &registry, &context), half_named) {
-        // What is missing would be there in the demo.
+        // The missing part would be there in the demo.
         (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
         (opened, _) => opened,
     }?;

@@ -27,7 +27,7 @@ struct Shared {
 struct State {
     /// Contributions to the collective that is being called.
     deposits: Vec<Option<Deposit>>,
-    /// Collectives done, and what came for the last one. One place is enough: no rank deposits for the next before it
+    /// Collectives done, and the values for the last one. One place is enough: no rank deposits for the next before it
     /// has taken this, and the next is done when all have deposited.
     done: u64,
     taken: Arc<Vec<Deposit>>,

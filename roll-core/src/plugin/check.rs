@@ -52,7 +52,7 @@ pub fn check_reward(scorer: &mut dyn RewardScorer, seed: u64) -> Vec<Finding> {
     findings
 }
 
-/// One video and what it is compared with.
+/// A video and its reference.
 struct Trial {
     size: [usize; 3],
     noise: Noise,

@@ -47,7 +47,7 @@ pub(super) enum Ranks {
     Of(*const dyn Strategy),
 }
 
-// SAFETY: what it leads to is a `Communicator`, which is `Send` and `Sync`; P4 keeps away what changes the strategy.
+// SAFETY: it leads to a `Communicator`, which is `Send` and `Sync`; P4 keeps changes of the strategy away.
 unsafe impl Send for Ranks {}
 // SAFETY: as above.
 unsafe impl Sync for Ranks {}

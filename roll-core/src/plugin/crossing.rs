@@ -1,7 +1,8 @@
 //! How the methods of a trait cross the boundary: [`crossing!`] writes both directions of each.
 //!
-//! What a method takes is an [`Argument`](super::wire::Argument), what it gives an [`Answer`](super::wire::Answer): those
-//! say how a type looks on the wire and how it is made of that again. A method without conversions of its own is one line.
+//! Operands of a method are each an [`Argument`](super::wire::Argument), its result is an
+//! [`Answer`](super::wire::Answer): those say how a type looks on the wire and how it is made of that again. A method
+//! without conversions of its own is one line.
 
 use super::foreign::Foreign;
 
@@ -16,8 +17,8 @@ pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", super::error::Chain::line(error));
 }
 
-/// Writes both directions of a trait: the static table whose functions call the trait (what the other side sees of our
-/// object), and the implementation of the trait by calling such a table (what we see of theirs).
+/// Writes both directions of a trait: the static table whose functions call the trait (the other side's view of our
+/// object), and the implementation of the trait by calling such a table (our view of theirs).
 ///
 /// ```ignore
 /// crossing! {
@@ -36,7 +37,7 @@ pub(super) fn log(error: &crate::Error) {
 /// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` are served as shared (P4).
 /// - `-> T`: the method gives `Result<T>`; without it `Result<()>`.
 /// - `, or E`: the method gives `T` and cannot fail; when the call fails, that is logged and it is `E`.
-/// - `, absent E`: what it is when the other side has no such function, which is an error otherwise.
+/// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
 /// - `, then f`: `self.f(answer, arguments...)` looks at the answer of the other side.
 /// - `, through f` after the target: `f` makes of the target the object that has the methods (a diffusion model of a
 ///   model); its functions are called by one thread at a time whatever they are.
@@ -112,7 +113,7 @@ macro_rules! crossing {
         let (object, table) = $crate::plugin::crossing::Calls::<roll_abi::$table>::callee(&*$self);
         let called = object.call(stringify!($name), table.and_then(|table| table.$name), |function, state, _out: *mut _, error| {
             $( let mut $arg = <$ty as $crate::plugin::wire::Argument>::lend($arg); )*
-            // SAFETY: P1: what is lent lives during the call; the rest as `Foreign` was promised.
+            // SAFETY: P1: loans live during the call; the rest as `Foreign` was promised.
             unsafe {
                 function(
                     state,

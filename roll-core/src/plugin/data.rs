@@ -14,7 +14,7 @@ use super::source::Source;
 use super::wire::{Answer, Argument};
 use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
-/// Types that are a plain value on the wire: how they get there, and what they are made of.
+/// Types that are a plain value on the wire: how they get there and back.
 macro_rules! plain {
     ($( $ty:ty = $wire:ty: |$value:ident| $to:expr, |$number:ident| $from:expr; )*) => {$(
         impl Argument for $ty {
@@ -161,7 +161,7 @@ impl<'a> Argument for &'a mut [f32] {
         RollListMut::lend(lent)
     }
     unsafe fn keep(wire: RollListMut<f32>) -> Result<&'static mut [f32]> {
-        // SAFETY: P1: of what is lent to write into there is no other reference; the check is that of reading.
+        // SAFETY: P1: no other reference exists to memory that is lent for writing; the check is that of reading.
         unsafe {
             match slice(wire.items.cast_const(), wire.len)?.len() {
                 0 => Ok(&mut []),
@@ -264,7 +264,7 @@ pub(super) unsafe fn take_numbers(list: RollOwned<RollNamedNumber>) -> Result<BT
     unsafe { take(list, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
 }
 
-/// What is read where it is asked for.
+/// Answers that cross as they are.
 macro_rules! as_it_is {
     ($($ty:ty),*) => {$(
         impl Answer for $ty {

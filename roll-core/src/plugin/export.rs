@@ -84,7 +84,7 @@ fn ranks() -> Result<Option<Arc<dyn Communicator>>> {
     Ok(Some(Arc::new(unsafe { ForeignCommunicator::new(object, Source::Host) }?)))
 }
 
-/// What both sides know of a structure of the host's.
+/// The part of a host's structure that both sides know.
 ///
 /// # Safety
 /// P6.

@@ -50,7 +50,7 @@ impl Foreign {
         answer.ok_or_else(|| self.source.blame(name, Error::Misuse(format!("it has no function `{name}`"))))
     }
 
-    /// Adds the plugin's name to an error found in what it returned.
+    /// Adds the plugin's name to an error found in its answer.
     pub(super) fn blame<R>(&self, call: &'static str, result: Result<R>) -> Result<R> {
         result.map_err(|e| self.source.blame(call, e))
     }

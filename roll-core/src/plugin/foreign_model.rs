@@ -1,4 +1,4 @@
-//! A model of the other side: its tables, and what of it does not change.
+//! A model of the other side: its tables, and its facts that do not change.
 
 use roll_abi::{
     RollDiffusionTable, RollLanguageTable, RollList, RollModelFacts, RollModelTable, RollObject, RollOwned,
@@ -11,7 +11,7 @@ use super::memory::{list, own, take, text};
 use super::source::Source;
 use crate::{Model, ParameterSpec, Result};
 
-/// What is served where a model is called.
+/// The trait that a model's table serves.
 pub(super) type Target = dyn Model;
 
 /// A model of the other side.

@@ -39,8 +39,8 @@ impl Calls<RollLanguageTable> for ForeignModel {
 }
 
 impl ForeignModel {
-    /// Limits of single prompts do not cross: what a prompt gets beyond its own is what it would have got next, and is
-    /// cut off here.
+    /// Limits of single prompts do not cross: tokens beyond a prompt's own limit are those that would have come next,
+    /// and are cut off here.
     fn one_each(
         &self,
         mut made: Vec<Generation>,

@@ -115,7 +115,7 @@ fn open(path: &Path) -> Result<Plugin> {
     Ok(described.map_err(description)?)
 }
 
-/// What a plugin is lent by this host; `label` stands before its messages.
+/// The table that this host lends to a plugin; `label` stands before its messages.
 fn host(label: String) -> &'static RollHost {
     let label: &'static String = Box::leak(Box::new(label));
     let state = std::ptr::from_ref(label).cast();
@@ -335,7 +335,7 @@ impl LoadedComponent {
         self.source.outcome("make", status, out, error)
     }
 
-    /// Asks the plugin what a run will need; the answer's type is that of its kind's [`crate::Planner`].
+    /// Asks the plugin for the needs of a run; the answer's type is that of its kind's [`crate::Planner`].
     pub(crate) fn plan<T>(&self, options: &Options, model: Option<(&PlanInput, &BuildContext)>) -> Result<T>
     where
         T: serde::de::DeserializeOwned,

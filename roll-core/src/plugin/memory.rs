@@ -45,7 +45,7 @@ pub(super) unsafe fn text<'a>(text: RollStr) -> Result<&'a str> {
     std::str::from_utf8(bytes).map_err(|e| Error::Misuse(format!("a text that is no UTF-8: {e}")))
 }
 
-/// Items and what they point into.
+/// Items and the memory that they point into.
 struct Payload<T, K> {
     items: Vec<T>,
     _keep: K,

@@ -1,9 +1,9 @@
 //! Components from libraries that were compiled elsewhere.
 //!
 //! The crate `roll-abi` has the types that cross, and the contract that both sides keep: tables of `extern "C"`
-//! functions over `#[repr(C)]` types. This module turns traits into tables and tables into traits, so that what a
-//! library offers are [`crate::Registration`]s as those that are linked in. Comments about safety name the numbers of
-//! the contract (P1 to P9).
+//! functions over `#[repr(C)]` types. This module turns traits into tables and tables into traits, so that a library
+//! offers [`crate::Registration`]s like those that are linked in. Comments about safety name the numbers of the
+//! contract (P1 to P9).
 //!
 //! The side that owns an object serves it (`served`): panics are caught there, become an error, and the object is not
 //! called again. The other side holds a `Foreign` object that implements the trait: its errors name the plugin, the

@@ -1,5 +1,5 @@
-//! [`Model`] across the boundary. What a diffusion or language model can do beside it stands in files of their own, with
-//! tables of their own whose functions take the model's state.
+//! [`Model`] across the boundary. Diffusion and language models have files and tables of their own beside it, whose
+//! functions take the model's state.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -107,7 +107,7 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
         lent.object()
     }
     unsafe fn keep(wire: RollObject) -> Result<ForeignModel> {
-        // SAFETY: as the caller promises; what is lent has no release.
+        // SAFETY: as the caller promises; a loan has no release.
         unsafe { ForeignModel::new(wire, Source::Host) }
     }
     fn given(kept: &mut ForeignModel) -> &mut dyn Model {

@@ -1,5 +1,5 @@
-//! A look at a file before the system's loader sees it: the loader maps what the header promises, and a file that is
-//! shorter than that ends the process with a bus error.
+//! A look at a file before the system's loader sees it: the loader maps as much as the header promises, and a file that
+//! is shorter than that ends the process with a bus error.
 
 use std::path::Path;
 

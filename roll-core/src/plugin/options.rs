@@ -34,7 +34,7 @@ impl OptionKind {
         KINDS.iter().position(|k| *k == self).unwrap_or_default() as u32
     }
 
-    /// What a default tells of the values beside it: only numbers and flags say enough. A word may be one of several
+    /// The kind of values that a default stands for: only numbers and flags say enough. A word may be one of several
     /// variants, some of which hold more than a word, and a list may also be given as its one item.
     pub(crate) fn of(default: &Json) -> Self {
         match default {

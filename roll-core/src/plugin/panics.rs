@@ -18,7 +18,7 @@ pub(super) fn remember_panics() {
     }));
 }
 
-/// Runs `f`; a panic is an error that says what it said.
+/// Runs `f`; a panic is an error with the panic's message.
 pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
         let said = payload.downcast_ref::<&str>().map(|s| s.to_string());
@@ -30,7 +30,7 @@ pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// For what must not fail: a panic is logged.
+/// For calls that must not fail: a panic is logged.
 pub(super) fn quietly(f: impl FnOnce()) {
     if let Err(message) = catch(f) {
         tracing::error!("while giving something back across the plugin boundary: {message}");

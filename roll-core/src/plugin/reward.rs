@@ -95,7 +95,7 @@ impl ForeignReward {
         Ok(Self { object, table, facts })
     }
 
-    /// What the score must be: finite, where the frames are, and with a pullback exactly when one was promised.
+    /// Demands on the score: finite where the frames are, and with a pullback exactly when one was promised.
     fn check(
         &self,
         (score, pullback): (Score, Option<Pullback>),
@@ -126,7 +126,7 @@ impl Calls<RollRewardTable> for ForeignReward {
     }
 }
 
-/// What of a scorer does not change.
+/// The facts of a scorer that do not change.
 struct Facts {
     name: String,
     differentiable: bool,

@@ -37,7 +37,7 @@ pub(super) unsafe fn answer<R>(out: *mut R, error: *mut RollError, f: impl FnOnc
     }
 }
 
-/// What an object said when it panicked. Its state may be half changed, so it is not called again (P5).
+/// Message of an object's panic. Its state may be half changed, so it is not called again (P5).
 #[derive(Clone, Default)]
 struct Poison(Arc<Mutex<Option<String>>>);
 

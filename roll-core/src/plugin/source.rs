@@ -41,7 +41,7 @@ impl Source {
         !matches!(self, Self::Host)
     }
 
-    /// Says, while what is returned lives, that this thread is in a function of the other side.
+    /// Says, while the result lives, that this thread is in a function of the other side.
     #[cfg(feature = "host")]
     pub(super) fn entered(&self, function: &'static str) -> super::under_way::UnderWay {
         super::under_way::UnderWay::begin(self, function)
@@ -102,7 +102,7 @@ impl Source {
         Err(self.blame(call, Error::component(fault, Chain::parse(&text))))
     }
 
-    /// A table of the other side, which stands here as a copy of what both know of it.
+    /// A table of the other side, which stands here as a copy of the part that both know.
     ///
     /// # Safety
     /// P3 and P8.
@@ -115,7 +115,7 @@ impl Source {
         read.map_err(|e| self.blame(call, Error::Misuse(format!("{e}; rebuild it with the roll-core of this roll"))))
     }
 
-    /// As [`Source::table`], of what an object may have beside the functions of its kind.
+    /// As [`Source::table`], for a table that an object may have beside the functions of its kind.
     ///
     /// # Safety
     /// P3 and P8.

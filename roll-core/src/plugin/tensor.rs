@@ -258,7 +258,7 @@ fn own_tensors(named: StateDict) -> RollOwned<RollNamedTensor> {
     own(list, Sent { _tensors, _named: named })
 }
 
-/// What an owned list points into.
+/// The memory that an owned list points into.
 struct Sent {
     _tensors: Vec<Lent>,
     _named: StateDict,

@@ -1,17 +1,17 @@
-//! What the methods of the traits take and give, and how it looks on the wire.
+//! Operands and results of the traits' methods, and how they look on the wire.
 
 use std::borrow::Borrow;
 
 use super::source::Source;
 use crate::Result;
 
-/// What a method takes, as the trait writes it (`&Video`, `Grad`), on its way across. It is lent for the call (P1).
+/// An operand of a method, as the trait writes it (`&Video`, `Grad`), on its way across. It is lent for the call (P1).
 pub(super) trait Argument: Sized {
     /// As `roll-abi` writes it.
     type Wire: Copy;
-    /// The calling side: keeps alive what the wire form points into.
+    /// The calling side: owner of the memory that the wire form points into.
     type Lent;
-    /// The called side: what the argument is made of.
+    /// The called side: the form that the argument is made of.
     type Kept;
     /// The argument, for the time of the call.
     type Given<'k>;
@@ -22,13 +22,13 @@ pub(super) trait Argument: Sized {
     fn wire(lent: &mut Self::Lent) -> Self::Wire;
 
     /// # Safety
-    /// P1 and P9; what is kept ends with the call.
+    /// P1 and P9; the kept value ends with the call.
     unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
 
     fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
 }
 
-/// What is taken by reference: an [`Argument`] of which the called side makes one of its own.
+/// An operand taken by reference: an [`Argument`] of which the called side makes one of its own.
 pub(super) trait Lend: 'static {
     /// As [`Argument::Wire`].
     type Wire: Copy;
@@ -67,7 +67,7 @@ impl<T: Lend + ?Sized> Argument for &T {
     }
 }
 
-/// What a method gives, on its way back: it belongs to the caller (P2).
+/// The result of a method, on its way back: it belongs to the caller (P2).
 pub(super) trait Answer: Sized {
     /// As `roll-abi` writes it.
     type Wire: Default;

@@ -1,7 +1,7 @@
 //! Videos and pictures through the programs `ffmpeg` and `ffprobe`, where they are in the PATH: whatever they read.
 //!
 //! Frames come as raw planes through a pipe, without what edit lists cut out, and only as many as are wanted. They are
-//! converted to RGB and turned upright here, so that a video looks the same whoever decodes it.
+//! converted to RGB and turned upright here, so that a video looks the same from either decoder.
 //!
 //! What keeps a file from doing harm: its name is given as `file:NAME`, which is neither an option nor another protocol;
 //! only the protocols `file` and `pipe` are open, and only formats that hold a video themselves (no playlists, which
@@ -26,7 +26,7 @@ use crate::frames::Frames;
 use crate::picture::{MAX_PIXELS, Picture, square_pixels};
 use crate::read::ReadOptions;
 
-/// Formats that hold what they show.
+/// Formats that hold their pictures.
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
 
@@ -82,7 +82,7 @@ fn pictures(
     // Chroma is turned with the rest, after it was brought to full size.
     let mut arguments: Vec<OsString> = ["-nostdin", "-xerror", "-noautorotate"].map(Into::into).into();
     if format.is_none() {
-        // What is damaged is an error rather than grey; of pictures, unknown tags would be too.
+        // Damage is an error rather than grey; of pictures, unknown tags would be too.
         arguments.extend(["-err_detect", "explode"].map(Into::into));
     }
     arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
@@ -109,13 +109,13 @@ fn pictures(
     drop(reader); // it must not wait for one
     match ours {
         true => running.end(),
-        // What it says is the cause where it broke off.
+        // Its words are the cause where it broke off.
         false => running.finish()?,
     }
     Ok(read?)
 }
 
-/// What both programs are told of a file.
+/// Arguments for a file, of both programs.
 fn input(path: &Path, format: Option<&str>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> =
         ["-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS].map(Into::into).into();

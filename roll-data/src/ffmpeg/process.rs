@@ -1,4 +1,4 @@
-//! Running a program with a limit on its time and on what it says.
+//! Running a program with limits on its time and its output.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use super::Failure;
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// Of what ffprobe lists: the index of hours of video. As values it takes ten times the room.
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Of what a program says on its standard error.
+/// Bytes of a program's standard error that are kept.
 const MAX_TOLD_BYTES: u64 = 4096;
 
 /// A program of ffmpeg's.
@@ -31,7 +31,7 @@ impl Program {
         }
     }
 
-    /// Starts it; what it writes is read from the second.
+    /// Starts it; its output is read from the second.
     pub fn start(self, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
         self.start_within(LIMIT, arguments)
     }
@@ -65,7 +65,7 @@ impl Program {
         Ok((Running { program: self, child, told: Some(told), _ended: ended, limit, started: Instant::now() }, stdout))
     }
 
-    /// What it writes, up to [`MAX_INDEX_BYTES`].
+    /// Its output, up to [`MAX_INDEX_BYTES`].
     pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
         let (mut running, stdout) = self.start(arguments)?;
         let mut output = Vec::new();
@@ -134,7 +134,7 @@ fn plain(told: &str) -> Option<String> {
         Some((_, line)) => line,
         None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
     };
-    // It lists what is.
+    // Its message goes on with a list.
     let line = if line.starts_with("Format not on whitelist") {
         "a playlist, or another format that is not read"
     } else {
@@ -149,7 +149,7 @@ pub(super) fn has_fps_mode() -> bool {
     *KNOWN.get_or_init(|| {
         let told = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
         let told = String::from_utf8_lossy(&told);
-        // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." of what is not released.
+        // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." between releases.
         let version = told.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
         let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
         match (numbers.next(), numbers.next()) {
@@ -159,7 +159,7 @@ pub(super) fn has_fps_mode() -> bool {
     })
 }
 
-// A panic elsewhere leaves the child what it is.
+// A panic elsewhere does not change the child.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@ use roll_core::{Error, Result};
 
 use super::{MetadataRow, named};
 
-/// What may stand between columns.
+/// Separators of columns.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {

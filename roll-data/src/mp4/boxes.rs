@@ -1,6 +1,6 @@
 //! The boxes of ISO/IEC 14496-12, as slices with checked lengths.
 
-/// A box: its type and what stands in it.
+/// A box: its type and contents.
 #[derive(Clone, Copy)]
 pub(super) struct Box<'a> {
     pub kind: [u8; 4],

@@ -1,4 +1,4 @@
-//! What a sequence parameter set says about size, sampling and colour (ITU-T H.264, 7.3.2.1.1 and Annex E).
+//! Size, sampling and colour of a sequence parameter set (ITU-T H.264, 7.3.2.1.1 and Annex E).
 
 use super::bits::Bits;
 use crate::picture::check_size;
@@ -16,7 +16,7 @@ pub(super) struct Sps {
 }
 
 impl Sps {
-    /// Parses a NAL unit of type 7. Fails on what the decoder cannot do or should not try.
+    /// Parses a NAL unit of type 7. Fails on streams that the decoder cannot read or should not try.
     pub fn parse(nal: &[u8]) -> Result<Self, String> {
         let [_header, profile, _constraints, _level, rest @ ..] = nal else {
             return Err("a sequence parameter set is cut short".into());

@@ -46,7 +46,7 @@ const MAX_FRAMES: u32 = 4_000_000;
 pub(super) const CUT_SHORT: &str = "cut short";
 
 impl Track {
-    /// Finds the video track in the body of `moov`. `file_size` bounds what samples may lie in.
+    /// Finds the video track in the body of `moov`. Samples lie within `file_size`.
     pub fn find(moov: Cursor<'_>, file_size: u64) -> Result<Self, String> {
         let tracks: Vec<Box> = moov.boxes()?.into_iter().filter(|b| b.kind == *b"trak").collect();
         for track in &tracks {

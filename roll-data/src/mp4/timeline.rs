@@ -43,7 +43,7 @@ impl Timeline {
         };
         let is_shown =
             |frame: &Shown| edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from));
-        // What is cut out between two edits does not count.
+        // Parts cut out between two edits do not count.
         let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
         let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
             return Err("its edit list shows no frame".into());

@@ -16,7 +16,7 @@ use super::packed::Packed;
 /// Prompts that one thread takes at a time.
 const PROMPTS_PER_TASK: usize = 4;
 
-/// What all segments of one forward pass have in common.
+/// Shared by all segments of one forward pass.
 pub struct Pass {
     /// Shape of the network.
     pub config: LmConfig,
@@ -26,7 +26,7 @@ pub struct Pass {
     pub trainable: Option<Snapshot>,
     /// alpha / rank.
     pub lora_scale: f64,
-    /// What products are taken in: see [`Scope::products`].
+    /// Dtype of products: see [`Scope::products`].
     pub products: DType,
     /// Token ids, `[N]`.
     pub ids: Tensor<1, Int>,
@@ -101,7 +101,7 @@ fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Dev
     (table(f64::cos), table(f64::sin))
 }
 
-/// Token ids to vectors. What comes in as state is ignored: ids are no floats.
+/// Token ids to vectors. The state that comes in is ignored: ids are no floats.
 pub struct Embedding(pub Arc<Pass>);
 
 impl Segment for Embedding {
@@ -166,7 +166,7 @@ impl Block {
             }
             Some((cache, Reads::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
-                // What is read of a prompt may be little: then it is less work than waking a thread for it.
+                // Few tokens of a prompt may be left to read: that is less work than waking a thread for it.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
                     let whole = cache.prompt(first + i);
                     self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))
@@ -288,7 +288,7 @@ impl Block {
     }
 }
 
-/// What rows see that are about to write at `places`, in a layer with a window: their own key too.
+/// The view of rows that are about to write at `places`, in a layer with a window: their own key too.
 fn seen(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
     let seen = |place: &KeyPlace| {
         let tail = place.tail + 1;

@@ -11,7 +11,7 @@ use super::network::Network;
 use crate::trainable::Trainable;
 
 /// A small policy with adapters of its own that are not at their start.
-fn policy() -> CausalLm {
+pub(super) fn policy() -> CausalLm {
     let config = LmConfig::parse(
         br#"{"model_type": "qwen3", "vocab_size": 12, "hidden_size": 8, "intermediate_size": 12, "head_dim": 4,
              "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true}"#,
@@ -89,7 +89,7 @@ fn the_gradient_of_hidden_states_is_that_of_differences() {
     let mut values: Vec<f32> = normal(critic.parameter_count()).iter().map(|value| 0.3 * value).collect();
     critic.write_parameters(&values).unwrap();
     let [tokens, mask] = batch();
-    // What is asked of padding, where no token is, reaches nobody.
+    // A cotangent of padding, where no token is, reaches nobody.
     let weights = normal(2 * 4 * 8);
     let (states, pullback) = critic.as_language().unwrap().record_hidden_states(&tokens, &mask).unwrap();
     pullback.pull(&Tensor::new(weights.clone(), states.shape()).unwrap()).unwrap();

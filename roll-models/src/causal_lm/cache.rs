@@ -1,8 +1,8 @@
 //! Keys and values of the tokens that sequences have so far.
 //!
-//! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. What a sequence writes lies in
-//! a slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling. A sequence that
-//! takes a slot over writes on what another left there, of which it sees nothing: it looks at its own tokens only.
+//! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. A sequence writes into a
+//! slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling. A sequence that
+//! takes a slot over writes over another's tokens, and sees none of them: it looks at its own only.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,15 +40,15 @@ pub struct Cache {
 
 #[derive(Default)]
 struct Layer {
-    /// What the prompts begin with that are read next, prompt by prompt.
+    /// Beginnings of the prompts that are read next, prompt by prompt.
     known: Vec<Vec<KeysValues>>,
     /// All prompts, packed.
     prompts: Option<KeysValues>,
-    /// What was written since: `[slots, capacity, kv_heads * head_dim]`.
+    /// Tokens written since: `[slots, capacity, kv_heads * head_dim]`.
     tails: Option<(Tensor<3>, Tensor<3>)>,
 }
 
-/// What a pass with a cache reads.
+/// Tokens that a pass with a cache reads.
 #[derive(Clone)]
 pub enum Reads {
     /// The part of every expected prompt that is not known.
@@ -66,8 +66,8 @@ impl Cache {
         Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
     }
 
-    /// Makes room for prompts that begin with what is `known` and go on with as many tokens as `read` says, which the next
-    /// pass reads. Gives the number of the first of them.
+    /// Makes room for prompts that begin with the `known` tokens and go on with as many tokens as `read` says, which
+    /// the next pass reads. Gives the number of the first of them.
     pub fn expect(&self, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>]) -> usize {
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let first = prompts.len();
@@ -120,8 +120,8 @@ impl Cache {
         layer.prompts.insert(all).clone()
     }
 
-    /// Attention of one token of every row, whose key and value are written at its place in `places`; `call` says what it
-    /// sees then.
+    /// Attention of one token of every row, whose key and value are written at its place in `places`; `call` says which
+    /// tokens it sees then.
     pub fn attend(
         &self,
         layer: usize,

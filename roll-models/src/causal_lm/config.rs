@@ -53,13 +53,13 @@ pub struct LmConfig {
     pub windows: Vec<Option<usize>>,
     /// Rotary frequencies of layers with a window, if they are others.
     pub window_rope: Option<Rope>,
-    /// What products of queries and keys are multiplied by; `1 / sqrt(head_dim)` unless given.
+    /// Factor of the products of queries and keys; `1 / sqrt(head_dim)` unless given.
     pub attention_scale: Option<f32>,
     /// Bounds of the scores of attention and of the logits: `x` becomes `bound * tanh(x / bound)`.
     pub softcaps: [Option<f32>; 2],
-    /// What the vectors of tokens are multiplied by.
+    /// Factor of the vectors of tokens.
     pub embedding_scale: f64,
-    /// What is added to the gains of the norms.
+    /// Added to the gains of the norms.
     pub gain_offset: f64,
     /// Whether there are norms behind attention and the feed-forward layers too.
     pub output_norms: bool,
@@ -158,7 +158,7 @@ pub enum RopeScaling {
     },
 }
 
-/// `config.json` as Hugging Face writes it; what does not matter here is ignored.
+/// `config.json` as Hugging Face writes it; other keys are ignored.
 #[derive(Deserialize)]
 struct File {
     model_type: String,
@@ -170,13 +170,13 @@ struct File {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     hidden_act: Option<String>,
-    /// What Gemma calls it.
+    /// Gemma's name of it.
     hidden_activation: Option<String>,
     #[serde(default = "default_eps")]
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
     rope_scaling: Option<serde_json::Value>,
-    /// What newer files call theta and scaling together.
+    /// Theta and scaling together, in newer files.
     rope_parameters: Option<serde_json::Value>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
@@ -186,7 +186,7 @@ struct File {
     sliding_window: Option<usize>,
     /// `sliding_attention` or `full_attention`, in newer files.
     layer_types: Option<Vec<String>>,
-    /// One layer in so many sees all tokens.
+    /// One layer in this many sees all tokens.
     sliding_window_pattern: Option<usize>,
     /// The first layers, which see all tokens.
     max_window_layers: Option<usize>,
@@ -299,7 +299,7 @@ impl LmConfig {
         Ok(config)
     }
 
-    /// Parses the text of a `config.json`; the error says what is wrong with it.
+    /// Parses the text of a `config.json`; the error names the fault.
     pub fn parse(json: &[u8]) -> std::result::Result<Self, String> {
         let file: File = serde_json::from_slice(json).map_err(|e| format!("not a model's config.json: {e}"))?;
         if !KNOWN.contains(&file.model_type.as_str()) {
@@ -514,7 +514,7 @@ fn rope(
 }
 
 impl Rope {
-    /// What cosines and sines are multiplied by.
+    /// Factor of cosines and sines.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { magnitude, .. } => magnitude,
@@ -586,7 +586,7 @@ mod tests {
             ("model_type", serde_json::json!("gemma3"), "gemma3_text"),
             ("num_key_value_heads", serde_json::json!(3), "share"),
             ("num_hidden_layers", serde_json::json!(0), "num_hidden_layers"),
-            // Names of so many weights would not fit into memory.
+            // The names of all these weights would not fit into memory.
             ("num_hidden_layers", serde_json::json!(1 << 20), "num_hidden_layers"),
             ("vocab_size", serde_json::json!(1u64 << 40), "vocab_size"),
             ("rope_scaling", serde_json::json!({"type": "yarn"}), "factor"),

@@ -29,7 +29,7 @@ struct Row {
     index: usize,
     /// Which of the distinct prompts it goes on from.
     prompt: usize,
-    /// Where the cache has what it writes.
+    /// The slot of its tokens in the cache.
     slot: usize,
     rng: rand_chacha::ChaCha8Rng,
     generation: Generation,
@@ -57,7 +57,7 @@ impl<'a> Distinct<'a> {
     }
 }
 
-/// What a row has read that ended, in a slot that no other has taken over yet.
+/// Tokens of a row that ended, in a slot that no other has taken over yet.
 struct Left {
     tokens: Vec<u32>,
     /// Number of its prompt in the cache.
@@ -66,8 +66,8 @@ struct Left {
     written: usize,
 }
 
-/// Tokens of prompts that one pass reads, unless a single prompt has more: what a pass computes is held for all of its
-/// tokens at once, gigabytes for a rollout of long prompts. What a token gets does not depend on it.
+/// Tokens of prompts that one pass reads, unless a single prompt has more: a pass holds its results for all tokens at
+/// once, gigabytes for a rollout of long prompts. The result of a token does not depend on it.
 pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
 
 /// A prompt that was read.
@@ -80,9 +80,9 @@ struct Read {
 }
 
 /// Continues each prompt until an ending, its limit, or the end of the context. An empty prompt gets an empty
-/// continuation, as does one that fills the context. What a row gets depends on its prompt, its place and the seed
-/// alone. Equal prompts are read once, and what `prefixes` knows of a prompt is not read again. At most `at_once` rows are
-/// written at a time: when one ends, the next takes its place.
+/// continuation, as does one that fills the context. The result of a row depends on its prompt, its place and the seed
+/// alone. Equal prompts are read once, and the beginnings in `prefixes` not again. At most `at_once` rows are written
+/// at a time: when one ends, the next takes its place.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
@@ -144,7 +144,7 @@ pub fn generate(
 
         let (mut going, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
         for (mut row, drawn) in rows.into_iter().zip(drawn) {
-            // The cache has what was read; the token that is drawn now will be read next.
+            // The cache has the tokens that were read; the one that is drawn now will be read next.
             let written = row.generation.tokens.len();
             let held = prompts[row.index].len() + written;
             let number = read[row.prompt].as_ref().map_or(0, |read| read.number);
@@ -195,7 +195,7 @@ fn read_prompts(
     while !unread.is_empty() {
         let (mut packed, mut known) = (Packed::default(), Vec::new());
         for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
-            // At least as much as is unknown: what prefixes know is only seen by taking it.
+            // At least as much as is unknown: known beginnings are only seen by taking them.
             if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
                 break;
             }
@@ -216,7 +216,7 @@ fn read_prompts(
     Ok(())
 }
 
-/// Whether one of the stop texts stands at the end of what was written.
+/// Whether the text so far ends with one of the stop texts.
 fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<bool> {
     // A token holds a byte at least, so this many tokens hold the longest stop text; a few more, since a text that
     // begins in the middle of a character decodes to replacement characters.
@@ -284,7 +284,7 @@ mod tests {
                 prompt.extend([6, 11]);
             }
         }
-        // What was kept was used: all but the last drawn token and the two that the environment added.
+        // The kept tokens were used: all but the last drawn one and the two that the environment added.
         kept.turn(4);
         let (length, layers) = kept.take(&prompts[1]).unwrap();
         assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));

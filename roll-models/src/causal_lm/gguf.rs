@@ -86,7 +86,7 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
             found => Ok(found.filter(|_| gemma)),
         }
     };
-    // What llama.cpp takes without the keys.
+    // llama.cpp's values without the keys.
     let softcaps = [
         cap("attn_logit_softcapping", gemma2.then_some(50.0))?,
         cap("final_logit_softcapping", gemma2.then_some(30.0))?,
@@ -133,7 +133,7 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
 
 /// How many tokens one sees, layer by layer.
 fn windows(file: &GgufFile, family: &str, layers: usize) -> std::result::Result<Vec<Option<usize>>, String> {
-    // One layer in so many sees all tokens.
+    // One layer in this many sees all tokens.
     let mut pattern = match family {
         "gemma2" => 2,
         "gemma3" => 6,
@@ -353,7 +353,7 @@ fn byte_level(split: bool) -> Json {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
 }
 
-/// What text is cut into before the merges, and whether a whole piece that is a token needs none.
+/// The pieces of a text before the merges, and whether a whole piece that is a token needs none.
 fn before_merges(kind: &str) -> std::result::Result<(Json, bool), String> {
     /// Contractions, words, up to `{}` digits, punctuation, line breaks, blanks.
     fn pieces(digits: &str) -> Json {

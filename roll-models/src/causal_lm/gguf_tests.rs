@@ -59,7 +59,7 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
         .value("tokenizer.ggml.add_space_prefix", 7, &[u8::from(family == "phi3")])
         .value("tokenizer.ggml.eos_token_id", U32, &2u32.to_le_bytes());
     for (theirs, tensor) in state {
-        // Gemma's converter stores the gains, 1 and what was learnt.
+        // Gemma's converter stores the gains: 1 and the learnt part.
         let gain = if family.starts_with("gemma") && theirs.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let bytes: Vec<u8> = tensor.to_f32_vec().iter().flat_map(|value| (value + gain).to_le_bytes()).collect();
         let shape: Vec<u64> = tensor.shape().iter().map(|d| *d as u64).collect();
@@ -113,7 +113,7 @@ const PHI3: [(&str, &str); 6] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// What all of these models have, as `config.json` and as GGUF say it.
+/// Shared by all of these models, as `config.json` and as GGUF say it.
 fn shape(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,

@@ -32,7 +32,7 @@ pub enum HeadWeight {
     Trained(Tensor<2>, usize),
 }
 
-/// What is known of each token of `[N]`.
+/// Facts of each token of `[N]`.
 pub struct Statistics {
     /// Log-probability of the target.
     pub log_probs: Vec<f32>,
@@ -40,7 +40,7 @@ pub struct Statistics {
     pub entropy: Vec<f32>,
 }
 
-/// What the pull needs: nothing of the size of the logits.
+/// Memory of the pull: nothing of the size of the logits.
 pub struct HeadRecord {
     hidden: Tensor<2>,
     head: Head,
@@ -109,7 +109,7 @@ impl Head {
         }
     }
 
-    /// What cotangents of `logits` are multiplied by, going back through their bound.
+    /// Factor of cotangents of `logits` on their way back through the bound.
     fn slope(&self, logits: Tensor<2>) -> Option<Tensor<2>> {
         let part = logits / self.softcap?;
         Some(-(part.clone() * part) + 1.0)
@@ -129,7 +129,7 @@ fn rows_per_chunk(vocab: usize) -> usize {
     (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
 }
 
-/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and what their pull needs.
+/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and the memory of their pull.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
     let device = hidden.device();
     let [vocab, _] = head.weight.shape();

@@ -1,4 +1,4 @@
-//! What a rollout holds beside the weights, in bytes.
+//! Memory of a rollout beside the weights, in bytes.
 
 use super::cache::capacity_for;
 use super::config::LmConfig;
@@ -17,14 +17,14 @@ pub struct Rollout {
     pub new_tokens: usize,
 }
 
-/// Bytes, by what they are for.
+/// Bytes, by their purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutBytes {
     /// Keys and values, of each prompt once, and of the slots that rows write into.
     pub keys_values: usize,
     /// A layer's keys and values once more, while they move to larger memory.
     pub moving: usize,
-    /// What a pass over prompts computes at once: the widest point of a block.
+    /// Results of a pass over prompts: the widest point of a block.
     pub pass: usize,
     /// Logits, where they are computed and where tokens are drawn.
     pub logits: usize,
@@ -38,7 +38,7 @@ impl RolloutBytes {
 }
 
 impl Rollout {
-    /// What it holds with a network of `config` that keeps keys and values in `width` bytes each.
+    /// Its memory with a network of `config` that keeps keys and values in `width` bytes each.
     pub fn bytes(&self, config: &LmConfig, width: usize) -> RolloutBytes {
         let of_token = 2 * config.kv_heads * config.head_dim * width;
         // The token that is drawn last is never read.
@@ -51,7 +51,7 @@ impl Rollout {
         let prompts = self.prompts * self.prompt_tokens * of_token;
         let of_pass = (TOKENS_OF_A_PASS / self.prompt_tokens.max(1)).clamp(1, self.prompts.max(1)) * self.prompt_tokens;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        // Residual and normalised stream beside queries, keys, values and what attention gives, or gate, up and product.
+        // Residual and normalised stream beside queries, keys, values and attention's result, or gate, up and product.
         let widest = 2 * config.dim + (2 * q + 2 * kv).max(3 * config.ffn_dim);
         RolloutBytes {
             keys_values: config.layers * (slots + prompts),

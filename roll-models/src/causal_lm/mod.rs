@@ -30,7 +30,6 @@ mod sampling;
 mod sentencepiece;
 mod source;
 mod tokenizer;
-mod updates;
 
 pub use chat::ChatTemplate;
 pub use config::LmConfig;

@@ -16,7 +16,6 @@ use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
 use super::tokenizer::Tokenizer;
-use super::updates::Forgetting;
 use crate::comma_list::split;
 use crate::trainable::Trainable;
 
@@ -27,7 +26,7 @@ pub struct CausalLm {
     template: Option<Arc<ChatTemplate>>,
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
-    /// What the last turn of conversations gave.
+    /// Keys and values of the last turn of conversations.
     prefixes: Arc<Prefixes>,
     /// Most rows that are written at a time.
     rows_at_once: usize,
@@ -130,8 +129,8 @@ impl Model for CausalLm {
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        let updates = Parameters::device_updates(self.network.parameters())?;
-        Some(Box::new(Forgetting { updates, prefixes: self.prefixes.clone() }))
+        let prefixes = self.prefixes.clone();
+        Parameters::device_updates_after(move || prefixes.forget(), self.network.parameters())
     }
 
     fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
@@ -262,8 +261,34 @@ impl LanguageModel for CausalLm {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
-        // The rollout is over: its memory is for what is recorded.
+        // The rollout is over: its memory is for the recorded pass.
         self.prefixes.forget();
         self.network.evaluate(tokens, mask, adapter, grad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_backends::optimizer::{AdamRule, AdamW};
+    use roll_core::OptimizerConfig;
+
+    use super::super::branch_tests::policy;
+    use super::*;
+
+    #[test]
+    fn an_update_forgets_what_was_read_with_the_old_parameters() {
+        let policy = policy();
+        let mut updates = policy.device_updates().unwrap();
+        let update = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch).coefficients(1, 0.0, [1.0; 2]);
+        for (updated, found) in [(false, Some(2)), (true, None)] {
+            policy.prefixes.turn(1);
+            policy.prefixes.keep(vec![1, 2], Vec::new());
+            policy.prefixes.turn(2);
+            if updated {
+                updates.update(&update).unwrap();
+            }
+            assert_eq!(policy.prefixes.take(&[1, 2, 3]).map(|(length, _)| length), found);
+        }
     }
 }

@@ -59,13 +59,13 @@ impl Network {
         Ok(Self { config, store, parameters: None, lora_scale: 1.0, products, memory })
     }
 
-    /// Chooses what products of the blocks are taken in: f32 (the default), or bf16 with sums in f32. Logits are f32.
+    /// Chooses the dtype of the blocks' products: f32 (the default), or bf16 with sums in f32. Logits are f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
     }
 
-    /// Chooses what the pullback keeps.
+    /// Chooses the memory of the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
@@ -131,7 +131,7 @@ impl Network {
         })
     }
 
-    /// A network on the same frozen weights, of which it trains what `trainable` says: adapters of its own.
+    /// A network on the same frozen weights that trains adapters of its own, as `trainable` says.
     pub fn branch(&self, trainable: &Trainable, noise: &Noise) -> Result<Self> {
         let mut branch = Self {
             config: self.config.clone(),
@@ -282,7 +282,7 @@ impl Network {
     }
 
     /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier
-    /// tokens come from `cache`, and those of the new ones, which are what `reads` says, are added to it.
+    /// tokens come from `cache`, and those of the new ones, which `reads` tells, are added to it.
     pub(super) fn next_logits(
         &self,
         packed: &Packed,
@@ -297,7 +297,7 @@ impl Network {
         to_host(self.head(trainable)?.next_logits(last)?)
     }
 
-    /// What products are taken in, and keys and values kept in.
+    /// Dtype of products, and of kept keys and values.
     pub(super) fn products(&self) -> DType {
         self.products
     }

@@ -1,12 +1,12 @@
-//! Keys and values of conversations that may go on: the next turn reads only what is new.
+//! Keys and values of conversations that may go on: the next turn reads only the new tokens.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use super::cache::Beginning;
 
-/// What was computed for the conversations of the turn before and of this one. All calls of one seed are a turn: what an
-/// earlier turn left is gone, so that what a conversation gets never depends on what was asked long ago.
+/// Keys and values of the conversations of the turn before and of this one. All calls of one seed are a turn. Those of
+/// earlier turns are gone, so that the results of a conversation never depend on calls long ago.
 #[derive(Default)]
 pub struct Prefixes(Mutex<Turns>);
 
@@ -32,15 +32,15 @@ impl Prefixes {
         }
     }
 
-    /// How many tokens `prompt` begins with that the turn before has read, and what they gave, layer by layer. At least
-    /// one token is left to read. It is taken out: the next to ask reads for himself.
+    /// How many tokens `prompt` begins with that the turn before has read, and their keys and values, layer by layer.
+    /// At least one token is left to read. They are taken out: the next caller reads them anew.
     pub fn take(&self, prompt: &[u32]) -> Option<(usize, Beginning)> {
         let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).before;
         let lengths = held.lengths.range(..prompt.len()).rev();
         lengths.copied().find_map(|length| Some((length, held.by_tokens.remove(&prompt[..length])?)))
     }
 
-    /// Keeps what `tokens` gave for the next turn.
+    /// Keeps keys and values of `tokens` for the next turn.
     pub fn keep(&self, tokens: Vec<u32>, given: Beginning) {
         let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).now;
         held.lengths.insert(tokens.len());

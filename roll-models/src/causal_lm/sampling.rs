@@ -120,7 +120,7 @@ impl Likelihoods {
         first + found.or_else(|| values.iter().rposition(|likelihood| *likelihood > 0.0)).unwrap_or(0)
     }
 
-    /// What top-k and top-p leave, ids and likelihoods.
+    /// The choice that top-k and top-p leave, ids and likelihoods.
     fn candidates(&self, sampling: &Sampling) -> Vec<(u32, f32)> {
         let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         let mut candidates: Vec<(u32, f32)> = (0..).zip(self.values.iter().copied()).collect();

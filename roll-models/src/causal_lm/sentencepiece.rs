@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-/// What stands for a blank within pieces.
+/// The sign of a blank within pieces.
 const BLANK: &str = "\u{2581}";
 /// Bytes of a piece beyond which a file is wrong or hostile: each is tried as the end of a part.
 const MAX_PIECE: usize = 1 << 12;
@@ -30,8 +30,9 @@ pub struct Piece<'a> {
     pub kind: i64,
 }
 
-/// The text of a `tokenizer.json`. `unknown` is the id of what no piece has, `begins_with_space` puts a blank before a
-/// text, and with `strips` control tokens take the blanks behind them along, but for those that begin or end a document.
+/// The text of a `tokenizer.json`. `unknown` is the id of text that no piece has, `begins_with_space` puts a blank
+/// before a text, and with `strips` control tokens take the blanks behind them along, but for those that begin or end a
+/// document.
 pub fn tokenizer(
     pieces: &[Piece<'_>],
     unknown: Option<usize>,
@@ -121,7 +122,7 @@ mod tests {
         let tokenizer = Tokenizer::parse(json.to_string().as_bytes()).unwrap();
         assert_eq!(tokens(&tokenizer, "hello"), ["hell", "o"]);
         assert_eq!(tokens(&tokenizer, "llo hell<end>"), ["llo", "\u{2581}he", "ll", "<end>"]);
-        // Bytes of what no piece has; what even they lack is unknown.
+        // Bytes of text that no piece has; text that even they lack is unknown.
         assert_eq!(tokens(&tokenizer, "\n\u{e9}z"), ["<0x0A>", "<0xC3>", "<0xA9>", "<unk>"]);
         let ids = tokenizer.encode("he \u{e9} o").unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), "he \u{e9} o");

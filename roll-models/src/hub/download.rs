@@ -1,4 +1,5 @@
-//! Downloads into the Hugging Face cache: what there is and where it goes by the crate `hf-hub`, the files by [`Fetcher`].
+//! Downloads into the Hugging Face cache: lists of files and their places by the crate `hf-hub`, the files by
+//! [`Fetcher`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -38,8 +39,8 @@ impl Download<'_> {
         self.needed.iter().any(|pattern| unfinished.iter().any(|line| line == pattern))
     }
 
-    /// Downloads what the cache lacks, of the snapshot that is there or of the newest. Other processes wait, and then
-    /// find the files: `done` says whether that is so.
+    /// Downloads the files that the cache lacks, of the snapshot that is there or of the newest. Other processes wait,
+    /// and then find the files: `done` says whether that is so.
     pub(super) fn run(&self, done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
         let local = |e: std::io::Error| self.failed(self.model, e.into());
         fs::create_dir_all(self.repository()).map_err(local)?;
@@ -78,7 +79,7 @@ impl Download<'_> {
             });
         }
 
-        // A new snapshot has only what is asked for now, which is not the whole model.
+        // A new snapshot has only the files that are asked for now, which are not the whole model.
         let whole = present.is_none().then_some("**");
         self.write_unfinished(
             self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())),

@@ -20,11 +20,11 @@ struct Manner {
     ignores_ranges: bool,
     /// Number of bytes of a file after which it closes the connection, the first time.
     breaks_after: Option<usize>,
-    /// What it calls every file, instead of a name of its own.
+    /// Its name of every file, instead of the file's own.
     etag: Option<&'static str>,
     /// Sends on to this address, with the path of the file.
     sends_to: Option<String>,
-    /// Adds so many bytes to what is asked for.
+    /// Adds this many bytes to every file.
     adds: usize,
 }
 

@@ -1,7 +1,7 @@
 //! One file of a published model, from the server into the cache.
 //!
-//! The crate `hf-hub` would name files of the cache by what the server calls them, and hand the token on where it is sent.
-//! Here no word of the server becomes a path, the token goes to the endpoint alone, and a server that says nothing for
+//! The crate `hf-hub` would name files of the cache as the server does, and hand the token on where it is sent. Here no
+//! word of the server becomes a path, the token goes to the endpoint alone, and a server that says nothing for
 //! [`SILENCE`] is given up.
 
 use std::fs::{self, OpenOptions};
@@ -36,7 +36,7 @@ pub(super) struct Fetcher {
     repository: PathBuf,
 }
 
-/// What the server says of a file.
+/// Facts of a file that the server tells.
 struct About {
     /// Where it is, after redirects within the endpoint.
     url: String,
@@ -77,7 +77,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Asks for the first byte, of which the server says what it is a part of.
+    /// Asks for the first byte: with it the server tells the facts of the file.
     fn about(&self, url: &str) -> Result<About> {
         let mut url = url.to_string();
         for _ in 0..MAX_MOVES {
@@ -114,7 +114,7 @@ impl Fetcher {
         }
     }
 
-    /// Adds to the file `part` what it lacks.
+    /// Adds to the file `part` the bytes that it lacks.
     fn complete(&self, about: &About, part: &Path, mut told: impl FnMut(u64, u64)) -> Result<()> {
         let mut there = fs::metadata(part).map_or(0, |found| found.len());
         if there > about.size {
@@ -174,7 +174,7 @@ fn size(response: &Response<Body>) -> Result<u64> {
     range.ok_or(ApiError::InvalidHeader("content-range"))
 }
 
-/// What the blob of an ETag is called: by the ETag, as everybody does, where that is a plain name, else by its hash.
+/// Name of an ETag's blob: the ETag, as everybody does, where that is a plain name, else its hash.
 fn blob_name(etag: &str) -> String {
     let name = etag.trim_start_matches("W/").trim_matches('"');
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';

@@ -53,9 +53,9 @@ pub enum HubError {
     /// The identifier is not `ORG/NAME` or `ORG/NAME:PATTERN`.
     #[error("`{id}`: expected ORG/NAME or ORG/NAME:PATTERN, such as Wan-AI/Wan2.2-I2V-A14B:Wan2.1_VAE.pth; {problem}")]
     Identifier {
-        /// What was given.
+        /// The identifier.
         id: String,
-        /// What is wrong with it.
+        /// Its fault.
         problem: String,
     },
     /// No file of the model matches.
@@ -82,7 +82,7 @@ pub enum HubError {
         model: String,
         /// The server that was asked.
         endpoint: String,
-        /// What was asked for.
+        /// The files that were asked for.
         pattern: String,
         /// Its files, the first of them where there are many.
         found: Vec<String>,
@@ -92,11 +92,11 @@ pub enum HubError {
     Download {
         /// The model, or one of its files.
         what: String,
-        /// What to do about it.
+        /// The remedy.
         hint: String,
         /// Who can put it right.
         fault: Fault,
-        /// What went wrong.
+        /// The fault.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -164,7 +164,7 @@ impl Hub {
         })
     }
 
-    /// What `find` gives of the first place where it gives anything, before or after a download.
+    /// The result of `find` at the first place where it has one, before or after a download.
     fn found<T>(
         &self,
         model: &str,

@@ -1,5 +1,5 @@
-//! What an adapter file says of itself in its header: for which transformer it is, its rank and layers, what it was
-//! trained on and how long. Other programs pass these words over; ours follow them.
+//! Facts of an adapter in the header of its file: its transformer, rank and layers, the data that it was trained on and
+//! how long. Other programs pass these words over; ours follow them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

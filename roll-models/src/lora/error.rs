@@ -39,7 +39,7 @@ pub enum LoraError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What it belongs to.
+        /// The kind of adapter that it belongs to.
         kind: &'static str,
     },
     /// Keys of two conventions.
@@ -73,7 +73,7 @@ pub enum LoraError {
         path: PathBuf,
         /// The layer.
         layer: String,
-        /// What is missing.
+        /// The missing part.
         part: &'static str,
     },
     /// The matrices do not go together.
@@ -83,9 +83,9 @@ pub enum LoraError {
         path: PathBuf,
         /// The layer.
         layer: String,
-        /// What the shapes must satisfy.
+        /// Demands on the shapes.
         expected: String,
-        /// What they are.
+        /// The shapes found.
         found: String,
     },
     /// The configuration beside or inside the file cannot be used.
@@ -93,7 +93,7 @@ pub enum LoraError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
     /// A value is not finite, or became so.
@@ -111,7 +111,7 @@ pub enum LoraError {
     NoPlace {
         /// The convention.
         convention: super::Convention,
-        /// What cannot be said.
+        /// The fact that the format cannot hold.
         what: &'static str,
         /// The layer that has it.
         layer: String,

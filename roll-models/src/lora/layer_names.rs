@@ -39,7 +39,7 @@ pub(super) fn flat(layer: &str) -> String {
 
 /// The official name of a layer of Wan from its name with underscores. `None` when Wan has no such layer.
 pub(super) fn unflatten(flat_name: &str) -> Option<String> {
-    // What has a modulation, which files change as a whole.
+    // Blocks with a modulation, which files change as a whole.
     let modulated = [("blocks.#", "blocks.#"), ("head", "head")];
     names::dit_layers().chain(modulated).find_map(|(official, other)| {
         [official, other].into_iter().find_map(|pattern| {
@@ -49,7 +49,7 @@ pub(super) fn unflatten(flat_name: &str) -> Option<String> {
     })
 }
 
-/// What the `#` of a dotted pattern stands for in a name with underscores; empty when it has none.
+/// The part of a name with underscores that the `#` of a dotted pattern stands for; empty when it has none.
 fn match_flat<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let pattern = flat(pattern);
     let Some((head, tail)) = pattern.split_once('#') else { return (pattern == name).then_some("") };

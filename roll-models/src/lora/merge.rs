@@ -19,7 +19,7 @@ pub struct MergeOptions {
     pub strength: f64,
     /// Dtype of the output's float tensors. `None`: each keeps its own.
     pub dtype: Option<DType>,
-    /// Merge what matches, when not everything does.
+    /// Merge the layers that match, when not all do.
     pub allow_missing: bool,
 }
 
@@ -29,7 +29,7 @@ impl Default for MergeOptions {
     }
 }
 
-/// What a merge did.
+/// Outcome of a merge.
 #[derive(Clone, Debug)]
 pub struct Merged {
     /// The files that were written.
@@ -67,7 +67,7 @@ pub fn merge_lora(
     Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
 }
 
-/// What the `config.json` beside the base says and its weights do not: a file alone says it in its header.
+/// Facts of the `config.json` beside the base that its weights do not tell: a file alone has them in its header.
 fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
     let config = base.config_json().unwrap_or_default();
     let named = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
@@ -77,7 +77,7 @@ fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What is added to each tensor of the base.
+/// Additions to each tensor of the base.
 struct Deltas {
     of: HashMap<String, Vec<Delta>>,
     missing: Vec<String>,

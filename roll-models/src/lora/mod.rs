@@ -132,14 +132,14 @@ impl fmt::Display for Expert {
     }
 }
 
-/// What is added to one linear (or convolution) layer.
+/// Addition to one linear (or convolution) layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// `A`, `[rank, in]`; of a convolution `[rank, in, ...]`.
     pub down: Tensor,
     /// `B`, `[out, rank]`; of a convolution `[out, rank, 1, ...]`.
     pub up: Tensor,
-    /// What the file says of it; `None` means the rank.
+    /// As the file says; `None` means the rank.
     pub alpha: Option<f64>,
     /// Added to the bias, with the same scale (`lora_B.bias`).
     pub bias: Option<Tensor>,

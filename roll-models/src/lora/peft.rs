@@ -25,8 +25,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Reads `object`, whose keys begin with `prefix`. `None` when it says nothing of an alpha. Fails on what makes the
-    /// adapter something else than `alpha / rank * B A`.
+    /// Reads `object`, whose keys begin with `prefix`. `None` when it says nothing of an alpha. Fails on options by
+    /// which the adapter is another than `alpha / rank * B A`.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
         let problem = |problem: String| LoraError::Config { path: path.into(), problem };
         let get = |key: &str| object.get(&format!("{prefix}{key}"));

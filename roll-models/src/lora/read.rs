@@ -27,7 +27,7 @@ pub struct LoraFile {
     pub names: Names,
     /// The adapters, ordered by expert.
     pub adapters: Vec<Lora>,
-    /// The header's own words, without what is read from them here.
+    /// The header's own words, without those that are read here.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -144,7 +144,7 @@ fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraE
     Ok(convention)
 }
 
-/// What the header says of scales.
+/// Scales in the header.
 #[derive(Default)]
 struct Header {
     /// diffusers' configuration, by the prefix of its transformer.
@@ -154,7 +154,7 @@ struct Header {
 }
 
 impl Header {
-    /// Takes what it knows out of the metadata, so that it does not contradict what is written later.
+    /// Takes known words out of the metadata, so that it does not contradict words that are written later.
     fn take(path: &Path, metadata: &mut BTreeMap<String, String>, convention: Convention) -> Result<Self, LoraError> {
         let mut header = Self::default();
         if let Some(text) = metadata.remove(peft::DIFFUSERS_KEY)

@@ -81,15 +81,15 @@ pub struct OpenedAdapter {
     pub expert: Option<Expert>,
     /// Whether nothing but the name of the file tells it.
     pub by_name_alone: bool,
-    /// Factor of what it adds.
+    /// Factor of its additions.
     pub strength: f64,
-    /// What it is.
+    /// Its contents.
     pub holds: Opened,
     /// The words of its header.
     pub header: BTreeMap<String, String>,
 }
 
-/// What an adapter file holds.
+/// Contents of an adapter file.
 #[derive(Clone, Debug)]
 pub enum Opened {
     /// Adapters of layers.

@@ -11,7 +11,7 @@ use super::sources::{Opened, OpenedAdapter};
 use super::write::rounded;
 use super::{Layer, Lora};
 
-/// What a configuration says of adapters beside their file; `None` leaves it to the file.
+/// A configuration's words on adapters, beside their file; `None` leaves it to the file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked<'a> {
     /// `lora_rank`; 0 trains every weight.
@@ -22,7 +22,7 @@ pub struct Asked<'a> {
     pub targets: Option<&'a [String]>,
 }
 
-/// What one network starts from.
+/// The start of one network.
 #[derive(Clone, Debug)]
 pub enum Start {
     /// Adapters.
@@ -80,7 +80,7 @@ impl Start {
         Ok(start)
     }
 
-    /// What is trained of the network.
+    /// The trained part of the network.
     pub fn trainable(&self) -> Trainable {
         match self {
             Self::Lora { ranks, scale, .. } => Trainable::Layers { ranks: ranks.clone(), scale: *scale },
@@ -97,7 +97,7 @@ impl Start {
     }
 }
 
-/// Fails on what cannot be trained on or added up.
+/// Fails on adapters that cannot be trained on or added up.
 fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
@@ -120,7 +120,7 @@ fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     }
 }
 
-/// One adapter as it is. Where its layers have scales of their own, what differs from 1 is multiplied into B.
+/// One adapter as it is. Where its layers have scales of their own, those other than 1 are multiplied into B.
 fn alone(lora: &Lora) -> Start {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);

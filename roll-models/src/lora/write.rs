@@ -169,7 +169,7 @@ fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
     }
 }
 
-/// What follows the name of the layer for its two matrices.
+/// Ends of the names of a layer's two matrices.
 fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
     match convention {
         Convention::Kohya => (".lora_down", ".lora_up"),

@@ -53,7 +53,7 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
     Ok(files)
 }
 
-/// What the header of the expert's file says.
+/// Words for the header of the expert's file.
 fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     let mut words = match expert.lora {
         true => {
@@ -70,7 +70,7 @@ fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     words
 }
 
-/// Loads what [`export`] gave, all of it or nothing.
+/// Loads the result of [`export`], all of it or nothing.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
     // Everything is read and checked before anything is written.
     let (names, mut parts) = (self::files(experts), Vec::new());

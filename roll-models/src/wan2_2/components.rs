@@ -93,7 +93,7 @@ pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
         .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
 }
 
-/// What the weights of a transformer are stored in, as its device has them: bf16, or f32 for all else.
+/// Storage of a transformer's weights, as its device has them: bf16, or f32 for all else.
 pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
     match checkpoint.info("blocks.0.self_attn.q.weight").and_then(|info| info.dtype) {
         Some(roll_core::DType::Bf16) => DType::BF16,

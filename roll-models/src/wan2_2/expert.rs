@@ -5,19 +5,19 @@ use roll_core::{ParameterSpec, Sigma, SigmaRange};
 use super::dit::Dit;
 use super::starts::Base;
 
-/// A transformer and what is trained of it.
+/// A transformer and its trained part.
 pub(super) struct Expert {
     /// `dit`, the high-noise expert or the only one, or `dit2`.
     pub(super) name: &'static str,
     pub(super) dit: Dit,
     /// Whether the trained parameters are those of adapters.
     pub(super) lora: bool,
-    /// What it is, where that is known.
+    /// The base model, where that is known.
     pub(super) base: Option<Base>,
 }
 
 impl Expert {
-    /// The expert `name`; what is trained of `dit` is chosen already.
+    /// The expert `name`; the trained part of `dit` is chosen already.
     pub(super) fn new(name: &'static str, dit: Dit) -> Self {
         let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
         Self { name, dit, lora, base: None }

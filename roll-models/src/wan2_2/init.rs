@@ -30,7 +30,7 @@ pub struct Sizes {
     pub layers: usize,
     /// Width of the text embedding.
     pub text_dim: usize,
-    /// Rows of the text embedding: what prompts are padded or cut to.
+    /// Rows of the text embedding, to which prompts are padded or cut.
     pub text_len: usize,
     /// Width of the sinusoidal timestep embedding.
     pub freq_dim: usize,

@@ -15,7 +15,7 @@ use super::vae::{VaeConfig, VaeVersion};
 
 pub use super::kind::TinyKind;
 
-/// What [`init_tiny`] wrote.
+/// Files of [`init_tiny`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TinyFiles {
     /// `wan22_paths.json`: the value of `model_paths`.

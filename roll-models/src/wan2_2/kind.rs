@@ -35,7 +35,7 @@ impl TinyKind {
         }
     }
 
-    /// What `config.json` calls it.
+    /// Its name in `config.json`.
     pub(super) fn model_type(self) -> &'static str {
         match self {
             Self::I2v | Self::I2v21 => "i2v",

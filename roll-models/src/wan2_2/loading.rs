@@ -144,12 +144,12 @@ fn reading(file: &Checkpoint) -> String {
     format!("reading {}", file.path().display())
 }
 
-/// What encodings depend on of a backend: its kernels, and not which of a machine's devices runs them.
+/// The part of a backend that encodings depend on: its kernels, and not which of a machine's devices runs them.
 fn kernels(backend: &str) -> Result<&'static str> {
     Ok(Backend::of(backend)?.name())
 }
 
-/// What frozen weights are stored in, and products computed in.
+/// Storage of frozen weights, and dtype of products.
 struct Precision {
     stored: DType,
     storage: Storage,
@@ -191,7 +191,7 @@ impl Precision {
     }
 }
 
-/// What the experts of a checkpoint have in common.
+/// Parts that the experts of a checkpoint share.
 struct Experts {
     device: Device,
     storage: Storage,
@@ -252,7 +252,7 @@ impl Experts {
         })
     }
 
-    /// What `memory` leaves to the VAE, as `roll plan` counts it.
+    /// The part of `memory` that is left to the VAE, as `roll plan` counts it.
     fn fitting(&self, memory: u64, config: &DitConfig, vae: &Vae, options: &WanOptions) -> Fitting {
         let vae_elements: usize = vae.config().weights().iter().map(|(_, s)| s.iter().product::<usize>()).sum();
         plan::fitting(
@@ -325,7 +325,7 @@ fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     }
 }
 
-/// Chooses what is trained of `dit`: what `adapters` hold, from their values on, or what the options say.
+/// Chooses the trained part of `dit`: that of `adapters`, from their values on, or that of the options.
 fn train(
     dit: &mut Dit,
     name: &str,

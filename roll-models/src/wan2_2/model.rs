@@ -71,7 +71,7 @@ pub struct Wan {
     chunking: Chunking,
     fitting: Option<Fitting>,
     room: Option<Room>,
-    /// Checkpoints that `room` had, by the shape of the latents. Asked once: what was freed may stay reserved, and not
+    /// Checkpoints that `room` had, by the shape of the latents. Asked once: freed memory may stay reserved, and not
     /// count as free.
     checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
     pub(super) specs: Vec<ParameterSpec>,
@@ -82,7 +82,7 @@ pub struct Wan {
 /// Where the checkpoints of the VAE's decoder find room, when nobody says how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// On the device, in what this leaves.
+    /// On the device, in the memory that this leaves.
     Device(Fitting),
     /// In host memory.
     Host,
@@ -136,7 +136,7 @@ impl Wan {
         Self { placement: Some(placement), ..self }
     }
 
-    /// Says what the experts are, for the headers of adapters; in the order of the experts.
+    /// Sets the base models of the experts, in their order, for the headers of adapters.
     pub fn with_bases(mut self, bases: Vec<Base>) -> Self {
         self.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
         self

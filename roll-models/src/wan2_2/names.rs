@@ -158,7 +158,7 @@ pub fn umt5(key: &str, direction: Direction) -> Option<String> {
 
 fn vae(path: Table, key: &str, direction: Direction) -> Option<String> {
     let renamed = look_up(VAE, key, direction).or_else(|| look_up(path, key, direction))?;
-    // The place of the block is renamed; what is inside a residual block is still in the old naming.
+    // The place of the block is renamed; the inside of a residual block still has its old names.
     let parts: Vec<&str> = renamed.split('.').collect();
     for at in 1..parts.len() {
         if let Some(inside) = look_up(RESIDUAL, &parts[at..].join("."), direction)

@@ -110,7 +110,7 @@ const RANK: usize = 32;
 const TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
 /// Of a weight that is trained itself: parameter, gradient and two moments, all f32.
 const TRAINED_BYTES: u64 = 16;
-/// What a model may be given beside the prompt.
+/// Inputs that a model may have beside the prompt.
 const INPUTS: [&str; 2] = ["input_image", "end_image"];
 
 roll_core::inventory::submit! {
@@ -407,7 +407,7 @@ impl WanOptions {
         Ok(names)
     }
 
-    /// What is trained of `expert`, when the experts `trained` are and nothing is started from.
+    /// The trained part of `expert`, when the experts `trained` are and nothing is started from.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
         let rank = self.lora_rank.unwrap_or(RANK);
         match (trained.iter().any(|name| name == expert), rank) {
@@ -424,7 +424,7 @@ impl WanOptions {
         split(self.lora_target_modules.as_deref().unwrap_or(TARGETS))
     }
 
-    /// What is said of a LoRA beside its file; `targets` are those of `lora_target_modules`, where it is given.
+    /// The words on a LoRA beside its file; `targets` are those of `lora_target_modules`, where it is given.
     pub(super) fn asked<'a>(&self, targets: Option<&'a [String]>) -> Asked<'a> {
         Asked { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }

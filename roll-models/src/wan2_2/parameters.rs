@@ -7,7 +7,7 @@ use roll_core::{Error, ParameterParts, ParameterSpec, Result};
 
 use super::model::Wan;
 
-/// What one expert has of a part of the parameters.
+/// One expert's share of a part of the parameters.
 struct Span<'a> {
     parameters: &'a Parameters,
     /// Positions among the expert's own parameters.

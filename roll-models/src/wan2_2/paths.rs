@@ -85,7 +85,7 @@ impl ComponentFiles {
     }
 }
 
-/// What an entry gave.
+/// A file of an entry.
 enum Found {
     Weights(Checkpoint),
     Tokenizer(PathBuf),

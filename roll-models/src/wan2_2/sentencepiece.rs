@@ -15,8 +15,8 @@ const USER_DEFINED: u64 = 4;
 /// `model_type` of a unigram model, the default of the format too.
 const UNIGRAM: u64 = 1;
 
-/// The tokenizer that `bytes` hold, built as transformers builds a `tokenizer.json` from them. Fails, in words, on what is
-/// no unigram model.
+/// The tokenizer that `bytes` hold, built as transformers builds a `tokenizer.json` from them. Fails, in words, on any
+/// other than a unigram model.
 pub(super) fn tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
     let (mut pieces, mut charsmap, mut byte_fallback): (Vec<Piece>, &[u8], bool) = (Vec::new(), &[], false);
     for field in Fields(bytes) {

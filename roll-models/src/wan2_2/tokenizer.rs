@@ -18,7 +18,7 @@ const FILE: &str = "tokenizer.json";
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
-/// Rows of the text embedding of Wan: what a prompt is padded or cut to, unless a `config.json` says otherwise.
+/// Rows of the text embedding of Wan, to which a prompt is padded or cut, unless a `config.json` says otherwise.
 pub const PROMPT_TOKENS: usize = 512;
 
 /// Turns prompts into token ids.

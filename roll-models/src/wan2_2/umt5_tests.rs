@@ -64,7 +64,7 @@ fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
 
 #[test]
 fn prompts_together_have_the_bits_of_each_alone_and_every_weight_is_read_once() {
-    /// Counts what is read.
+    /// Counts reads.
     struct Counting(Resident, std::sync::Mutex<Vec<String>>);
     impl WeightStore for Counting {
         fn segment(&self, prefix: &str) -> roll_core::Result<roll_backends::Weights> {

@@ -235,7 +235,7 @@ impl Checkpoint {
         self.state(|_| true)
     }
 
-    /// The first file: what messages name.
+    /// The first file, which messages name.
     pub fn path(&self) -> &Path {
         self.files.first().map_or(Path::new(""), |f| f.path())
     }

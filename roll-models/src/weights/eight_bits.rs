@@ -20,7 +20,7 @@ pub fn is_beside(key: &str) -> bool {
     BESIDE.contains(&key.rsplit('.').next().unwrap_or(key))
 }
 
-/// What a file has of a weight in eight bits.
+/// Tensors in a file of a weight in eight bits.
 struct Codes {
     kind: EightBits,
     codes: Vec<u8>,

@@ -12,7 +12,7 @@ pub enum WeightsError {
     /// The system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done, as a verb phrase.
+        /// The action, as a verb phrase.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum WeightsError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What to do instead, beginning with "; ", or empty.
+        /// The remedy, beginning with "; ", or empty.
         hint: String,
     },
     /// The file is of another format than its name or its use says.
@@ -35,7 +35,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The format that is needed.
         expected: String,
-        /// What stands there.
+        /// The format found.
         found: String,
     },
     /// No file matches a pattern.
@@ -65,7 +65,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The most it can be.
         expected: u64,
-        /// What it says.
+        /// The length that it claims.
         found: u64,
     },
     /// The header or an index is no valid JSON of its kind.
@@ -73,7 +73,7 @@ pub enum WeightsError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
     /// The place of a tensor's bytes contradicts its shape, the file, or another tensor.
@@ -83,9 +83,9 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What its place must satisfy.
+        /// Demands on its place.
         expected: String,
-        /// What the header says.
+        /// The header's place.
         found: String,
     },
     /// The number of bytes of a tensor is beyond what can be counted.
@@ -105,7 +105,7 @@ pub enum WeightsError {
     Pickle {
         /// The file.
         path: PathBuf,
-        /// What the parser met.
+        /// The obstacle.
         problem: String,
     },
     /// A torch checkpoint that refers to code or objects beyond tensors and plain values. They are never executed.

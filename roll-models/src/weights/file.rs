@@ -142,7 +142,7 @@ enum Looks {
     Unknown,
 }
 
-/// What the first bytes look like.
+/// The format by the first bytes.
 fn sniff(path: &Path) -> Result<Looks, WeightsError> {
     let mut head = Vec::new();
     files::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;

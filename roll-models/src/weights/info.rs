@@ -6,7 +6,7 @@ use roll_core::DType;
 
 use super::error::WeightsError;
 
-/// What a file says about a tensor.
+/// A file's entry of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Dtype, when it is one that can be loaded.

@@ -18,7 +18,7 @@ use super::writer::{SafetensorsWriter, TensorEntry};
 /// Elements that are widened, changed and narrowed at a time. Whole rows: a longer row is taken whole.
 const CHUNK: usize = 1 << 20;
 
-/// What happens to tensors on the way.
+/// Changes of tensors on the way.
 pub trait Change<E> {
     /// Whether the tensor is changed at all; others are copied byte for byte.
     fn touches(&self, key: &str) -> bool;
@@ -283,7 +283,7 @@ fn target(from: DType, dtype: Option<DType>) -> DType {
     }
 }
 
-/// What all shards are called together: `diffusion_pytorch_model.safetensors`.
+/// The common name of all shards: `diffusion_pytorch_model.safetensors`.
 fn series_name(source: &Checkpoint) -> String {
     let name = source.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let stem = match name.find("-of-").and_then(|at| name.get(..at.checked_sub(6)?)) {

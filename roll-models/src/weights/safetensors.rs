@@ -1,7 +1,7 @@
 //! The safetensors container: an eight-byte length, a JSON header, and the bytes of the tensors.
 //!
-//! Read here rather than through the `safetensors` crate because its errors name neither tensor nor numbers. What is
-//! accepted is the same: offsets must cover the data exactly, without holes or overlap.
+//! Read here rather than through the `safetensors` crate because its errors name neither tensor nor numbers. It accepts
+//! the same: offsets must cover the data exactly, without holes or overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -96,7 +96,7 @@ impl SafetensorsFile {
     }
 }
 
-/// What a header says.
+/// Contents of a header.
 type Contents = (BTreeMap<String, (TensorInfo, Range<usize>)>, BTreeMap<String, String>);
 
 /// Tensors with their place, and metadata, of the file that `bytes` are; there are eight of them at least.

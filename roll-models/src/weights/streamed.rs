@@ -94,8 +94,8 @@ impl Source {
     }
 }
 
-/// Puts all weights of `checkpoint` on `device`. Each is given back as it was copied, so that of a mapped file one weight
-/// at a time takes memory beside what it becomes.
+/// Puts all weights of `checkpoint` on `device`. Each is given back as it was copied, so that of a mapped file one
+/// weight at a time takes memory beside its copy.
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {

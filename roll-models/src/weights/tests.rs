@@ -392,7 +392,7 @@ fn shards_are_split_and_joined_bit_for_bit() {
         assert_eq!(tensor.as_bytes(), state[&key].to_float(DType::Bf16).unwrap().as_bytes(), "{key}");
     }
 
-    // What stands there already is left alone.
+    // Files that stand there already are left alone.
     assert!(copy(&source, &Outputs::like(&source, &parts), None).is_err());
     assert!(copy(&source, &Outputs::one_file(&source, &whole), None).is_err());
     assert_same(&Checkpoint::open(&whole).unwrap().all().unwrap(), &state);

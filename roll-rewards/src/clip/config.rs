@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::files::json;
 use crate::picture::{Filter, Fit, Input, Size};
 
-/// `config.json` of a `CLIPModel` or a `SiglipModel`. What it leaves out has the default of `transformers`.
+/// `config.json` of a `CLIPModel` or a `SiglipModel`. Keys that it leaves out have the defaults of `transformers`.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// Which of the two.
@@ -128,7 +128,7 @@ impl TextConfig {
     }
 }
 
-/// `defaults`, with what a file says in their place.
+/// `defaults`, with a file's values in their place.
 fn read_over<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
     let mut whole = serde_json::to_value(defaults)?;
     if let Json::Object(keys) = &mut whole {
@@ -205,7 +205,7 @@ impl ModelConfig {
     }
 }
 
-/// What OpenAI's CLIP was trained with, and nearly all that came after.
+/// As OpenAI's CLIP was trained, and nearly all that came after.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 

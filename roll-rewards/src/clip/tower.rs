@@ -148,7 +148,7 @@ impl Segment for Embed {
     }
 }
 
-/// The class token's embedding, `[N, projection]`, and what a head makes of it.
+/// The class token's embedding, `[N, projection]`, and the result of a head on it.
 pub struct Pool {
     weights: Weights,
     tokens: usize,

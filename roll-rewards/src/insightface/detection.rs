@@ -1,4 +1,4 @@
-//! What face detectors have in common: the picture they see, and choosing among what they say.
+//! Shared by face detectors: the picture they see, and the choice among their answers.
 
 use roll_core::{Error, Result};
 

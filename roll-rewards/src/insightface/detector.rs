@@ -70,9 +70,9 @@ impl Detector {
         &self.network
     }
 
-    /// The faces of each frame, most confident first, in pixels of the frame. Frames are `[3, height, width]` in
-    /// [-1, 1], all of `size` (`[height, width]`), and run as one batch. With [`Grad::Record`] gradients will be computed
-    /// of what is seen at these places.
+    /// The faces of each frame, most confident first, in pixels of the frame. Frames are `[3, height, width]` in [-1,
+    /// 1], all of `size` (`[height, width]`), and run as one batch. With [`Grad::Record`] gradients will be computed at
+    /// these places.
     pub fn detect(&self, frames: &[&[f32]], size: [usize; 2], grad: Grad) -> Result<Vec<Vec<Face>>> {
         if frames.is_empty() {
             return Ok(vec![]);
@@ -91,7 +91,7 @@ impl Detector {
             .collect()
     }
 
-    /// What the network takes for a frame, `[3, side, side]`.
+    /// The network's input for a frame, `[3, side, side]`.
     fn canvas(&self, letterbox: &Letterbox, frame: &[f32]) -> Vec<f32> {
         let mut canvas = letterbox.canvas(frame, self.padding);
         match self.kind {

@@ -93,7 +93,7 @@ impl RewardScorer for IdentityReward {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let [count, ..] = reference.dims();
         let first = usize::from(count > 1);
-        // Gradients of what is scored depend on it.
+        // Gradients of the score depend on it.
         let faces = self.faces(reference, first, Grad::Record)?;
         if faces.is_empty() {
             let frames = match (count, (count - first).div_ceil(self.config.sample_every)) {
@@ -171,7 +171,7 @@ impl RewardScorer for IdentityReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        // Not what was asked for counts, but what computed the target: `auto` and `own` give the same bits.
+        // The executor of the target counts, not the one asked for: `auto` and `own` give the same bits.
         let options = IdentityConfig { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
         let settings =
             serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;

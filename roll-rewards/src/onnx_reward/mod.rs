@@ -24,8 +24,8 @@ const OUTPUTS: &str = "outputs";
 
 /// A network's output for each frame that is looked at, as a number; over frames their mean, least or last.
 ///
-/// The gradient goes through the network, its input's preparation included. What the executor cannot run is refused when
-/// the reward is set up, naming file, node and operator.
+/// The gradient goes through the network, its input's preparation included. Networks that the executor cannot run are
+/// refused when the reward is set up, naming file, node and operator.
 #[derive(Debug)]
 pub struct OnnxReward {
     config: OnnxConfig,

@@ -21,7 +21,7 @@ pub type Reading<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
 
 /// How a network looks at a video.
 pub struct Look<'a> {
-    /// What gives the rows.
+    /// The source of the rows.
     pub network: &'a dyn RowNetwork,
     /// How frames become its input.
     pub input: &'a Input,

@@ -18,7 +18,7 @@ pub struct AmountConfig<A: Amount> {
     pub wanted: Wanted,
     /// Reaction to a video that is too short to be measured.
     pub on_missing: OnMissing,
-    /// What is measured; no option.
+    /// The measure; no option.
     #[serde(skip)]
     pub amount: PhantomData<A>,
 }
@@ -49,7 +49,7 @@ pub trait Amount: Send + 'static {
     const NAME: &'static str;
     /// Frames that it takes.
     const FRAMES: usize;
-    /// What is wanted unless the options say.
+    /// The amount wanted unless the options say.
     const WANTED: Wanted;
 
     /// The amount in `lumas`, a plane `[height, width]` for each frame, at least [`Amount::FRAMES`] of them; its gradient

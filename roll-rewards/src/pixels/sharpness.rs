@@ -3,9 +3,9 @@
 use super::amount::register_amount;
 use super::{Amount, SMOOTH, Wanted};
 
-/// The root mean square of the Laplacian of the luma (the four neighbours less four times the pixel), a mean over frames.
-/// Its square is what is known as the variance of the Laplacian. Noise is sharp too: `wanted: reference` or a level keeps
-/// a model from making it.
+/// The root mean square of the Laplacian of the luma (the four neighbours less four times the pixel), a mean over
+/// frames. Its square is known as the variance of the Laplacian. Noise is sharp too: `wanted: reference` or a level
+/// keeps a model from making it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharpness;
 

@@ -24,8 +24,7 @@ const LINE: u64 = 4096;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the last lines of a child that ended may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// An answer that takes longer is told of, once: a person in front of a silent terminal does not know what it waits
-/// for.
+/// An answer that takes longer is told of, once: a person in front of a silent terminal sees no reason to wait.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a child gave no answer.
@@ -45,7 +44,7 @@ pub enum ChildError {
     /// It ended, or wrote something else than a frame.
     #[error("{how}{said}")]
     Broken {
-        /// What happened.
+        /// The event.
         how: String,
         /// The last lines of its standard error.
         said: String,
@@ -60,7 +59,7 @@ struct Request {
 }
 
 /// A running child. Reading and writing happen on a thread, so that a child that neither reads nor writes can be given
-/// up; there is never more than one frame under way. What it started ends with it.
+/// up; there is never more than one frame under way. Processes that it started end with it.
 pub struct Running {
     group: ChildGroup,
     requests: Option<SyncSender<Request>>,
@@ -86,7 +85,7 @@ impl Running {
             let (said, program) = (Arc::clone(&said), program.clone());
             std::thread::spawn(move || {
                 let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
-                // Bytes, not text, and lines without an end: a child may write what it likes.
+                // Bytes, not text, and lines without an end: a child may write anything.
                 while let Ok(1..) = stderr.by_ref().take(LINE).read_until(b'\n', &mut bytes) {
                     let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
                     bytes.clear();

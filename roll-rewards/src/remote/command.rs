@@ -18,7 +18,7 @@ use super::{Message, RemoteReward, Transport, VERSION};
 /// Options of the reward `command`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct CommandConfig {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Seconds that a call may take.
@@ -37,7 +37,7 @@ pub struct Config {
     pub on_missing: OnMissing,
 }
 
-impl Default for Config {
+impl Default for CommandConfig {
     fn default() -> Self {
         Self {
             command: Vec::new(),
@@ -58,14 +58,14 @@ struct NoAnswer {
     command: String,
     call: &'static str,
     starts: u32,
-    /// What happened the last time.
+    /// The last failure.
     #[source]
     source: ChildError,
 }
 
 /// A program that is asked.
 pub struct Program {
-    config: Config,
+    config: CommandConfig,
     directory: PathBuf,
     /// `None` before it is first asked and after it died.
     running: Option<Running>,
@@ -75,7 +75,7 @@ pub struct Program {
 
 impl Program {
     /// The program of `config`, to be started in `directory`.
-    pub fn new(config: Config, directory: PathBuf) -> Result<Self> {
+    pub fn new(config: CommandConfig, directory: PathBuf) -> Result<Self> {
         if config.command.is_empty() {
             let problem = "missing: the program and its arguments, as a list of texts";
             return Err(Error::config("reward.command", problem));
@@ -144,10 +144,10 @@ roll_core::inventory::submit! {
         summary: "A reward that is a program of its own, in any language",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<CommandConfig>,
+        keys: roll_core::keys::of::<CommandConfig>,
         factory: Factory::Reward(|options, context| {
-            let config: Config = parse_options("reward", options)?;
+            let config: CommandConfig = parse_options("reward", options)?;
             let on_missing = config.on_missing;
             let program = Program::new(config, context.base_dir.clone())?;
             Ok(Box::new(RemoteReward::new("command", program, on_missing)?))

@@ -9,7 +9,7 @@ use super::*;
 
 /// A Python program of `body` after the frame functions of the example; `None` skips the test, where there is no
 /// Python.
-fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<RemoteReward<Program>>> {
+fn reward(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<Result<RemoteReward<Program>>> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         roll_testing::skip!("reward commands are not tested without python3", needs = "python");
     }
@@ -19,17 +19,18 @@ fn reward(body: &str, change: impl FnOnce(&mut Config)) -> Option<Result<RemoteR
         "" => example.to_string(),
         body => format!("{functions}\nimport os, time\n{body}\n"),
     };
-    let mut config = Config { command: vec!["python3".into(), "-c".into(), program], ..Config::default() };
+    let mut config =
+        CommandConfig { command: vec!["python3".into(), "-c".into(), program], ..CommandConfig::default() };
     change(&mut config);
     Some(make(config))
 }
 
-fn make(config: Config) -> Result<RemoteReward<Program>> {
+fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
     RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
 
-/// What each call says after hello.
-fn told(body: &str, change: impl FnOnce(&mut Config)) -> Option<String> {
+/// The messages of each call after hello.
+fn told(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<String> {
     let mut reward = match reward(body, change)? {
         Ok(reward) => reward,
         Err(error) => return Some(roll_core::plugin::Chain::line(&error)),
@@ -98,7 +99,7 @@ fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
 fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
     for hang in ["read(); time.sleep(600)", "time.sleep(600)"] {
         let begun = Instant::now();
-        let hangs = |c: &mut Config| (c.timeout, c.restarts) = (0.3, 0);
+        let hangs = |c: &mut CommandConfig| (c.timeout, c.restarts) = (0.3, 0);
         let Some(told) = told(&format!("{HELLO}\n{hang}"), hangs) else { return };
         assert!(told.contains("no answer within 0.3 s"), "{told}");
         // Sooner than it would have ended by itself.
@@ -121,7 +122,7 @@ fn what_a_program_started_ends_with_it() {
     for end in ["sys.exit(3)", "time.sleep(600)", "answer({'score': 0.5})\nread()"] {
         let start = format!("{HELLO}\nread()\nimport subprocess\nchild = subprocess.Popen(['sleep', '600'])");
         let body = format!("{start}\nopen('{mark}', 'w').write(str(child.pid))\n{end}");
-        let limits = |c: &mut Config| (c.timeout, c.restarts) = (5.0, 0);
+        let limits = |c: &mut CommandConfig| (c.timeout, c.restarts) = (5.0, 0);
         let Some(reward) = reward(&body, limits) else { return };
         let mut reward = reward.unwrap();
         let _ = reward.score(&video(), "", &Target::default(), Grad::Skip);
@@ -165,7 +166,7 @@ fn a_score_may_be_missing() {
 fn a_command_that_is_no_program_is_the_users_mistake() {
     let make = |command: &[&str]| {
         let command = command.iter().map(|c| c.to_string()).collect();
-        make(Config { command, ..Config::default() }).map(drop).unwrap_err()
+        make(CommandConfig { command, ..CommandConfig::default() }).map(drop).unwrap_err()
     };
     assert!(make(&[]).to_string().contains("reward.command"));
     let error = make(&["no-such-program-here"]);

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::buffer::Buffer;
 use super::region::Region;
 
-/// What every frame begins with: a program that prints to its standard output is found out at once.
+/// The beginning of every frame: a program that prints to its standard output is found out at once.
 const MAGIC: [u8; 4] = *b"ROLL";
 /// Bytes of a header, at most.
 const MAX_HEADER: usize = 1 << 20;
-/// Bytes of what is no frame that an error repeats, at most.
+/// Bytes of another stream than frames that an error repeats, at most.
 const QUOTED: usize = 60;
-/// Bytes of the tensors of an answer beyond those of its question, at most: what a reward remembers of a reference.
+/// Bytes of the tensors of an answer beyond those of its question, at most: a reward's memory of a reference.
 const ROOM: usize = 64 << 20;
 
 /// A tensor of a frame.
@@ -32,7 +32,7 @@ struct Listed {
     at: Option<u64>,
 }
 
-/// A header; what else stands in it depends on the call.
+/// A header; its other fields depend on the call.
 #[derive(Serialize, Deserialize)]
 struct Header<T> {
     #[serde(default)]
@@ -82,7 +82,7 @@ pub fn write_placed<T: Serialize>(
     Ok(())
 }
 
-/// What is wrong with a header. Python writes numbers that JSON does not have.
+/// The fault of a header. Python writes numbers that JSON does not have.
 fn no_header(header: &[u8], error: &serde_json::Error) -> String {
     let text = String::from_utf8_lossy(header);
     // Every second piece between quotation marks is a string.
@@ -116,7 +116,7 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     most: usize,
     region: Option<&Arc<Region>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    // What is there already, before waiting for more: a program that printed a word would not write eight bytes.
+    // Bytes that are there already, before waiting for more: a program that printed a word would not write eight.
     let there = input.fill_buf()?;
     let begins = there.len().min(MAGIC.len());
     if there[..begins] != MAGIC[..begins] {
@@ -164,7 +164,7 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     Ok((header.body, tensors))
 }
 
-/// The next `bytes` of `input`. Memory is taken as they come: a header may promise what is never sent.
+/// The next `bytes` of `input`. Memory is taken as they come: a header may promise bytes that are never sent.
 fn received(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
     let mut data = Buffer::new(bytes)?;
     match input.read_exact(data.as_mut()) {

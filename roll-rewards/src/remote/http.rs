@@ -22,7 +22,7 @@ use super::{Message, RemoteReward, Transport, VERSION, frame};
 /// Options of the reward `http`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct HttpConfig {
     /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
     /// Mozilla trusts; for one of your own put a proxy before the service.
     pub url: String,
@@ -45,7 +45,7 @@ pub struct Config {
     pub on_missing: OnMissing,
 }
 
-impl Default for Config {
+impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             url: String::new(),
@@ -72,13 +72,13 @@ struct Unanswered {
 
 /// A service that scores.
 pub struct ScoringService {
-    config: Config,
+    config: HttpConfig,
     service: Service,
 }
 
 impl ScoringService {
     /// The service of `config`; asks nothing yet.
-    pub fn new(config: Config) -> Result<Self> {
+    pub fn new(config: HttpConfig) -> Result<Self> {
         let service = Service::new(ServiceOptions {
             section: "reward",
             url: &config.url,
@@ -156,10 +156,10 @@ roll_core::inventory::submit! {
         summary: "A reward that is a service, asked over HTTP",
         origin: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<Config>,
-        keys: roll_core::keys::of::<Config>,
+        defaults: default_options::<HttpConfig>,
+        keys: roll_core::keys::of::<HttpConfig>,
         factory: Factory::Reward(|options, _| {
-            let config: Config = parse_options("reward", options)?;
+            let config: HttpConfig = parse_options("reward", options)?;
             let on_missing = config.on_missing;
             Ok(Box::new(RemoteReward::new("http", ScoringService::new(config)?, on_missing)?))
         }),

@@ -1,4 +1,4 @@
-//! Services that work, are busy, fail, and talk nonsense: each a listener of the test that answers what it is told.
+//! Services that work, are busy, fail, and talk nonsense: each a listener with the answers of its test.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, Write};
@@ -48,8 +48,8 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
     (url, thread)
 }
 
-fn reward(url: &str, change: impl FnOnce(&mut Config)) -> Result<RemoteReward<ScoringService>> {
-    let mut config = Config { url: url.into(), timeout: 5.0, ..Config::default() };
+fn reward(url: &str, change: impl FnOnce(&mut HttpConfig)) -> Result<RemoteReward<ScoringService>> {
+    let mut config = HttpConfig { url: url.into(), timeout: 5.0, ..HttpConfig::default() };
     change(&mut config);
     RemoteReward::new("http", ScoringService::new(config)?, OnMissing::Skip)
 }
@@ -215,7 +215,7 @@ fn an_address_with_https_is_spoken_to_in_tls() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut first = [0; 3];
         std::io::Read::read_exact(&mut stream, &mut first).unwrap();
-        // What follows is no TLS.
+        // The rest is no TLS.
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         first
     });

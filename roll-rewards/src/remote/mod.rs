@@ -35,9 +35,9 @@ const VERSION: u32 = 1;
 /// A header and its tensors.
 pub type Message = (Json, Vec<(String, Tensor)>);
 
-/// Whoever answers calls.
+/// One that answers calls.
 pub trait Transport: Send {
-    /// What errors call it: "the reward command `...`".
+    /// Its name in errors: "the reward command `...`".
     fn peer(&self) -> String;
     /// The first call. One answer, or an error that says why there is none.
     fn hello(&mut self) -> Result<Message>;
@@ -45,7 +45,7 @@ pub trait Transport: Send {
     fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message>;
 }
 
-/// What can be wrong with an answer.
+/// Faults of an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     /// It is an error.
@@ -55,7 +55,7 @@ pub enum AnswerError {
         peer: String,
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         problem: String,
     },
     /// It makes no sense.
@@ -65,7 +65,7 @@ pub enum AnswerError {
         peer: String,
         /// The call.
         call: &'static str,
-        /// What was expected and what was found.
+        /// Expected, and found.
         problem: String,
     },
 }

@@ -10,8 +10,8 @@ use roll_core::plugin::check::{Verdict, check_reward};
 use roll_core::{Error, Grad, OnMissing, RewardScorer, Score, Target, Tensor, Video};
 
 use super::RemoteReward;
-use super::command::{self, Program};
-use super::http::{self, ScoringService};
+use super::command::{CommandConfig, Program};
+use super::http::{HttpConfig, ScoringService};
 
 /// `python3`; `None` skips the test, where there is none.
 fn python() -> Option<PathBuf> {
@@ -46,10 +46,10 @@ fn script(body: &str) -> String {
 fn program(
     python: PathBuf,
     body: &str,
-    change: impl FnOnce(&mut command::Config),
+    change: impl FnOnce(&mut CommandConfig),
 ) -> roll_core::Result<RemoteReward<Program>> {
     let command = vec![python.display().to_string(), "-c".into(), script(body)];
-    let mut config = command::Config { command, ..command::Config::default() };
+    let mut config = CommandConfig { command, ..CommandConfig::default() };
     change(&mut config);
     RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
@@ -58,7 +58,7 @@ fn program(
 /// The process, how to call it, and the end of its standard output.
 struct Running(
     Child,
-    http::Config,
+    HttpConfig,
     #[expect(dead_code, reason = "a process whose output is closed cannot print")]
     std::io::BufReader<std::process::ChildStdout>,
 );
@@ -76,7 +76,7 @@ impl Running {
         let mut printed = std::io::BufReader::new(child.stdout.take().unwrap());
         printed.read_line(&mut line).unwrap();
         let port = serde_json::from_str::<serde_json::Value>(&line).unwrap()["port"].clone();
-        let config = http::Config { url: format!("http://127.0.0.1:{port}"), retries: 0, ..http::Config::default() };
+        let config = HttpConfig { url: format!("http://127.0.0.1:{port}"), retries: 0, ..HttpConfig::default() };
         Self(child, config, printed)
     }
 
@@ -205,7 +205,7 @@ fn a_program_that_dies_hangs_or_closes_its_output_is_an_error_in_time() {
     ];
     for (body, part) in cases {
         let body = format!("def score(frames):\n    {body}\nroll_reward.serve(score)");
-        let limits = |c: &mut command::Config| (c.timeout, c.restarts) = (0.5, 0);
+        let limits = |c: &mut CommandConfig| (c.timeout, c.restarts) = (0.5, 0);
         let mut reward = program(python.clone(), &body, limits).unwrap();
         let told = told(reward.score(&video(), "", &Target::default(), Grad::Skip));
         assert!(told.contains(part), "{body}: {told}");
@@ -229,7 +229,7 @@ roll_reward.serve(score)";
 #[test]
 fn a_program_that_shortens_the_shared_file_or_lies_about_it_is_an_error() {
     let Some(python) = python() else { return };
-    // Frames by hand: what the package never does.
+    // Frames by hand, as the package never writes them.
     let body = "
 from roll_reward import frame
 from roll_reward.serve import claim_stdout

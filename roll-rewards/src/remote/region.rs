@@ -1,8 +1,8 @@
 //! Memory that roll and a program on the same machine both map: frames of a video need not go through a pipe.
 //!
 //! It is a file without a name that the program opens by its path below `/proc`. Its size is sealed: a program that
-//! tries to shorten it is refused, and cannot take this process down. What a program writes into it while it should not
-//! is numbers that make no sense, as it could have answered anyway.
+//! tries to shorten it is refused, and cannot take this process down. A program that writes into it while it should not
+//! makes numbers without sense, which it could have answered anyway.
 
 use std::fs::File;
 use std::io::Result;
@@ -16,7 +16,7 @@ use roll_core::Tensor;
 
 /// Tensors begin at multiples of this.
 const ALIGNMENT: usize = 64;
-/// What a thread copies at once.
+/// Bytes that a thread copies at once.
 const CHUNK: usize = 1 << 20;
 
 /// The memory. It goes when no process has it mapped.

@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime};
 /// A file that is being written is not older than this.
 const WRITING: Duration = Duration::from_secs(24 * 3600);
 
-/// An upper limit on the bytes of a directory that several processes use. Each knows what it found there and what it added
-/// itself, and looks again when that comes to the limit; together they may exceed it by what they add meanwhile.
+/// An upper limit on the bytes of a directory that several processes use. Each knows the bytes that it found there and
+/// those that it added itself, and looks again when the sum comes to the limit; together they may exceed it by their
+/// additions meanwhile.
 #[derive(Debug)]
 pub(super) struct Limit {
     directory: PathBuf,
@@ -67,7 +68,7 @@ impl Limit {
     }
 }
 
-/// What is kept, two folders deep. What a killed process was writing is removed.
+/// The files kept, two folders deep. Unfinished ones of a killed process are removed.
 fn files(directory: &Path) -> Vec<Kept> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let deep = entries(directory).flat_map(|kind| entries(&kind).collect::<Vec<_>>());

@@ -47,7 +47,7 @@ pub(super) fn merge(into: &mut Value, from: Value) {
 }
 
 struct Composer {
-    /// What absolute entries start from: the directory of the first file.
+    /// Start of absolute entries: the directory of the first file.
     root: PathBuf,
     stack: Vec<PathBuf>,
     files: usize,
@@ -57,7 +57,7 @@ struct Composer {
 struct Entry {
     /// The file, without extension, from the directory of the list.
     file: PathBuf,
-    /// Directory of the file as written: what its contents are put under, unless a package is named.
+    /// Directory of the file as written: the place of its contents, unless a package is named.
     group: Vec<String>,
     package: Option<String>,
     optional: bool,

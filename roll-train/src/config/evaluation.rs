@@ -37,7 +37,7 @@ pub struct EvaluationConfig {
     pub prompts: Vec<SamplePrompt>,
 }
 
-/// What ends a run before its last step.
+/// Conditions that end a run before its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopWhen {

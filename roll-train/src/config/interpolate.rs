@@ -1,5 +1,5 @@
-//! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for what must be
-//! given.
+//! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for values that
+//! must be given.
 //!
 //! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
 //! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
@@ -134,7 +134,7 @@ impl Resolver<'_> {
             let after = &rest[start + 2 + end + 1..];
             let value = self.expression(inner, path)?;
             if start == 0 && after.is_empty() && result.is_empty() {
-                // A value says where it is used; what is in a map, where it was written.
+                // A value has the origin of its use; the entries of a map keep their own.
                 return Ok(Value::new(origin, value.kind));
             }
             result += &rest[..start];
@@ -149,7 +149,7 @@ impl Resolver<'_> {
         Ok(Value::new(origin, result))
     }
 
-    /// The value of what stands between `${` and `}`.
+    /// The value of the text between `${` and `}`.
     fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
         if path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));

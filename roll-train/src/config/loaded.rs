@@ -47,7 +47,7 @@ impl Provenance {
         }
     }
 
-    /// " (origin)" for the end of a message: of the key, of what it holds, or of what holds it.
+    /// " (origin)" for the end of a message: of the key, of one below it, or of one above.
     pub(super) fn place(&self, key: &str) -> String {
         let mut key = key;
         let within = format!("{key}.");

@@ -26,8 +26,8 @@ impl MergedConfig {
         Self { tree, provenance, notes }
     }
 
-    /// The values of `plugins` and `plugins_replace`: what must be loaded before names and options of components can be
-    /// checked.
+    /// The values of `plugins` and `plugins_replace`: the libraries to load before names and options of components can
+    /// be checked.
     pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
         let get = |key: &str| self.tree.get(key).cloned().unwrap_or_default();
         let wrong = |key: &str, wanted: &str, found: Json| {

@@ -76,8 +76,9 @@ fn prefix(kind: Kind) -> String {
     }
 }
 
-/// What of `sections` is asked for: a section (`training`, `reward`), a component (`insightface`), a key and those below
-/// it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest known name.
+/// The part of `sections` that is asked for: a section (`training`, `reward`), a component (`insightface`), a key and
+/// those below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest
+/// known name.
 pub fn asked(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
     let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);

@@ -1,9 +1,9 @@
-//! What the ranks evaluated, put together.
+//! The evaluations of all ranks, put together.
 
 use roll_core::{Communicator, Evaluated, Rank, Result, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
 
-/// What a rank brings.
+/// A rank's part.
 pub(super) enum Own {
     /// All its clips are done.
     Nothing,

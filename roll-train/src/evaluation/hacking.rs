@@ -48,7 +48,7 @@ impl Verdict {
         self.rises.is_some() && !self.falling.is_empty()
     }
 
-    /// What people are told; `None` when there is nothing to suspect.
+    /// The warning; `None` when there is nothing to suspect.
     pub fn told(&self, step: u64) -> Option<String> {
         let rises = self.rises.filter(|_| self.is_suspect())?;
         let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", written(gain)));
@@ -93,7 +93,7 @@ mod tests {
     fn a_reward_that_rises_while_a_check_falls_is_suspect() {
         let one = verdict(4, &[Some(0.75), Some(0.25)], &["motion"]);
         assert!(one.is_suspect() && one.falling.len() == 1);
-        // The sum stands before several checks, and is none of them.
+        // The sum stands before several checks, and is no check.
         let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
         let told = several.told(50).unwrap_or_default();
         for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {
@@ -129,7 +129,7 @@ mod tests {
         let trained = |scores: [f64; 2]| results(SetName::Train, 4, &scores.map(Some));
         let (before, after) = (trained([0.5, 0.5]), trained([0.75, 0.25]));
         assert!(Verdict::of(&before, &after, &labels(&["motion"])).is_suspect());
-        // What happens to training clips does not count beside unseen ones.
+        // Training clips do not count beside unseen ones.
         let unseen = || results(SetName::Unseen, 4, &[Some(0.5), Some(0.5)]);
         let both = [unseen(), before].concat();
         assert!(!Verdict::of(&both, &[unseen(), after].concat(), &labels(&["motion"])).is_suspect());

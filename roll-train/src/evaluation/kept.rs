@@ -1,7 +1,7 @@
 //! Results of an evaluation that is under way, on disk: a process that goes on does not do them again.
 //!
-//! `evaluations/step-000050/unseen-003.json` holds the numbers of a clip, `samples/.../unseen-003.mp4` its video. What was
-//! computed from other parameters, options or data has another key and is done again.
+//! `evaluations/step-000050/unseen-003.json` holds the numbers of a clip, `samples/.../unseen-003.mp4` its video.
+//! Results of other parameters, options or data have another key and are computed again.
 
 use std::path::{Path, PathBuf};
 
@@ -37,21 +37,21 @@ struct File<T> {
     result: T,
 }
 
-/// What a clip's file holds.
+/// Contents of a clip's file.
 #[derive(Serialize, Deserialize)]
 struct KeptClip {
     clip: Clip,
     has_video: bool,
 }
 
-/// What the file of a validation holds: bits of the metrics, as JSON has no NaN.
+/// Contents of a validation's file: bits of the metrics, as JSON has no NaN.
 #[derive(Serialize, Deserialize)]
 struct KeptValidation {
     metrics: Vec<(String, u64)>,
     records: Vec<serde_json::Value>,
 }
 
-/// What results depend on: the parameters, and the settings of everything that takes part. On several ranks all call it.
+/// Everything that results depend on: the parameters, and the settings of all parts. On several ranks all call it.
 pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),
@@ -88,7 +88,7 @@ pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
     Ok(key.finish())
 }
 
-/// Deletes what is kept of the steps up to `step`: a checkpoint has it.
+/// Deletes the files of the steps up to `step`: a checkpoint has their contents.
 pub(crate) fn forget(dir: &RunDir, step: u64) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir.evaluations()) else { return Ok(()) };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -167,7 +167,7 @@ fn clip_name(set: SetName, i: usize) -> String {
     format!("{set}-{i:03}")
 }
 
-/// What a file holds under `key`. A file that cannot be read is as good as none.
+/// The value of a file under `key`. A file that cannot be read is as good as none.
 fn read<T: DeserializeOwned>(path: &Path, key: &str) -> Option<T> {
     let file: File<T> = serde_json::from_slice(&files::read(path, files::MAX_TEXT).ok()?).ok()?;
     (file.key == key).then_some(file.result)

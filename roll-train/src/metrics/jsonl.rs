@@ -19,7 +19,7 @@ pub struct JsonlWriter {
 
 impl JsonlWriter {
     /// Opens or makes the file. Lines of steps from `from_step` on, and a line cut short by a crash, are removed; so
-    /// are, with a warning, lines that hold no step: what a power cut makes of the end of a file can be anything.
+    /// are, with a warning, lines that hold no step: a power cut may leave anything at the end of a file.
     pub fn resume(path: &Path, from_step: u64) -> Result<Self> {
         if path.exists() {
             let bytes = files::read(path, u64::MAX).map_err(Error::file("read", path))?;
@@ -54,7 +54,7 @@ impl JsonlWriter {
         self.file.write_all(line.as_bytes()).map_err(Error::file("write", &self.path))
     }
 
-    /// Makes what was written last over a power cut.
+    /// Makes the lines written so far last over a power cut.
     pub fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(Error::file("sync", &self.path))
     }

@@ -83,7 +83,7 @@ impl EventWriter {
         self.event(summary, step)
     }
 
-    /// Hands what was written to the system.
+    /// Hands the bytes written so far to the system.
     pub fn flush(&mut self) -> Result<()> {
         self.file.flush().map_err(Error::file("write", &self.path))
     }

@@ -250,7 +250,7 @@ fn label(value: f64, ticks: &[f64]) -> String {
     let [first, second, ..] = ticks else { return format!("{value:.2e}") };
     let step = second - first;
     let largest = ticks.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    // What rounding leaves of a 0 on the axis.
+    // The remainder, by rounding, of a 0 on the axis.
     if value.abs() < 1e-9 * largest {
         return "0".into();
     }

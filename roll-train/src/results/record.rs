@@ -66,7 +66,7 @@ pub struct Skipped {
 pub struct Suspicion {
     /// Number of steps taken before it.
     pub step: u64,
-    /// What was told.
+    /// The warning.
     pub text: String,
 }
 
@@ -140,7 +140,7 @@ pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))
 }
 
-/// Adds what was measured after the checkpoint was written.
+/// Adds measurements that were made after the checkpoint was written.
 pub(crate) fn amend(checkpoint: &Checkpoint, record: &Record) -> Result<()> {
     let json =
         serde_json::to_vec_pretty(record).map_err(Error::failed("the record of the run cannot be written as JSON"))?;

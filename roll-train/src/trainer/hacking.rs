@@ -34,14 +34,14 @@ impl Trainer {
         verdicts.first()?.told(self.done)
     }
 
-    /// What an evaluation says beside that before training; `None` of that one, and without checks.
+    /// The verdict on an evaluation beside that before training; `None` for that one, and without checks.
     fn verdict(&self, evaluation: &Evaluation) -> Option<Verdict> {
         let checks = self.labels.checks();
         let before = self.record.evaluations.first().filter(|first| first.step < evaluation.step)?;
         (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))
     }
 
-    /// Leaves what the last step would have left: a checkpoint, and the newest clips as those after training.
+    /// Leaves the files of a last step: a checkpoint, and the newest clips as those after training.
     pub(super) fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;

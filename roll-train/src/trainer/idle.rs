@@ -72,7 +72,7 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
 }
 
-/// What to say at the end of a run that did no more than the first step of its warm-up, and changed nothing.
+/// The message at the end of a run that did no more than the first step of its warm-up, and changed nothing.
 pub(super) fn warmed_up_alone(course: Course) -> Option<&'static str> {
     (course.warms_up && course.done >= course.steps).then_some(
         "nothing was trained yet: the learning rate of the first step is 0, where the warm-up begins \

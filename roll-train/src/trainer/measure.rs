@@ -15,7 +15,7 @@ use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
 
 impl Trainer {
-    /// Generates and scores the clips of `evaluation`, if there are any, and keeps what came of it.
+    /// Generates and scores the clips of `evaluation`, if there are any, and keeps the results.
     pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<Option<Results>> {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
@@ -85,7 +85,7 @@ impl Trainer {
         Ok(metrics)
     }
 
-    /// What a process before this one kept, or what the algorithm finds.
+    /// The result that a process before this one kept, or that of the algorithm.
     fn validation(&mut self, dir: Option<&RunDir>, bar: &Watch) -> Result<Option<Validation>> {
         if !self.validates {
             return self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar);
@@ -112,7 +112,7 @@ impl Trainer {
     }
 }
 
-/// The folders of `samples` for what is generated after `step` of `steps`.
+/// The folders of `samples` for clips after `step` of `steps`.
 fn moments(step: u64, steps: u64) -> Vec<String> {
     match (step, step == steps) {
         (0, _) => vec!["before".into()],

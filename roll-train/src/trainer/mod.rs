@@ -57,14 +57,14 @@ pub struct Trainer {
     store: Option<CacheStore>,
     schedule: LrSchedule,
     noise: Noise,
-    /// What the sets of evaluations are called.
+    /// Names of the sets of evaluations.
     labels: SetLabels,
     /// The metrics to show first.
     headlines: Vec<Headline>,
     steps: u64,
     /// Steps that are done, also before this process.
     done: u64,
-    /// What was done until now.
+    /// The work until now.
     record: Record,
     /// Seconds of the processes before this one.
     seconds_before: f64,
@@ -72,15 +72,15 @@ pub struct Trainer {
     saved: Option<Checkpoint>,
     /// Its step, which every rank must know: whether one is to be written is decided by all alike.
     saved_step: Option<u64>,
-    /// What ended the run before its last step, in words.
+    /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
     pace: pace::Pace,
 }
 
 impl Trainer {
-    /// Trains, writing to `dir`, which only rank 0 has. What the run needs to go on is there before its first evaluation;
-    /// a mistake of the user that shows before the first step is done leaves nothing. When the session asks it to stop,
-    /// it ends with [`Error::Interrupted`], after a checkpoint.
+    /// Trains, writing to `dir`, which only rank 0 has. The files that the run needs to go on are there before its
+    /// first evaluation; a mistake of the user that shows before the first step is done leaves nothing. When the
+    /// session asks it to stop, it ends with [`Error::Interrupted`], after a checkpoint.
     pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
         let (done, outcome) = self.run_to_its_end(dir, session);
@@ -205,8 +205,8 @@ impl Trainer {
         }
     }
 
-    /// What follows a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in the
-    /// evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
+    /// The work after a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in
+    /// the evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
     fn complete(
         &mut self,
         journal: &mut Journal,

@@ -13,7 +13,7 @@ use crate::run_dir::RunDir;
 const SHAPES: usize = 3;
 
 impl Trainer {
-    /// What is trained with what, on what, for how long, and where it writes.
+    /// The run's parts: model, reward, algorithm, data, length, and the place of its files.
     pub(super) fn overview(&self, dir: &RunDir) -> Vec<String> {
         let config = &self.loaded.config;
         let mut lines = Vec::new();

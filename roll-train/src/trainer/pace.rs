@@ -19,8 +19,8 @@ impl Pace {
         self.evaluation.get_or_insert(seconds);
     }
 
-    /// A step took this long. Once, after the first steps, returns what is to be said of the steps and evaluations that
-    /// are left.
+    /// A step took this long. Once, after the first steps, returns the message on the steps and evaluations that are
+    /// left.
     pub(super) fn stepped(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
         if self.steps.len() == STEPS {
             return None;

@@ -10,7 +10,7 @@ const MOST: usize = 1 << 28;
 /// They are read in parts of about this many.
 const PART: usize = 1 << 22;
 
-/// What all parameters come to.
+/// The sums over all parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Glance {
     /// L2 norm.

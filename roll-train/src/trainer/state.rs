@@ -74,7 +74,7 @@ impl Trainer {
     }
 
     /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
-    /// state. When it fails, the older checkpoints are what they were.
+    /// state. When it fails, the older checkpoints are unchanged.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
         if self.saved_step == Some(self.done) {
             return Ok(());
@@ -103,8 +103,8 @@ impl Trainer {
         }
     }
 
-    /// Adds what was measured after the checkpoint of this step was written, and forgets what an evaluation kept of its
-    /// parts: the checkpoint has it all.
+    /// Adds measurements that were made after the checkpoint of this step was written, and forgets the parts that
+    /// evaluations kept: the checkpoint has it all.
     pub(super) fn amend(&mut self, journal: &mut Journal) -> Result<()> {
         let (Some(dir), Some(saved)) = (journal.dir.clone(), &self.saved) else { return Ok(()) };
         if saved.step() == self.done && recorded(saved)?.pending.is_some() {
@@ -122,7 +122,7 @@ impl Trainer {
         algorithm: serde_json::Value,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
-        // The same for every run that is the same: what is saved is compared bit for bit.
+        // The same for every run that is the same: checkpoints are compared bit for bit.
         let header = BTreeMap::from([
             (about::STEPS.to_string(), self.done.to_string()),
             (about::RUN.to_string(), self.loaded.config.experiment().to_string()),
@@ -143,7 +143,7 @@ impl Trainer {
             "world_size": self.strategy.communicator().world_size(),
             "global_batch": self.data.as_ref().map(Batches::global_batch),
         });
-        // What most algorithms keep is in tensors, or nothing.
+        // Most algorithms keep tensors, or nothing.
         if !algorithm.is_null() {
             info["algorithm"] = algorithm;
         }
@@ -164,7 +164,7 @@ impl Trainer {
     }
 
     /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
-    /// cost what was trained until then. Several ranks cannot: where one fails, the others are gone.
+    /// cost the training until then. Several ranks cannot: where one fails, the others are gone.
     pub(super) fn rescue(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.communicator().world_size() == 1) else { return };
         if self.done == 0 || self.saved_step == Some(self.done) {

@@ -58,7 +58,7 @@ pub struct RunSummary {
 }
 
 impl Trainer {
-    /// Writes what a run leaves at its end.
+    /// Writes the last files of a run.
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<RunSummary> {
         let encodings = self.store.as_ref().map(CacheStore::counts);
         if let Some([found, computed]) = encodings {

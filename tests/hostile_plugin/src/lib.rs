@@ -16,7 +16,7 @@ pub struct Misbehaviour {
     /// `panic`, `panic_value`, `panic_thread`, `error`, `user_error`, `interrupt`, `nan`, `shape`, `dtype`,
     /// `no_pullback`, `missing`, `log`.
     pub how: String,
-    /// Misbehaves only after so many calls of `score`.
+    /// Misbehaves only after this many calls of `score`.
     pub after: u64,
     /// Calls of `score` so far.
     #[serde(skip)]

@@ -40,7 +40,7 @@ struct Weights {
 }
 
 impl Weights {
-    /// Hands over what was accumulated, each parameter on a thread of its own.
+    /// Hands over the accumulated gradients, each parameter on a thread of its own.
     fn deliver(&mut self) {
         let Some(sink) = self.sink.clone() else { return };
         let (first, rest) = self.gradients.split_at_mut(1);
@@ -335,7 +335,7 @@ pub struct ToyStrategy {
     ranks: Arc<dyn Communicator>,
 }
 
-/// What came during a pull: the sums, and how often.
+/// Gradients that came during a pull: the sums, and how often.
 struct Arrived {
     options: Options,
     sums: Mutex<(Vec<f32>, u64)>,
@@ -533,7 +533,7 @@ impl Algorithm for ToyAlgorithm {
     }
 }
 
-/// What the toys say of a run; the same linked in and from the library.
+/// The toys' words on a run; the same linked in and from the library.
 pub const PLANNERS: [Planner; 3] = [
     Planner::Model(|options, input, context| {
         let fail = options.get("fail").and_then(|f| f.as_str()).unwrap_or_default();

@@ -10,7 +10,7 @@ use common::{compile, library};
 use roll_core::plugin::{ABI_VERSION, Chain, discover, load};
 use roll_core::{BuildContext, Options, Registry, Replaces};
 
-/// What loading `bytes` as a file called `name` says.
+/// The message of loading `bytes` as a file called `name`.
 fn refused(name: &str, bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);

@@ -1,4 +1,4 @@
-//! Rewards from libraries: what works, and what each misbehaviour becomes.
+//! Rewards from libraries: good ones, and the outcome of each misbehaviour.
 
 #![allow(clippy::unwrap_used)]
 

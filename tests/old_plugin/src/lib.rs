@@ -1,7 +1,7 @@
 //! A reward, a model and a strategy whose tables are those of version 2.0: today's host has to load and run them.
 //!
-//! Written against the C types alone, so that nothing here changes with roll-core. What is allocated for an answer is
-//! leaked: tests are short.
+//! Written against the C types alone, so that nothing here changes with roll-core. Memory of answers is leaked: tests
+//! are short.
 
 #![allow(missing_docs)]
 // SAFETY of every block below: the contract of `roll-abi`, which the host keeps.

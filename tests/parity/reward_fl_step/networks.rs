@@ -32,7 +32,7 @@ pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> 
     Ok(Box::new(Wan::new(Parts { dit: high, dit2: Some(low), vae, text: None, clip: None }, settings)))
 }
 
-/// A model that is conditioned on what it is told, whatever the sample.
+/// A model with one conditioning, whatever the sample.
 pub struct Conditioned {
     model: Box<dyn Model>,
     facts: ScheduleFacts,

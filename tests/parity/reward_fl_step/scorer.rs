@@ -11,7 +11,7 @@ pub struct ConvScorer {
     conv2: (Burn<4>, Burn<1>),
     proj: (Burn<2>, Burn<1>),
     device: Device,
-    /// What `prepare` gives.
+    /// The result of `prepare`.
     pub prepared: Option<Target>,
 }
 

@@ -1,4 +1,4 @@
-//! Which anchors answer for a face, and what they should say.
+//! Which anchors answer for a face, and their targets.
 
 use super::SIDE;
 
@@ -12,7 +12,7 @@ const SIZES: [[f32; 2]; 3] = [[11.0, 16.0], [23.0, 33.0], [46.0, 64.0]];
 const RATIO: f32 = 1.45;
 /// ... whose centre is at most this many strides away along each axis.
 const NEAR: f32 = 0.55;
-/// Up to these, an anchor may say what it likes.
+/// Up to these, an anchor's score does not count.
 const UNDECIDED: (f32, f32) = (2.2, 1.2);
 
 /// Anchors of a level.
@@ -34,7 +34,7 @@ pub struct Truth {
     pub landmarks: [[f32; 2]; 5],
 }
 
-/// What the anchors of pictures should say, picture by picture, level by level.
+/// Targets of the anchors of pictures, picture by picture, level by level.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
     /// 1 for an anchor that answers for a face.

@@ -15,7 +15,7 @@ const IDENTITIES: f32 = 10_000.0;
 const EMPTY: f32 = 0.2;
 /// Share of faces that something stands before.
 const HIDDEN: f32 = 0.25;
-/// What detection must survive.
+/// Changes that detection must survive.
 const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, brightness: 0.2, gain: 0.15 };
 
 /// A batch.
@@ -23,7 +23,7 @@ const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, b
 pub struct Batch {
     /// `[N, 3, 64, 64]` in [-1, 1].
     pub pictures: Vec<f32>,
-    /// What the anchors should say.
+    /// Targets of the anchors.
     pub targets: Targets,
 }
 

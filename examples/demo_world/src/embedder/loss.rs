@@ -9,9 +9,9 @@ use crate::training::upload;
 
 /// People an embedder is trained on.
 pub const CLASSES: usize = 800;
-/// What cosines are multiplied by before the softmax.
+/// Factor of cosines before the softmax.
 const SCALE: f32 = 18.0;
-/// What the right person's cosine must exceed the others' by, at the end.
+/// The margin of the right person's cosine over the others', at the end.
 const MARGIN: f32 = 0.2;
 
 /// The directions, `[CLASSES, WIDTH]`.

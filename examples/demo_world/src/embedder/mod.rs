@@ -18,7 +18,7 @@ pub const WIDTH: usize = 512;
 /// Side of a crop.
 const CROP: usize = roll_rewards::insightface::align::CROP;
 
-/// What an embedder is for: it decides which people it is trained on and where its file goes.
+/// The purpose of an embedder: it decides which people it is trained on and where its file goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The reward.

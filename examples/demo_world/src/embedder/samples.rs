@@ -13,7 +13,7 @@ use crate::training::pictures::Softening;
 const SIDE: usize = 64;
 /// Standard deviation of a landmark's error, in pixels.
 const LANDMARK_ERROR: f32 = 0.7;
-/// What the identity must survive.
+/// Changes that the identity must survive.
 const SOFTENING: Softening = Softening { blurred: 0.6, blur: 1.6, noise: 0.08, brightness: 0.12, gain: 0.08 };
 
 /// A batch.

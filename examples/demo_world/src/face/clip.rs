@@ -1,4 +1,4 @@
-//! Short coherent motions, and what they are called.
+//! Short coherent motions, and their names.
 
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -12,7 +12,7 @@ use super::{Identity, Picture, Shot, render};
 pub struct Clip {
     /// Number of the [`Identity`].
     pub identity: u64,
-    /// What happens, in words; not who it is.
+    /// The motion, in words; not the person.
     pub prompt: String,
     /// Frame by frame.
     pub pictures: Vec<Picture>,

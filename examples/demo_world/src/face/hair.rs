@@ -5,7 +5,7 @@ use super::geometry::Head;
 use super::identity::HairStyle;
 use super::{Identity, Shot};
 
-/// What hangs or stands behind the head.
+/// Hair that hangs or stands behind the head.
 pub fn behind(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     let w = identity.width;
     let drift = head.drift();
@@ -33,7 +33,7 @@ pub fn behind(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot
     });
 }
 
-/// What lies on the head and over the forehead.
+/// Hair on the head and over the forehead.
 pub fn front(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     if identity.style == HairStyle::Bald {
         return;

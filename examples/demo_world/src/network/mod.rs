@@ -9,11 +9,11 @@ use roll_core::ParameterSpec;
 
 pub use forward::evaluate;
 
-/// A value in a network: its input, or what a node gives.
+/// A value in a network: its input, or the result of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value(pub(crate) usize);
 
-/// What a node does. Parameters are named after the node: `stem` has `stem.weight` and `stem.bias`.
+/// Operation of a node. Parameters are named after the node: `stem` has `stem.weight` and `stem.bias`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Convolution of `[N, C, H, W]`; weight `[C', C / groups, kernel, kernel]`, bias `[C']`.
@@ -48,9 +48,9 @@ pub enum Op {
 pub struct Node {
     /// Unique within the network.
     pub name: String,
-    /// What it does.
+    /// Its operation.
     pub op: Op,
-    /// What it reads.
+    /// Its operands.
     pub inputs: Vec<Value>,
 }
 

@@ -19,7 +19,7 @@ const EMPTY: u64 = 300;
 /// Pictures at once.
 const BATCH: u64 = 50;
 
-/// What is measured, at the pipeline's threshold of 0.5.
+/// Figures at the pipeline's threshold of 0.5.
 #[derive(Debug, Serialize)]
 pub struct Figures {
     /// Pictures with a face, and without.

@@ -88,7 +88,7 @@ fn soften(pixels: &mut [f32], look: Look, uniform: &mut impl FnMut() -> f32) {
     }
 }
 
-/// Prints `figures` and puts them under `name` into the file, beside what it holds already.
+/// Prints `figures` and puts them under `name` into the file, beside its other contents.
 fn record(out: &Path, name: &str, figures: &impl Serialize) -> Result<()> {
     let path = out.join(FILE);
     let bad = |problem: serde_json::Error| Error::bad_file(&path, problem.to_string());

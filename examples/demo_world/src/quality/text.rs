@@ -1,4 +1,4 @@
-//! What the text encoder's embeddings tell of prompts that it was not trained on.
+//! How much the text encoder's embeddings tell of prompts that it was not trained on.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{record, rounded};
 use crate::text::{ENCODER, Prompt, TOKENIZER, classes, prompts};
 
-/// What is measured: prompts are told apart by the nearest class mean of the training prompts' embeddings.
+/// Prompts are told apart by the nearest class mean of the training prompts' embeddings.
 #[derive(Debug, Serialize)]
 struct Figures {
     /// Held-out prompts.

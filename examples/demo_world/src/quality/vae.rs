@@ -20,7 +20,7 @@ const SHOWN_FRAMES: [usize; 2] = [0, FRAMES - 1];
 /// Pixels of the sheet per pixel of a frame.
 const ZOOM: u32 = 3;
 
-/// What is measured.
+/// The figures of the VAE.
 #[derive(Debug, Serialize)]
 struct Figures {
     /// Clips that were encoded and decoded.
@@ -40,7 +40,7 @@ struct Figures {
 }
 
 /// Measures the VAE below `out`, prints the figures, puts them into `quality.json`, and draws a sheet of originals and
-/// what became of them.
+/// results.
 pub fn measure(out: &Path) -> Result<()> {
     let state = Checkpoint::open(out.join(FILE))?.all()?;
     let vae = Vae::load(&state, &roll_backends::device("flex")?)?;

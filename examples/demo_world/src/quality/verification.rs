@@ -12,7 +12,7 @@ const PEOPLE: u64 = 300;
 /// Pictures of each.
 const SHOTS: u64 = 4;
 
-/// What is measured.
+/// The figures of an embedder.
 #[derive(Debug, Serialize)]
 pub struct Figures {
     /// Pairs of pictures of one person, and of two.

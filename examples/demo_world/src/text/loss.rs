@@ -1,4 +1,4 @@
-//! What the text encoder is trained to do: its mean hidden state tells all that a prompt says.
+//! The goal of the text encoder: its mean hidden state tells all that a prompt says.
 
 use burn::tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
@@ -19,7 +19,7 @@ pub fn is_head(name: &str) -> bool {
     name.starts_with(HEADS)
 }
 
-/// Mean cross-entropy of the four attributes over `samples`: token ids, and what they say.
+/// Mean cross-entropy of the four attributes over `samples`: token ids, and their meaning.
 pub fn attributes(
     encoder: &Umt5,
     samples: &[(Vec<u32>, [usize; 4])],

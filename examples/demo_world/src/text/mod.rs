@@ -1,5 +1,5 @@
 //! `demo-world text`: a tokenizer whose words are those of the demo world's prompts, and a small UMT5 encoder trained
-//! to tell what the prompts say.
+//! to tell their meaning.
 
 mod loss;
 
@@ -27,11 +27,11 @@ pub const TOKENIZER: &str = "google/umt5-xxl";
 const UNKNOWN: u32 = 2;
 /// Share of tokens that are hidden in training, so that no word stands in its own token alone.
 const HIDDEN: f32 = 0.1;
-/// One prompt in so many is held out.
+/// One prompt in this many is held out.
 const HELD_OUT: usize = 5;
 const SEED: u64 = 17;
 
-/// A prompt and what it says.
+/// A prompt and its meaning.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     /// In words.

@@ -7,7 +7,7 @@ use roll_core::{Error, Result};
 /// Batches that wait at most: enough to bridge a slow one.
 const AHEAD: usize = 2;
 
-/// Calls `each` with what `make` gives for steps `0..steps`, in order. `make` runs on a thread of its own.
+/// Calls `each` with the result of `make` for steps `0..steps`, in order. `make` runs on a thread of its own.
 pub fn for_each_batch<B: Send>(
     steps: u64,
     make: impl Fn(u64) -> Result<B> + Send,

@@ -1,4 +1,4 @@
-//! What the trainings of the small networks share: parameters, updates, batches made in the background, and softened
+//! Shared by the trainings of the small networks: parameters, updates, batches made in the background, and softened
 //! pictures.
 
 pub mod batches;
@@ -19,7 +19,7 @@ use muon::Muon;
 /// How a network is trained.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What the progress lines call it.
+    /// Its name in the progress lines.
     pub name: String,
     /// Updates.
     pub steps: u64,
@@ -33,13 +33,13 @@ pub struct Plan {
     pub warmup: u64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Convolutions are trained by Muon, with so many times the learning rate.
+    /// Convolutions are trained by Muon, with this many times the learning rate.
     pub muon: Option<f64>,
     /// Updates between progress lines.
     pub report_every: u64,
 }
 
-/// Parameters under training, by AdamW but for what [`Plan::muon`] says.
+/// Parameters under training, by AdamW but for those of [`Plan::muon`].
 pub struct Trainer {
     plan: Plan,
     specs: Vec<ParameterSpec>,

@@ -1,6 +1,6 @@
 //! Muon: momentum whose update of every matrix is made orthogonal (Jordan et al. 2024, "Muon: an optimizer for hidden
-//! layers in neural networks"). Directions that gradients rarely take move as fast as the common ones, which is what
-//! the fine detail of a small autoencoder waits for.
+//! layers in neural networks"). Directions that gradients rarely take move as fast as the common ones: the fine detail
+//! of a small autoencoder waits for that.
 
 use burn::tensor::{Device, Tensor};
 use roll_core::{ParameterSpec, Result};
@@ -27,7 +27,7 @@ impl Muon {
         Self { momentum: vec![0.0; count] }
     }
 
-    /// Updates the kernels among `specs` and sets their gradients to zero: what is left is for another optimizer.
+    /// Updates the kernels among `specs` and sets their gradients to zero: the rest is for another optimizer.
     pub fn update(
         &mut self,
         specs: &[ParameterSpec],

@@ -1,5 +1,5 @@
-//! What happens to rendered pictures before a network sees them, so that it also knows the softer, noisier frames that
-//! a video model decodes.
+//! Changes of rendered pictures before a network sees them, so that it also knows the softer, noisier frames that a
+//! video model decodes.
 
 use super::gaussian;
 

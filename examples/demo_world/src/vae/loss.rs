@@ -1,4 +1,4 @@
-//! What the VAE is trained to do: give frames back, with latents that a diffusion model can learn.
+//! The goal of the VAE: to give frames back, with latents that a diffusion model can learn.
 
 use burn::tensor::{Device, Tensor};
 

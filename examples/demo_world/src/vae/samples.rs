@@ -14,7 +14,7 @@ const IDENTITIES: f32 = 10_000.0;
 const STILLS: f64 = 0.85;
 const SEED: u64 = 11;
 
-/// What an update sees.
+/// The frames of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Single pictures, which teach nearly everything at a fraction of the cost.

@@ -81,7 +81,7 @@ impl Adapters {
         self.language()?.record_hidden_states(tokens, mask)
     }
 
-    /// What pulls have left since, of all ranks.
+    /// Gradients of pulls since, of all ranks.
     pub(super) fn gradient(&mut self, ranks: &dyn Communicator) -> Result<Vec<f32>> {
         let mut gradient = vec![0.0; self.network.parameter_count()];
         self.network.take_gradients(&mut gradient)?;
@@ -89,7 +89,7 @@ impl Adapters {
         Ok(gradient)
     }
 
-    /// Forgets what pulls have left.
+    /// Forgets the gradients of pulls.
     pub(super) fn forget(&mut self) -> Result<()> {
         let mut gradient = vec![0.0; self.network.parameter_count()];
         self.network.take_gradients(&mut gradient)

@@ -1,4 +1,4 @@
-//! What the head reads of a token: its hidden state, and the mean of those before.
+//! Features of a token for the head: its hidden state, and the mean of those before.
 
 use roll_core::{Communicator, Error, Result, Tensor};
 
@@ -30,7 +30,7 @@ pub(super) fn parts(config: &AgenticPpoConfig, ranks: &dyn Communicator, samples
 }
 
 impl Part {
-    /// What the network gets: tokens, and where there are any.
+    /// The network's input: tokens, and where there are any.
     pub(super) fn tokens(&self) -> [&Tensor; 2] {
         [&self.evaluated.batch.tokens, &self.evaluated.batch.attention]
     }
@@ -40,7 +40,7 @@ impl Part {
         self.samples.contains(&sample)
     }
 
-    /// Adds to `features` what `states` `[rows, width, D]` says at the tokens `wanted`.
+    /// Adds to `features` those of `states` `[rows, width, D]` at the tokens `wanted`.
     pub(super) fn read(&self, states: &Tensor, wanted: &Mask, features: &mut Features) -> Result<()> {
         let [_, width, dim] = *states.shape() else {
             let expected = format!("[{}, {}, D]", self.samples.len(), self.width);
@@ -71,7 +71,7 @@ impl Part {
         }
     }
 
-    /// The gradient of the states, of `shape`, given that of what [`Part::read`] made of them.
+    /// The gradient of the states, of `shape`, given that of the features that [`Part::read`] made of them.
     pub(super) fn pull(&self, d_features: &[f32], wanted: &Mask, shape: &[usize]) -> Result<Tensor> {
         let [rows, width, dim] = *shape else { return Err(Error::shape("hidden states", "[B, L, D]", shape)) };
         let mut d_states = vec![0.0f32; rows * width * dim];
@@ -103,7 +103,7 @@ struct RunningMean {
 }
 
 impl RunningMean {
-    /// What a state still counts after the next one: the mean reaches back over the words of about one turn.
+    /// Weight of a state after the next one: the mean reaches back over the words of about one turn.
     const KEPT: f32 = 15.0 / 16.0;
 
     fn new(dim: usize) -> Self {

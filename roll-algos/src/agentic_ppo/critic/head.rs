@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the head reads of some tokens, and where those stand in a grid `[B, T]` of all samples.
+/// Features of some tokens, and their places in a grid `[B, T]` of all samples.
 pub struct Features {
     /// Number of values of a token.
     pub dim: usize,
@@ -44,7 +44,7 @@ impl ValueHead {
         self.parameters.len() - 1
     }
 
-    /// Whether what was read from a checkpoint is one.
+    /// Whether one that was read from a checkpoint is whole.
     pub fn is_whole(&self) -> bool {
         let Adam { mean, square, .. } = &self.optimizer;
         !self.parameters.is_empty() && [mean.len(), square.len()] == [self.parameters.len(); 2]
@@ -72,7 +72,7 @@ impl ValueHead {
         gradient
     }
 
-    /// The gradient of what it reads, `[cells, dim]`, given that of the values.
+    /// The gradient of the features, `[cells, dim]`, given that of the values.
     pub fn pull(&self, d_values: &[f64]) -> Vec<f32> {
         let weights = &self.parameters[..self.dim()];
         let of_value = |d: &f64| {
@@ -107,7 +107,7 @@ impl Adam {
     }
 }
 
-/// What one step of Adam is for every parameter.
+/// Numbers of one step of Adam, the same for every parameter.
 pub struct AdamStep {
     corrections: [f64; 2],
     learning_rate: f64,

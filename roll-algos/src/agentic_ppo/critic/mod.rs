@@ -1,13 +1,13 @@
-//! The critic of generalized advantage estimation: what a state of the conversation is worth.
+//! The critic of generalized advantage estimation: the worth of a state of the conversation.
 //!
 //! It is a linear head on hidden states, the last one and a running mean of those before it. The last state alone
-//! explains nothing of the returns: it speaks of the next token. The mean speaks of what the agent has read and planned
-//! in its last words.
+//! explains nothing of the returns: it speaks of the next token. The mean speaks of the last words that the agent has
+//! read and planned.
 //!
-//! The states are the policy's, taken as they are: no gradient flows into the policy. The head's gradient is a product in
-//! f64, its state a few thousand numbers, and its passes over the tokens of a step read what one forward pass of the
-//! policy gave. With [`CriticLora`] they are those of the same frozen weights with adapters of the critic's own
-//! (`adapters.rs`), which learn to see what the returns hang on; each pass over the tokens then runs the network forward
+//! The states are the policy's, taken as they are: no gradient flows into the policy. The head's gradient is a product
+//! in f64, its state a few thousand numbers, and its passes over the tokens of a step read the states of one forward
+//! pass of the policy. With [`CriticLora`] they are those of the same frozen weights with adapters of the critic's own
+//! (`adapters.rs`), which learn to see the causes of returns; each pass over the tokens then runs the network forward
 //! and back. Rejected: a whole network of its own, which would need its weights once more.
 //!
 //! Ranks share the passes, the values and the gradients; all of them hold the same critic.
@@ -53,7 +53,7 @@ fn is_zero(updates: &i32) -> bool {
     *updates == 0
 }
 
-/// What the critic says of the tokens of a step.
+/// The critic's values of the tokens of a step.
 pub(super) struct Valued {
     /// The values of all samples, `[B, T]`; 0 where none was asked for.
     pub(super) values: Grid,
@@ -69,7 +69,7 @@ impl Critic {
         Self { seed, ..Self::default() }
     }
 
-    /// Fails unless `model` has what the critic reads. Makes the adapters, if `options` ask for some and there are none.
+    /// Fails unless `model` has hidden states. Makes the adapters, if `options` ask for some and there are none.
     pub(super) fn open(&mut self, options: &CriticLora, model: &mut dyn Model) -> Result<()> {
         match (&self.adapters, options.is_on()) {
             (Some(_), _) => Ok(()),
@@ -84,12 +84,12 @@ impl Critic {
         }
     }
 
-    /// Whether what was read from a checkpoint is one.
+    /// Whether one that was read from a checkpoint is whole.
     pub(super) fn is_whole(&self) -> bool {
         self.updates >= 0 && self.head.as_ref().is_none_or(ValueHead::is_whole)
     }
 
-    /// Takes what a checkpoint has beside tensors.
+    /// Takes the state of a checkpoint, but for tensors.
     pub(super) fn restore(&mut self, saved: Self) {
         (self.head, self.updates) = (saved.head, saved.updates);
     }
@@ -210,7 +210,7 @@ impl Critic {
     }
 }
 
-/// What a step teaches the critic.
+/// The critic's lesson of a step.
 pub(super) struct Lesson<'a> {
     pub(super) samples: &'a [Sample],
     pub(super) returns: &'a Grid,
@@ -221,12 +221,12 @@ pub(super) struct Lesson<'a> {
 /// Numbers that are told of a pass, before the gradient of the head.
 const TOLD: usize = 4;
 
-/// What the values of a step are moved toward.
+/// The goal of a step's values.
 struct Goal<'a> {
     config: &'a AgenticPpoConfig,
     valued: &'a Valued,
     lesson: &'a Lesson<'a>,
-    /// Of all samples of all ranks: what single parts give adds up.
+    /// Of all samples of all ranks: the results of single parts add up.
     totals: Totals,
 }
 
@@ -239,7 +239,7 @@ struct Judged {
 }
 
 impl Goal<'_> {
-    /// The loss of what `head` says of `features`, over the samples `own`.
+    /// The loss of `head`'s values of `features`, over the samples `own`.
     fn of(&self, head: &ValueHead, features: &Features, own: impl Fn(usize) -> bool) -> Judged {
         let Lesson { returns, mask, .. } = *self.lesson;
         let own = mask.rows_where(own);

@@ -1,7 +1,7 @@
 //! The policy loss: its value, its gradient in log-probabilities and entropies, and its metrics.
 //!
-//! Shapes are `[B, T]` where column t speaks of token t + 1, as [`roll_core::TokenStats`] has them. What the model says
-//! of tokens outside the response is ignored, whatever it is.
+//! Shapes are `[B, T]` where column t speaks of token t + 1, as [`roll_core::TokenStats`] has them. Values of tokens
+//! outside the response are ignored, whatever they are.
 
 mod config;
 mod variants;

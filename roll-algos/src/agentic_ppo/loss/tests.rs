@@ -68,7 +68,7 @@ fn full() -> LossConfig {
 
 #[test]
 fn the_gradient_is_the_difference_quotient() {
-    // The other variants hold their ratio constant by definition, so their gradient is none of their value.
+    // The other variants hold their ratio constant by definition, so their gradient is not that of their value.
     for (pg_variant, ratio_type) in [
         (PgVariant::Ppo, RatioType::Token),
         (PgVariant::Ppo, RatioType::Segment),

@@ -25,7 +25,7 @@ pub(super) struct Variant {
     pub metrics: ActorMetrics,
 }
 
-/// What the variants see of a batch, besides the inputs.
+/// The variants' view of a batch, besides the inputs.
 pub(super) struct View<'a> {
     pub config: &'a LossConfig,
     pub inputs: &'a LossInputs<'a>,

@@ -20,8 +20,8 @@ pub struct Played {
     pub episodes: Vec<Episode>,
 }
 
-/// The environments of a rank, and the rollout that they play ahead of its step, if any. What is played depends on the
-/// policy and the plan alone, never on how fast the update beside it is.
+/// The environments of a rank, and the rollout that they play ahead of its step, if any. Episodes depend on the policy
+/// and the plan alone, never on how fast the update beside them is.
 #[derive(Default)]
 pub struct Stage(Mutex<State>);
 
@@ -30,7 +30,7 @@ struct State {
     environments: Environments,
     thread: Option<JoinHandle<(Environments, Result<Played>)>>,
     played: Option<Result<Played>>,
-    /// What the step under way trains on, where it was played ahead.
+    /// The rollout that the step under way trains on, where it was played ahead.
     taken: Option<Played>,
 }
 

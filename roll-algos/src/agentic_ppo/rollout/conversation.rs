@@ -1,11 +1,11 @@
-//! A conversation as tokens: what the model wrote stays token for token, the rest comes from the chat template.
+//! A conversation as tokens: the model's own stay as they are, the rest comes from the chat template.
 
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
 use crate::agentic_ppo::tools::Tools;
 
-/// Stands for the assistant's words when the template is asked what follows them. Private-use characters, so that no
-/// template and no tokenizer treats them specially.
+/// Stands for the assistant's words when the template is asked for the text after them. Private-use characters, so that
+/// no template and no tokenizer treats them specially.
 const MARK: &str = "\u{f8ff}\u{f8fe}";
 
 /// Tokens of one episode.
@@ -25,7 +25,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Forgets what was said: the next messages are a prompt of their own.
+    /// Forgets the messages so far: the next are a prompt of their own.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();
@@ -36,7 +36,7 @@ impl Conversation {
         self.begins
     }
 
-    /// What the model continues.
+    /// The tokens that the model continues.
     pub fn prompt(&self) -> &[u32] {
         &self.tokens[self.begins..]
     }

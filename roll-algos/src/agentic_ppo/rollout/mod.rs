@@ -18,12 +18,12 @@ use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 use worlds::Worlds;
 
-/// One answer of the agent, and what came of it.
+/// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
-    /// What the agent saw.
+    /// The text before the agent.
     pub observation: String,
-    /// What it wrote.
+    /// Its answer.
     pub response: String,
     /// The reward.
     pub reward: f64,
@@ -152,14 +152,14 @@ struct Play<'a> {
     calls: Vec<Call>,
     /// Where the agent began to write in the turn under way.
     written: Option<usize>,
-    /// What tools said, which the agent has not read.
+    /// Answers of tools that the agent has not read.
     results: Vec<String>,
     episode: (usize, u64),
     tag: String,
     ending: Option<(Ending, bool)>,
 }
 
-/// What all plays of a rollout have in common.
+/// Shared by all plays of a rollout.
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     config: &'a AgenticPpoConfig,
@@ -259,13 +259,13 @@ fn in_parallel<T: Send>(items: &mut [T], f: impl Fn(&mut T) + Sync) {
     });
 }
 
-/// What the agent wrote, and which tokens of the episode it is.
+/// An answer of the agent, and its tokens in the episode.
 struct Answer {
     text: String,
     tokens: std::ops::Range<usize>,
 }
 
-/// Answers of all episodes that go on, by their place. Those near the end of their budget get what is left of it.
+/// Answers of all episodes that go on, by their place. Those near the end of their budget get the rest of it.
 fn answers(
     config: &AgenticPpoConfig,
     plan: Plan,
@@ -299,7 +299,7 @@ fn answers(
 }
 
 impl Play<'_> {
-    /// Tells the agent what its tools said, or of its turn: after all that was said before, or in a prompt of its own.
+    /// Tells the agent its tools' answers, or its turn: after all messages before, or in a prompt of its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends } = rules;
         if !self.results.is_empty() {
@@ -399,7 +399,7 @@ impl Play<'_> {
             self.end(Ending::TurnLimit);
         }
         let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
-        // What was asked after the last answer is no part of the episode.
+        // A prompt after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
         tokens.truncate(length);

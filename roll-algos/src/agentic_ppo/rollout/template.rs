@@ -1,4 +1,4 @@
-//! What the agent is told each turn.
+//! The agent's prompt of a turn.
 
 use roll_core::{Error, Result};
 
@@ -52,13 +52,13 @@ const FACTS: &[(&str, Piece)] = &[
     ("history_length", Piece::HistoryLength),
 ];
 
-/// What the history says of an action that the environment could not read.
+/// Remark of the history on an action that the environment could not read.
 const INVALID: &str = " (not valid: keep to the format)";
 
 /// The facts of a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
-    /// What the agent sees.
+    /// The text before the agent.
     pub observation: &'a str,
     /// From 1.
     pub index: usize,
@@ -66,7 +66,7 @@ pub struct Turn<'a> {
     pub actions_left: usize,
     /// Tokens an answer may have.
     pub max_response_length: usize,
-    /// What the environment says of itself.
+    /// The environment's instructions.
     pub instructions: &'a str,
     /// The turns before this one that the agent is told of, the latest last.
     pub history: &'a [Step],
@@ -107,7 +107,7 @@ impl TurnTemplate {
         }
     }
 
-    /// Whether it says what the environment says of itself.
+    /// Whether it has the environment's instructions.
     pub fn has_instructions(&self) -> bool {
         self.pieces.contains(&Piece::Instructions)
     }

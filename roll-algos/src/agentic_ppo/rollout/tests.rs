@@ -206,14 +206,14 @@ fn plays_near_the_end_of_their_budget_are_continued_in_one_batch() {
     assert_eq!(model.calls[0], 64);
     assert!(model.calls.len() <= config.max_actions_per_traj, "{:?}", model.calls);
     assert!(played.iter().all(|e| e.tokens.len() <= 24) && played.iter().any(|e| e.tokens.len() == 24));
-    // Each gets what it would get alone.
+    // Each gets its answers as if it were alone.
     let alone = AgenticPpoConfig { infer_batch_size: 1, ..config };
     let singly = rollout(&alone, plan, &mut worlds, &mut model).unwrap();
     let tokens = |episodes: &[Episode]| episodes.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>();
     assert_eq!(tokens(&played), tokens(&singly));
 }
 
-/// Shows so many characters.
+/// Shows this many characters.
 struct Talks(usize);
 
 impl Environment for Talks {

@@ -53,7 +53,7 @@ impl Worlds {
             return (String::new(), drawn);
         }
         let place = self.of(group, groups);
-        // Half of what can be drawn, so that the sum below fits.
+        // Half of the range of draws, so that the sum below fits.
         let base = (drawn / 2) / count * count;
         (self.names[place].clone(), base + place as u64)
     }

@@ -1,20 +1,20 @@
-//! Calls in what the agent wrote.
+//! Calls in the agent's answers.
 
 use serde_json::Value;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-/// What a model thinks aloud is no call.
+/// Thoughts before this are no calls.
 const THOUGHT: &str = "</think>";
 
-/// A call that was made, and what came of it.
+/// A call that was made, and its result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
     /// Name of the tool; empty where the call could not be read.
     pub tool: String,
     /// Its arguments.
     pub arguments: Value,
-    /// What the agent was told.
+    /// The tool's answer to the agent.
     pub output: Value,
     /// Whether that is an error.
     pub failed: bool,

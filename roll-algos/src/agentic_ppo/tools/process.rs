@@ -13,7 +13,7 @@ use roll_core::process::ChildGroup;
 const LOOK: Duration = Duration::from_millis(5);
 /// How long the pipes of a program that has ended are waited for: one that left its group may hold them.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
-/// What is kept of the end of its errors, for the agent.
+/// Bytes of the end of its errors that are kept, for the agent.
 const KEPT_ERRORS: usize = 400;
 
 /// How a tool is started.
@@ -30,7 +30,7 @@ pub(super) struct Command {
 }
 
 impl Command {
-    /// What it writes when it is given `input`.
+    /// Its output for `input`.
     pub fn run(&self, input: &str) -> Result<String, String> {
         let (program, arguments) = self.words.split_first().ok_or("the tool has no command")?;
         let mut command = process::Command::new(program);
@@ -58,7 +58,7 @@ impl Command {
         let most = self.most as u64;
         thread::spawn(move || {
             let mut output = Vec::new();
-            // One byte more than allowed tells too much from what just fits.
+            // One byte more than allowed tells too long an output from one that just fits.
             let read = stdout.take(most + 1).read_to_end(&mut output);
             let _ = told.send(read.map(|_| output));
         });

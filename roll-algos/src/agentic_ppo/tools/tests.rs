@@ -163,7 +163,7 @@ fn a_model_whose_template_knows_no_tools_reads_of_them_in_the_conversation() {
     assert_eq!(Tools::default().render(model, &messages[..1]).unwrap(), "u:6 * 7?$a:");
 }
 
-/// Counts what it is told, and ends after two answers.
+/// Counts its actions, and ends after two answers.
 struct Counts(Vec<String>);
 
 impl Environment for Counts {
@@ -259,7 +259,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     );
     assert!(calls[1]["output"]["error"].as_str().unwrap().contains("no tool `none`"), "{calls}");
     assert_eq!(record["turns"][1]["calls"].as_array().unwrap().len(), 2);
-    // The agent wrote its calls and answers, and nothing of what the tools said.
+    // The agent wrote its calls and answers, and not the tools' words.
     let mut written = Vec::new();
     for (token, by_agent) in episode.tokens.iter().zip(&episode.response) {
         written.extend(by_agent.then_some(*token));

@@ -28,7 +28,7 @@ pub enum AdvantageMode {
 }
 
 impl AdvantageMode {
-    /// What an advantage counts as.
+    /// The value that an advantage counts with.
     pub fn of(self, advantage: f64) -> f64 {
         match self {
             Self::All => advantage,

@@ -1,4 +1,4 @@
-//! Services that work, are busy, fail, and talk nonsense: each a listener of the test that answers what it is told.
+//! Services that work, are busy, fail, and talk nonsense: each a listener with the answers of its test.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -105,7 +105,7 @@ fn a_reset_is_repeated_and_an_action_never_twice() {
         world.reset(3).unwrap();
         let problem = told(world.step("left"));
         assert!(problem.contains(&url), "{problem}");
-        // What became of the action is not known: the episode is over.
+        // The result of the action is not known: the episode is over.
         assert!(told(world.step("left")).contains("without an episode"));
         let asked = served.join().unwrap();
         assert_eq!(asked.iter().filter(|(_, body)| body.get("step").is_some()).count(), 1);

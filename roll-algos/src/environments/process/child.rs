@@ -14,10 +14,10 @@ use crate::environments::protocol::shortened;
 
 /// Lines that may wait to be read; a child that writes more waits itself.
 const WAITING_LINES: usize = 4;
-/// What is kept of the end of its errors.
+/// Bytes of the end of its errors that are kept.
 const KEPT_ERRORS: usize = 2048;
 
-/// How long the end of a child whose output is closed, and of what it says, is waited for.
+/// How long the end of a child whose output is closed, and the end of its errors, are waited for.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How a child is started and spoken to.
@@ -33,14 +33,14 @@ pub struct Start {
     pub line_bytes: usize,
 }
 
-/// What the reader of its output met.
+/// Finding of the reader of its output.
 enum Heard {
     Line(Vec<u8>),
     TooLong,
     End,
 }
 
-/// A running child. It is killed, with what it started, when this is dropped.
+/// A running child. It is killed, with its own children, when this is dropped.
 pub struct Child {
     running: ChildGroup,
     requests: Sender<Vec<u8>>,
@@ -52,7 +52,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts it; the error says what is wrong with the command.
+    /// Starts it; the error names the fault of the command.
     pub fn start(start: &Start) -> Result<Self, String> {
         let (program, arguments) = start.command.split_first().ok_or("no command is given")?;
         let mut command = Command::new(program);

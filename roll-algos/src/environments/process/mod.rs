@@ -87,7 +87,7 @@ impl Program {
         Ok(Self { start, restarts: options.restarts, child: None })
     }
 
-    /// Asks the process. One that fails is ended: what it says later would answer an older question.
+    /// Asks the process. One that fails is ended: its next words would answer an older question.
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {
         let child = match &mut self.child {
             Some(child) => child,

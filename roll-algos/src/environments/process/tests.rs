@@ -74,7 +74,7 @@ fn a_process_that_floods_is_stopped() {
     ] {
         let mut world = script(&format!("{START} {flood}"), 0.5);
         world.reset(0).unwrap();
-        // The first answer may still be taken for one: what follows is not.
+        // The first answer may still be taken for one: the next are not.
         let problems: Vec<String> = (0..2).map(|_| told(world.step("x").and_then(|_| world.step("x")))).collect();
         assert!(problems.iter().any(|p| p.contains(word) || p.contains("has no `observation`")), "{problems:?}");
     }

@@ -11,7 +11,7 @@ use super::find;
 
 /// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
 const KNOWN: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
-/// What it does not try, and would serve as well by one of those names.
+/// Files that it does not try, and that would serve as well under one of those names.
 const OTHERS: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];
 /// The headers that the kernels include. The last, for tensor cores, comes with another part of the toolkit.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "crt/mma.h"];
@@ -24,7 +24,7 @@ extern \"C\" __global__ void trial(float* x) { x[0] = float(__nv_bfloat16(x[0]))
 /// The oldest GPUs with bf16: every version of the compiler that serves knows them.
 const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
 
-/// Fails with what is missing: the library, its headers, or what it says about a small kernel. Tried once.
+/// Fails with the missing part, the library or its headers, or with its message about a small kernel. Tried once.
 pub fn usable() -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
     FOUND.get_or_init(tried).clone()

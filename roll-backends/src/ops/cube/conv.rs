@@ -108,7 +108,7 @@ fn on_tensor_cores(like: &CubeTensor) -> bool {
     })
 }
 
-/// What differs between convolutions on tensor cores and direct ones, if anything: a causal one of 3 taps.
+/// The difference between convolutions on tensor cores and direct ones, if any: a causal one of 3 taps.
 fn disagreement(like: &CubeTensor) -> Option<String> {
     const PADDING: [usize; 3] = [0, 1, 1];
     let made = |shape: &[usize], seed: usize| {

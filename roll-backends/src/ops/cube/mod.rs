@@ -1,6 +1,6 @@
 //! CubeCL's devices: NVIDIA GPUs, and what Vulkan, Metal or Direct3D 12 drives.
 //!
-//! What is bound by memory (norms, rotation, activations, sums) is one kernel each, written in CubeCL: every operand
+//! Operators bound by memory (norms, rotation, activations, sums) are one kernel each, written in CubeCL: every operand
 //! is read once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
 //! and attention are those of the cubek crates. Kernels index contiguous f32; anything else is made so first.
 
@@ -105,7 +105,7 @@ mod tests {
         CubeTensor::new_contiguous(long.client, long.device, shape.into(), long.handle, long.dtype)
     }
 
-    /// What each kernel gives, where the operands that it looks up by row lie in longer memory.
+    /// Results of each kernel, where the operands that it looks up by row lie in longer memory.
     fn results(more: usize, device: &CubeDevice) -> Vec<Vec<f32>> {
         let x = || made([ROWS, WIDTH], device);
         let row = || in_longer_memory([1, WIDTH], more, device);

@@ -165,7 +165,7 @@ impl Routine {
         order
     }
 
-    /// What is wrong with products in bf16 of matrices in each layout that linear layers and their gradients have, if
+    /// The fault of products in bf16 of matrices in each layout that linear layers and their gradients have, if
     /// anything.
     fn disagreement(self, like: &CubeTensor) -> Option<String> {
         let [m, k, n] = PROBE;
@@ -192,7 +192,7 @@ impl Routine {
     }
 }
 
-/// Rows, inner axis and columns of the products that routines are compared by: no multiples of what a cube takes at once.
+/// Rows, inner axis and columns of the products that routines are compared by: no multiples of a cube's.
 const PROBE: [usize; 3] = [200, 136, 328];
 
 /// Multiples of 1/64 in [-1, 1), which bf16 has and whose sums f32 has.

@@ -20,7 +20,7 @@ pub struct Shape {
     pub heads: usize,
     /// Numbers per head.
     pub width: usize,
-    /// What products of q and k are multiplied by.
+    /// Factor of the products of q and k.
     pub scale: f32,
     /// Whether query `i` sees only the keys up to `i + keys - queries`.
     pub causal: bool,
@@ -82,8 +82,8 @@ impl Shape {
     }
 }
 
-/// What the backward needs to know of a row's softmax. Kept apart rather than as one log-sum-exp: with scores of
-/// some thousands the rounding of their sum would show in the probabilities.
+/// The facts of a row's softmax that the backward needs. Kept apart rather than as one log-sum-exp: with scores of some
+/// thousands the rounding of their sum would show in the probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowSoftmax {
@@ -93,8 +93,8 @@ pub struct RowSoftmax {
     pub inverse_sum: f32,
 }
 
-/// Writes the attended values to `out` `[queries, heads * width]` and what the backward needs to `softmax`
-/// `[heads, queries]`. A row that sees no key is zero.
+/// Writes the attended values to `out` `[queries, heads * width]`, and the facts for the backward to `softmax` `[heads,
+/// queries]`. A row that sees no key is zero.
 pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;
@@ -136,7 +136,7 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
     );
 }
 
-/// What [`forward`] read and wrote, and the cotangent of its output.
+/// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
     /// Queries.
@@ -221,7 +221,7 @@ fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
 struct Scratch {
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
-    /// Of what bounds the scores.
+    /// Slope of the scores' bound.
     slopes: Vec<f32>,
 }
 

@@ -14,7 +14,7 @@ const STRETCH: usize = 256;
 /// The smallest norm that is divided by.
 const SMALLEST: f32 = 1e-12;
 
-/// What follows the norm.
+/// The function after the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// Nothing.
@@ -183,7 +183,7 @@ fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32
 }
 
 vectorised! {
-    /// From `sum(x d_hat)` to what multiplies `x` in its gradient: `sum * factor^3 / C`, 0 where the norm was clamped.
+    /// From `sum(x d_hat)` to the factor of `x` in its gradient: `sum * factor^3 / C`, 0 where the norm was clamped.
     fn radial(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) = radial_body
 }
 

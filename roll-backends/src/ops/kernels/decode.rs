@@ -1,5 +1,5 @@
-//! Attention of one query a sequence over keys that lie in two places: those of its prompt, and those of what was written
-//! since.
+//! Attention of one query a sequence over keys that lie in two places: those of its prompt, and those of the tokens
+//! written since.
 
 use std::ops::Range;
 
@@ -27,14 +27,14 @@ pub struct Shape {
     pub sharing: usize,
     /// Numbers per head.
     pub width: usize,
-    /// What products of queries and keys are multiplied by.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
     /// Scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
 }
 
-/// Attention of row i of `q` over the rows `places[i]` of `prompts` and of `tails`, in this order. What a row gets does not
-/// depend on the others, to the bit.
+/// Attention of row i of `q` over the rows `places[i]` of `prompts` and of `tails`, in this order. A row's result does
+/// not depend on the others, to the bit.
 pub fn attend(
     shape: Shape,
     q: &[f32],
@@ -104,7 +104,7 @@ fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
     }
 }
 
-/// Queries and keys that share what is in registers.
+/// Queries and keys that share registers.
 const QUERIES: usize = 3;
 const KEYS: usize = 4;
 

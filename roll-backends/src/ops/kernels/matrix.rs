@@ -131,8 +131,8 @@ impl<'a> ViewMut<'a> {
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
-    /// `factor * a b`, added to what is there if `accumulate`.
-    /// `threads` says whether the product itself may run on several threads.
+    /// `factor * a b`, added to the old values if `accumulate`. `threads` says whether the product itself may run on
+    /// several threads.
     pub fn product(&mut self, a: View, b: View, factor: f32, accumulate: bool, threads: Threads) {
         assert!(
             a.columns == b.rows && a.rows == self.rows && b.columns == self.columns,
@@ -153,7 +153,7 @@ impl<'a> ViewMut<'a> {
             Threads::All => gemm::Parallelism::Rayon(0),
         };
         // SAFETY: the sizes fit each other and both operands lie in their slices (asserted above), `self` covers
-        // exclusively what is written, and with `read_dst` off nothing uninitialised is read.
+        // exclusively the result, and with `read_dst` off nothing uninitialised is read.
         unsafe {
             gemm::gemm(
                 self.rows,

@@ -1,5 +1,5 @@
-//! Products with a bf16 matrix, which is widened in pieces that stay in the cache, in the order in which they are read: the
-//! whole is never there in f32. A library that takes f32 matrices would arrange what was widened once more.
+//! Products with a bf16 matrix, which is widened in pieces that stay in the cache, in the order in which they are read:
+//! the whole is never there in f32. A library that takes f32 matrices would arrange the widened pieces once more.
 //!
 //! Sums are f32, taken in one order whatever the number of rows and threads.
 
@@ -12,9 +12,9 @@ use super::matrix::ViewMut;
 use super::simd::{MulAdd, vectorised};
 use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
-/// Columns of the result that a task takes at a time. What it widens for them, [`DEEP`] steps, is 144 KiB.
+/// Columns of the result that a task takes at a time. The numbers widened for them, [`DEEP`] steps, are 144 KiB.
 const WIDE: usize = 128;
-/// Rows of the result that are computed before others: what they take of the left operand is copied.
+/// Rows of the result that are computed before others: their part of the left operand is copied.
 const TOGETHER: usize = 256 * ROWS;
 /// Blocks of rows that meet a panel of columns while it is in the first cache: 108 KiB of the left operand.
 const GROUP: usize = 16;
@@ -127,7 +127,7 @@ fn widened(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// What a task needs: what it widened, and its sums: panel, block of rows, row, column.
+/// Memory of a task: widened numbers, and sums by panel, block of rows, row and column.
 #[derive(Default)]
 struct Scratch {
     right: Vec<f32>,
@@ -237,15 +237,7 @@ fn turn_wide(from: &[bf16], apart: usize, steps: usize, out: &mut [f32]) -> usiz
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    fn noise(count: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed | 1;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
+    use crate::ops::test_noise::noise;
 
     /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do.
     const SIZES: [[usize; 3]; 7] =

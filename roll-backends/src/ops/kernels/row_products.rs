@@ -1,9 +1,9 @@
 //! `x W^T` as products of rows with rows, of weights as they are stored.
 //!
-//! Both operands lie along the inputs, so nothing is packed: three rows of x and four of W share what is in registers.
-//! What is not f32 is widened a few rows at a time, into memory that stays in the cache. Every sum is taken in one order
-//! (eight lanes over the inputs, then the lanes), whatever the number of rows and threads: what a row of x gets does not
-//! depend on the others, to the bit.
+//! Both operands lie along the inputs, so nothing is packed: three rows of x and four of W share registers. Other
+//! numbers than f32 are widened a few rows at a time, into memory that stays in the cache. Every sum is taken in one
+//! order (eight lanes over the inputs, then the lanes), whatever the number of rows and threads: the result of a row
+//! does not depend on the others, to the bit.
 
 use std::ops::Range;
 
@@ -121,7 +121,7 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
 /// The columns of the result that some rows of the weight give.
 fn stripe(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
     let rows = out.rows();
-    // So many rows of x stay in the cache while all of the weight passes by.
+    // Rows of x that stay in the cache while all of the weight passes by.
     let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
         let whole = bias.len() / LANES * LANES;
@@ -186,7 +186,7 @@ pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [
     }
 }
 
-/// In vector registers by name: the compiler does not keep so many sums in them by itself.
+/// In vector registers by name: by itself the compiler keeps fewer sums there.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
@@ -273,15 +273,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::blocks::BlockType;
-
-    fn noise(count: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed | 1;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
+    use crate::ops::test_noise::noise;
 
     /// Blocks with small scales.
     fn blocks(kind: BlockType, shape: [usize; 2]) -> BlockMatrix {

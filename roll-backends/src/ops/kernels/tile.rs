@@ -9,7 +9,7 @@ pub const ROWS: usize = 6;
 pub const COLUMNS: usize = 16;
 /// Numbers of a tile.
 pub const SUMS: usize = ROWS * COLUMNS;
-/// Products of one sum between two visits to memory: what they read on the right (18 KiB) stays in the first cache.
+/// Products of one sum between two visits to memory: their right operand (18 KiB) stays in the first cache.
 pub const DEEP: usize = 288;
 
 /// Adds to the sums, or sets them, the product of `left` `[ROWS, steps]`, which lies step by step, and `right`
@@ -26,7 +26,7 @@ pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool
     plain::<simd::Separate>(left, right, sums, add);
 }
 
-/// In vector registers by name: the compiler does not keep so many sums in them by itself.
+/// In vector registers by name: by itself the compiler keeps fewer sums there.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {

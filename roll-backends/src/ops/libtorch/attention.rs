@@ -83,10 +83,10 @@ impl AttentionKernel for LibTorch {
 /// The kernel that computes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
-    /// ATen's flash kernel for the CPU, whose backward takes what its forward kept.
+    /// ATen's flash kernel for the CPU, whose backward takes the memory of its forward.
     Flash,
-    /// What ATen chooses among its fused kernels for the device. The bindings have no forward of these that gives what their
-    /// backward takes, so a recorded call is one that ATen records: see [`Graph`].
+    /// ATen's choice among its fused kernels for the device. The bindings have no forward of these that gives what
+    /// their backward takes, so a recorded call is one that ATen records: see [`Graph`].
     Fused,
     /// Blocks of our own: where ATen's causal mask is not ours (it aligns the first query with the first key), with a window
     /// or a bound of the scores, and where there is nothing to compute.
@@ -105,8 +105,8 @@ impl Path {
     }
 }
 
-/// A call that ATen recorded, with what its kernel kept for the backward: the pull computes nothing of the forward again.
-/// ATen frees what it kept in the pull, and everything goes with the graph.
+/// A call that ATen recorded, with the memory of its kernel for the backward: the pull computes nothing of the forward
+/// again. ATen frees what it kept in the pull, and everything goes with the graph.
 struct Graph {
     /// q, k and v, `[1, heads, rows, d]`. Those whose gradients may be wanted require them.
     leaves: [Tensor; 3],

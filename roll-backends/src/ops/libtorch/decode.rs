@@ -17,7 +17,7 @@ impl DecodeKernel for LibTorch {
         };
         let places: Vec<i64> = places.iter().map(|place| *place as i64).collect();
         let places = Tensor::from_slice(&places).to_device(into.tensor.device());
-        // A view: what is written there is written into `into`.
+        // A view: writes there are writes into `into`.
         let mut flat = into.tensor.view([slots * capacity, *width]);
         let _ = flat.index_copy_(0, &places, &rows.tensor);
         into

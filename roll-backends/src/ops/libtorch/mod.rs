@@ -28,8 +28,8 @@ fn fresh(tensor: Tensor) -> TchTensor {
     TchTensor::new(tensor)
 }
 
-/// The gradients of some of `inputs`, by ATen's own derivative of `f`, which is run once more: for what has a fused
-/// backward that cannot be called by itself. A gradient that `f` does not depend on is zero.
+/// The gradients of some of `inputs`, by ATen's own derivative of `f`, which is run once more: for operators whose
+/// fused backward cannot be called by itself. A gradient that `f` does not depend on is zero.
 fn pull_through<const N: usize>(
     inputs: [&Tensor; N],
     wanted: [bool; N],

@@ -2,12 +2,13 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{BF16, Exact, angles, assert_near, bf16_devices, download, narrowed, noise};
+use super::rope::angles;
+use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
 use crate::ops::{attention, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed};
 
 /// Runs `f` on `device` with the operands of `inputs` in f32, and as bf16 those that `narrow` names; checks that result
-/// and gradients of the second have the dtypes of what they belong to, and that they are those of the first to the
-/// rounding of bf16. The operands are numbers of bf16, so that nothing is lost before `f`.
+/// and gradients of the second have the right dtypes, and that they are those of the first to the rounding of bf16. The
+/// operands are numbers of bf16, so that nothing is lost before `f`.
 fn check(what: &str, inputs: &[Exact], narrow: &[usize], result: DType, f: impl Fn(&[Tensor<2>], DType) -> Tensor<2>) {
     let inputs: Vec<Exact> = inputs.iter().map(narrowed).collect();
     let run = |device: &Device, wide: bool| {

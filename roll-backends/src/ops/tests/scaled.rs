@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::{BF16, Exact, assert_near, bf16_devices, devices, download, narrowed, noise, product_in_f64};
+use super::linear::product_in_f64;
+use super::{BF16, Exact, assert_near, bf16_devices, devices, download, narrowed, noise};
 use crate::ops::{linear_scaled, seed};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
@@ -55,7 +56,7 @@ fn products_with_eight_bits_and_their_gradients_match_f64() {
             assert_near("d bias", &download(shift.grad_remove(&mut found).unwrap()), &d_bias, 1e-5);
         };
         with_u8(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
-        // The codes are exact in bf16; what is rounded is the cotangent times the scales.
+        // The codes are exact in bf16; the cotangent times the scales is rounded.
         let (x, g) = (narrowed(&x), narrowed(&g));
         with_u8(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
     }

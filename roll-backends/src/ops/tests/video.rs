@@ -3,7 +3,10 @@
 //! The cotangent is zero outside a few rows. Their probabilities alone then make all gradients, in f64 within a second,
 //! while the kernel passes over every row.
 
-use super::*;
+use burn::tensor::{DType, Device};
+
+use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
+use crate::ops::{AttentionOptions, attention_with, seed};
 
 const HEADS: usize = 2;
 const WIDTH: usize = 128;

@@ -45,7 +45,7 @@ impl Draws {
 fn rounded(value: f32, draw: u32) -> bf16 {
     let bits = value.to_bits();
     let up = bits.wrapping_add(draw);
-    // A finite value does not become infinite, and infinity stays what it is.
+    // A finite value does not become infinite, and infinity stays infinite.
     let kept = if up & 0x7f80_0000 == 0x7f80_0000 { bits } else { up };
     bf16::from_bits((kept >> 16) as u16)
 }

@@ -151,7 +151,7 @@ impl ZeroOptions {
         }
     }
 
-    /// What is divided, for a plan.
+    /// The divided parts, for a plan.
     pub(super) fn division(&self) -> Division {
         Division {
             all_ranks: true,

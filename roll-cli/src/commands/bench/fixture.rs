@@ -1,4 +1,4 @@
-//! The networks of a preset with random weights, made on the device, and what a step takes.
+//! The networks of a preset with random weights, made on the device, and the inputs of a step.
 
 use std::sync::Arc;
 

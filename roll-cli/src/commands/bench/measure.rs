@@ -18,7 +18,7 @@ use super::step;
 /// One phase of a step.
 #[derive(Clone, Debug)]
 pub struct Phase {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
     /// Of one pass, the median.
     pub seconds: f64,
@@ -41,7 +41,7 @@ impl Phase {
     }
 }
 
-/// What a step takes.
+/// Time and memory of a step.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// In the order of a step.
@@ -201,7 +201,7 @@ pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
     phases_of(&passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
 }
 
-/// What was measured so far.
+/// Measurements so far.
 pub struct Seen<'a> {
     /// Of each phase, unless steps are measured whole.
     meter: Option<&'a Meter>,

@@ -3,12 +3,12 @@
 use burn::tensor::Device;
 use roll_backends::device::{is_gpu, memory};
 
-/// Reads the peak of what a phase holds.
+/// Reads the peak memory of a phase.
 pub enum Meter {
     /// Of this process, in host memory: the kernel's high-water mark.
     Host,
-    /// Of GPU memory, as NVIDIA's driver counts it, less what was in use before. Both allocators keep what they once took, so
-    /// what is in use after a phase is its peak, or that of a phase before it.
+    /// Of GPU memory, as NVIDIA's driver counts it, less the memory in use before. Both allocators keep all memory that
+    /// they once took, so use after a phase is its peak, or that of a phase before it.
     Gpu { number: usize, before: u64 },
 }
 
@@ -39,7 +39,7 @@ impl Meter {
         }
     }
 
-    /// What is counted.
+    /// The kind of memory that is counted.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Host => "host",

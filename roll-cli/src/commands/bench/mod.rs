@@ -1,8 +1,8 @@
 //! `roll bench`: how fast this machine makes a step of an algorithm with a model of a given size, phase by phase.
 //!
-//! Networks have the preset's shapes and random weights, so nothing is downloaded. What the phases sum up to is the
-//! step that a run would make, and `--whole-step` makes it; what they are measured against is the fastest product of
-//! matrices of the same run.
+//! Networks have the preset's shapes and random weights, so nothing is downloaded. The phases sum up to the step that a
+//! run would make, and `--whole-step` makes it; they are measured against the fastest product of matrices of the same
+//! run.
 
 mod fixture;
 mod measure;
@@ -31,7 +31,7 @@ pub fn bench(args: Bench) -> Result<()> {
         println!("{request}");
         return Ok(());
     }
-    // Opening a device takes none of its memory, and says what is missing before anything takes minutes.
+    // Opening a device takes none of its memory, and tells a missing part before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;
     // Begins to count before anyone works there: whatever this process takes is its own.
     let meter = Meter::new(&device, &args.backend);

@@ -1,4 +1,4 @@
-//! What is measured: networks, video, dtype.
+//! The measured networks, video and dtype.
 
 use burn::tensor::DType;
 use roll_core::plan::Passes;
@@ -13,7 +13,7 @@ use crate::args::Bench;
 /// Of the LoRA.
 pub const RANK: usize = 32;
 
-/// What is measured.
+/// The subject of a measurement.
 #[derive(Clone, Debug)]
 pub struct Preset {
     /// As it is called on the command line.
@@ -22,9 +22,9 @@ pub struct Preset {
     pub networks: Networks,
     /// Blocks of the whole network.
     pub all_layers: usize,
-    /// What weights are stored in and products taken in.
+    /// Dtype of stored weights and of products.
     pub dtype: DType,
-    /// What the VAE's decoder computes in.
+    /// Dtype of the VAE's decoder.
     pub vae_dtype: DType,
     /// Caches that the decoder's pull keeps; `None` leaves it to the device.
     pub vae_checkpoints: Option<usize>,
@@ -42,18 +42,18 @@ pub struct Preset {
     pub weights_on_host: bool,
     /// Whether steps are made whole, with all their recorded passes at once.
     pub whole_step: bool,
-    /// How often a step passes through the model, and what else it does.
+    /// How often a step passes through the model, and its other work.
     pub passes: Passes,
 }
 
-/// Presets of published models, and what `roll plan` calls those.
+/// Presets of published models, and their names in `roll plan`.
 pub const PUBLISHED: [(&str, &str); 3] =
     [("1.3b", "wan2_1-t2v-1_3b"), ("ti2v-5b", "wan2_2-ti2v-5b"), ("a14b", "wan2_2-i2v-a14b")];
 
 const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
 
 impl Preset {
-    /// What the arguments ask for.
+    /// As the arguments ask.
     pub fn of(args: &Bench) -> Result<Self> {
         let asked = PUBLISHED
             .iter()
@@ -125,7 +125,7 @@ impl Preset {
         }
     }
 
-    /// What is trained.
+    /// The trained part.
     pub fn trainable(&self) -> Trainable {
         let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
         Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }

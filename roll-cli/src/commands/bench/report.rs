@@ -11,11 +11,11 @@ use crate::commands::plan::passes_in_words;
 
 /// All that was found.
 pub struct Found {
-    /// What a step takes.
+    /// Time and memory of a step.
     pub measured: Measured,
     /// Operations a second of the fastest product of matrices.
     pub ceiling: f64,
-    /// What PyTorch needs.
+    /// PyTorch's time and memory.
     pub theirs: Option<Theirs>,
 }
 

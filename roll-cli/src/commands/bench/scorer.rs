@@ -1,11 +1,11 @@
-//! A reward of random weights that costs about what a small face embedder does: a few strided convolutions over the
+//! A reward of random weights that costs about as much as a small face embedder: a few strided convolutions over the
 //! middle of every frame.
 
 use burn::tensor::{Device, Distribution, Tensor as Burn, module::conv2d, ops::ConvOptions};
 use roll_backends::{NdTensor, Tape, host, ops, vjp};
 use roll_core::{Error, Pullback, Result, Tensor};
 
-/// Side of what is looked at, at most: that of a face embedder.
+/// Side of the square that is looked at, at most: that of a face embedder.
 pub const SIDE: usize = 112;
 /// Channels after each convolution.
 pub const WIDTHS: [usize; 5] = [3, 64, 128, 256, 512];

@@ -1,4 +1,4 @@
-//! What is timed: each phase of a step once, or steps as training makes them.
+//! The timed work: each phase of a step once, or steps as training makes them.
 
 use roll_core::{Adapter, DiffusionModel, Error, Grad, Pullback, Result, Strategy, Tensor};
 
@@ -26,7 +26,7 @@ pub fn by_phases(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) ->
 }
 
 /// One step as Reward-FL makes it: every pass that is pulled back is recorded before the first pull. Nothing is
-/// encoded: `data.cache_dir` keeps what once was.
+/// encoded: `data.cache_dir` keeps encodings.
 pub fn whole(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<()> {
     let passes = &preset.passes;
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;

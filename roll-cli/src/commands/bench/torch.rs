@@ -17,10 +17,10 @@ use super::preset::{Preset, RANK};
 use super::scorer::{SIDE, WIDTHS};
 use crate::args::{Bench, TorchAttention};
 
-/// What runs there; part of the binary, so that it needs no checkout.
+/// The script; part of the binary, so that it needs no checkout.
 const SCRIPT: &str = include_str!("../../../../bench/torch_reference.py");
 
-/// What PyTorch needs, and how it was made to work.
+/// PyTorch's time and memory, and its settings.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Theirs {
     /// By the name of the phase.
@@ -38,7 +38,7 @@ pub struct Theirs {
     attention: String,
     offload: bool,
     threads: usize,
-    /// What was measured, as in the request.
+    /// The measured shapes, as in the request.
     of: String,
 }
 
@@ -64,14 +64,14 @@ pub struct TheirMemory {
 }
 
 impl TheirMemory {
-    /// What compares with ours: both by the driver, if it says something.
+    /// The memory to compare with ours: both by the driver, if it says something.
     pub fn peak(&self) -> Option<u64> {
         self.driver_bytes.or(self.reserved_bytes)
     }
 }
 
 impl Theirs {
-    /// Reads the last line of what the script answered to `request`.
+    /// Reads the last line of the script's answer to `request`.
     fn parse(request: &Request, output: &str) -> std::result::Result<Self, String> {
         let line = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let theirs: Self = serde_json::from_str(line).map_err(|e| format!("it answered `{line}`: {e}"))?;
@@ -81,7 +81,7 @@ impl Theirs {
         }
     }
 
-    /// What was compared.
+    /// The setting of the comparison, in words.
     pub fn about(&self) -> String {
         let Self { version, device, dtype, activations, attention, threads, .. } = self;
         let offload = if self.offload { ", recorded tensors in pinned host memory" } else { "" };
@@ -93,12 +93,12 @@ impl Theirs {
     }
 }
 
-/// What the script is asked for.
+/// A request to the script.
 #[derive(Clone, Debug)]
 pub struct Request(Value);
 
 impl Request {
-    /// The shapes of `preset`, on the device that is PyTorch's for the backend: what it calls `cuda`, or the CPU.
+    /// The shapes of `preset`, on PyTorch's device for the backend: its `cuda`, or the CPU.
     pub fn new(args: &Bench, preset: &Preset) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
         let shapes = |weights: Vec<(String, Vec<usize>)>| weights.into_iter().collect::<BTreeMap<_, _>>();
@@ -190,7 +190,7 @@ pub fn measure(request: &Request) -> Result<Theirs> {
     Theirs::parse(request, &String::from_utf8_lossy(&output.stdout)).map_err(failed)
 }
 
-/// Reads what PyTorch answered before.
+/// Reads an earlier answer of PyTorch.
 pub fn read(request: &Request, file: &Path) -> Result<Theirs> {
     let text = std::fs::read_to_string(file).map_err(Error::file("read", file))?;
     Theirs::parse(request, &text).map_err(|problem| Error::config("--theirs", format!("{}: {problem}", file.display())))

@@ -1,4 +1,4 @@
-//! What a run would train on.
+//! The data that a run would train on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::configuration::build_context;
 
 /// At most this many clips of a data set are looked at.
 const CLIPS: usize = 2000;
-/// At most this many of what is wrong are named.
+/// At most this many faults are named.
 const NAMED: usize = 3;
 /// At most this many sizes are named.
 const SIZES: usize = 4;
 
-/// What the rest of the checks go by.
+/// Facts for the rest of the checks.
 #[derive(Debug, Default)]
 pub struct Data {
     /// Height and width of the largest shape that is trained on.

@@ -1,4 +1,4 @@
-//! What was found, section by section.
+//! Findings, section by section.
 
 use roll_core::{Error, Result};
 use roll_train::progress::counted;
@@ -14,7 +14,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// What follows is about this.
+    /// The next findings are about this.
     pub fn section(&mut self, name: &'static str) {
         self.section = name;
     }
@@ -51,7 +51,7 @@ impl Findings {
         }
     }
 
-    /// Says what follows from it.
+    /// Says what to conclude.
     pub fn end(self) -> Result<()> {
         match self.problems {
             0 => {

@@ -1,4 +1,5 @@
-//! `roll check`: what a run needs, looked at before it is paid for. Headers are read, no weights, and nothing is written.
+//! `roll check`: the needs of a run, looked at before it is paid for. Headers are read, no weights, and nothing is
+//! written.
 
 mod data;
 mod findings;
@@ -14,9 +15,9 @@ use super::plan::{Machine, cluster, estimate, machine, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
 
-/// Prints what is found; fails when the run would fail.
+/// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
-    // What the arguments say wrongly is no problem of the run.
+    // A mistake in the arguments is no problem of the run.
     cluster(&args.machine)?;
     let mut run = args.run;
     if let Some(dir) = &run.resume {
@@ -95,7 +96,7 @@ fn on_the_host(config: &roll_train::config::RunConfig) -> bool {
     ["flex", "libtorch"].contains(&config.backend.as_str())
 }
 
-/// What is there of the model's files; `None` when opening them would fail.
+/// The model's files that are there; `None` when opening them would fail.
 fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked());

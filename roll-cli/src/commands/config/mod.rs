@@ -11,7 +11,7 @@ pub use reference::print_section;
 use crate::args::{Config, ReferenceFormat};
 use crate::configuration::Configuration;
 
-/// Does what was asked.
+/// Runs the command.
 pub fn config(args: Config) -> Result<()> {
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let configuration = Configuration::read(&args.config, steps.as_slice())?;

@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
     fn map(&mut self, place: &Place<'_>, map: &Map<String, Json>) {
         let mut entries: Vec<_> = map.iter().collect();
         if place.component.is_some() {
-            // What was said comes first in the tree; here every key stands where its component has it.
+            // In the tree the keys that were given come first; here every key stands where its component has it.
             entries.sort_by_key(|(name, _)| (*name != "name", self.rank(place, name)));
         }
         for (name, value) in entries {
@@ -136,7 +136,7 @@ impl<'a> Writer<'a> {
         section.and_then(|s| s.keys.iter().position(of)).unwrap_or(usize::MAX)
     }
 
-    /// What is known of a key: of a component's option by the component, of others by the sections.
+    /// The documentation of a key: of a component's option from the component, of others from the sections.
     fn key(&self, place: &Place<'_>, key: &str) -> Option<&'a Key> {
         let sections: &'a [Section] = self.sections;
         let of_component = place.component.and_then(|(kind, name, at)| {

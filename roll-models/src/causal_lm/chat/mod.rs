@@ -114,7 +114,7 @@ impl ChatTemplate {
         template.map(Some).map_err(|problem| Error::bad_file(place, problem))
     }
 
-    /// A template from its source; the error says what is wrong with it.
+    /// A template from its source; the error says why it is none.
     pub fn new(source: String, bos: String, eos: String) -> std::result::Result<Self, String> {
         if source.len() > MAX_SOURCE {
             return Err(format!("the chat template has {} bytes, more than {MAX_SOURCE}", source.len()));

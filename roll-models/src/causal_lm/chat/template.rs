@@ -23,7 +23,7 @@ pub(super) struct Source {
     pub eos: String,
 }
 
-/// What is to be rendered.
+/// The conversation to render.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Conversation<'a> {
     pub messages: Cow<'a, [Message]>,
@@ -85,7 +85,7 @@ fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value,
         Some(indent) => Some(indent),
         None => options.get::<Option<usize>>("indent")?,
     };
-    // What it is asked for beside that is what it does.
+    // The filter does this in any case.
     let _ = options.get::<Option<bool>>("ensure_ascii")?;
     options.assert_all_used()?;
     let mut out = Vec::new();

@@ -19,7 +19,7 @@ use super::template::{Conversation, Source, Template};
 /// The argument of the program that is to call [`serve`].
 pub const WORKER: &str = "template-worker";
 
-/// What the process may take beside what the program takes by itself.
+/// Memory of the process beyond that of the program itself.
 const MEMORY: u64 = 512 << 20;
 /// Of this the stack: templates nest a few levels.
 const STACK: usize = 64 << 20;
@@ -32,7 +32,7 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 
 type Answer<T> = Result<T, String>;
 
-/// Answers on the standard output what comes on the standard input, until it ends: all that a process with the argument
+/// Answers requests on the standard input on the standard output, until it ends: all that a process with the argument
 /// [`WORKER`] does. Ends with the code of an error where it cannot.
 pub fn serve() -> std::process::ExitCode {
     let (lines, asked) = sync_channel::<String>(1);
@@ -52,7 +52,7 @@ pub fn serve() -> std::process::ExitCode {
             _ => break,
         }
     }
-    // Whoever asked is gone, and waits for nothing that is still being rendered.
+    // The caller is gone, and waits for no text that is still being rendered.
     std::process::ExitCode::SUCCESS
 }
 
@@ -124,7 +124,7 @@ struct Running {
 impl Running {
     fn start(program: &Path) -> Answer<Self> {
         let mut command = Command::new(program);
-        // What the system says of its end is no news for the user.
+        // The system's message about its end is no news for the user.
         command.arg(WORKER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let failed = |e| format!("the process that renders it cannot be started: {e}");
         let mut group = ChildGroup::spawn(&mut command).map_err(failed)?;

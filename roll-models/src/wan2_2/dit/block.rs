@@ -13,7 +13,7 @@ use super::embed::EPS;
 /// Sees the inner values of a pass by name; tests compare them.
 pub type Probe = Arc<dyn Fn(&str, &Tensor<2>) + Send + Sync>;
 
-/// What all segments of one forward pass have in common.
+/// Shared by all segments of one forward pass.
 pub struct Pass {
     /// Shape of the network.
     pub config: DitConfig,
@@ -25,10 +25,10 @@ pub struct Pass {
     pub full: bool,
     /// alpha / rank.
     pub lora_scale: f64,
-    /// What products of the blocks are taken in: see [`Scope::products`].
+    /// Dtype of the blocks' products: see [`Scope::products`].
     pub products: DType,
-    /// What the operators of a block hand on to one another: f32, or bf16. What is added to the residual stream, and the
-    /// stream itself, whose sums would lose what is small beside it, are f32 either way.
+    /// Dtype of values between the operators of a block: f32, or bf16. Additions to the residual stream and the stream
+    /// itself, whose sums would lose small ones, are f32 either way.
     pub activations: DType,
     /// Rotary tables, `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),

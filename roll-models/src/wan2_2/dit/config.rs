@@ -12,7 +12,7 @@ const OFFICIAL_HEAD_DIM: usize = 128;
 pub struct DitConfig {
     /// Width of the residual stream.
     pub dim: usize,
-    /// Channels of the input: latents, and what is concatenated to them.
+    /// Channels of the input: latents, and those concatenated to them.
     pub in_channels: usize,
     /// Channels of the latents and of the velocity.
     pub out_channels: usize,
@@ -46,8 +46,8 @@ impl DitConfig {
 
     /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
     ///
-    /// `heads` is what the checkpoint's `config.json` or the user says; without it the heads are 128 wide, as in
-    /// every published model.
+    /// `heads` comes from the checkpoint's `config.json` or the user; without it the heads are 128 wide, as in every
+    /// published model.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
         let shape = |key: &str, rank: usize| -> Result<&Vec<usize>> {
             let found = shapes.get(key).ok_or_else(|| missing(key))?;

@@ -54,7 +54,7 @@ pub struct Dit {
     token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
-    /// What was asked for; otherwise what the device takes.
+    /// Set by the user; otherwise the device's.
     activations: Option<DType>,
     memory: Memory,
     probe: Option<Probe>,
@@ -107,20 +107,20 @@ impl Dit {
         }
     }
 
-    /// Chooses what the pullback keeps.
+    /// Chooses the memory of the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Chooses what products are taken in: f32 (the default), or bf16 with sums in f32.
+    /// Chooses the dtype of products: f32 (the default), or bf16 with sums in f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
     }
 
-    /// Chooses what the operators of a block hand on to one another, f32 or bf16; [`roll_backends::activation_dtype`] for
-    /// device and products unless chosen. The residual stream and what modulates it are f32.
+    /// Chooses the dtype of values between the operators of a block, f32 or bf16; [`roll_backends::activation_dtype`]
+    /// for device and products unless chosen. The residual stream and its modulation are f32.
     pub fn with_activations(mut self, activations: DType) -> Self {
         self.activations = Some(activations);
         self

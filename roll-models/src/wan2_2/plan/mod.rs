@@ -1,9 +1,9 @@
 //! The needs of a run with a reward, before it is started: memory by item, and time by phase.
 //!
-//! Weights, gradients and optimizer state are counted exactly, from the shapes. What a step holds beyond them is a
+//! Weights, gradients and optimizer state are counted exactly, from the shapes. The rest of a step's memory is a
 //! formula whose factors were measured on the CPU in f32, where everything is f32 whatever the weights are stored as.
-//! What is left to the device's memory (dtype, tiles, the idle expert) is chosen by the functions that the model itself
-//! chooses by.
+//! Choices that depend on the device's memory (dtype, tiles, the idle expert) are made by the functions that the model
+//! itself uses.
 
 mod memory;
 mod needs;
@@ -34,7 +34,7 @@ pub struct Networks {
     pub dit: DitConfig,
     /// Transformers.
     pub experts: usize,
-    /// What the files of the transformer have.
+    /// Dtype in the files of the transformer.
     pub stored: DType,
     /// They have the matrices of its blocks in eight bits.
     pub eight_bits: bool,
@@ -78,7 +78,7 @@ pub enum Tiles {
     Fitting(Fitting),
 }
 
-/// What is on a device, and in what.
+/// Parts on a device, and their storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OnDevice {
     /// Bytes of the memory of a GPU; `None` where the device is the CPU.
@@ -104,7 +104,7 @@ pub struct Division {
     pub placement: Placement,
     /// Ranks.
     pub ranks: usize,
-    /// What is trained of each trained expert.
+    /// The trained part of each trained expert.
     pub trainable: Trainable,
     /// Trained experts.
     pub trained_experts: usize,
@@ -116,7 +116,7 @@ pub struct Division {
     pub overlap_comm: bool,
 }
 
-/// What was asked for, in full.
+/// A request, in full.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The networks.
@@ -129,7 +129,7 @@ pub struct Plan {
     pub storage: OnDevice,
 }
 
-/// CUDA's context, what an allocator cannot use, and the networks of rewards.
+/// CUDA's context, memory that an allocator cannot use, and the networks of rewards.
 const RESERVE: usize = 2_000_000_000;
 /// Trained steps that tiles are chosen for: those of the default trajectory.
 const TRAINED_STEPS: usize = 4;

@@ -17,13 +17,13 @@ pub(super) struct CausalChain {
     pub layers: Vec<Layer>,
     pub statistics: Statistics,
     pub store: Arc<dyn WeightStore>,
-    /// What its layers compute in, but for those that stay in f32 ([`Layer::dtype`]).
+    /// Dtype of its layers, but for those that stay in f32 ([`Layer::dtype`]).
     pub dtype: DType,
     /// Where the channels of a chunk lie in memory.
     pub layout: Layout,
 }
 
-/// What a chunk needs of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
+/// Memory of a chunk of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
 /// share them.
 #[derive(Clone, Debug)]
 pub(super) struct State {
@@ -203,7 +203,7 @@ impl CausalChain {
         Ok((x, before))
     }
 
-    /// Convolutions are linear in what they see: nothing of them is run again, and nothing recorded.
+    /// Convolutions are linear in their input: nothing of them is run again, and nothing recorded.
     fn pull_linear(
         &self,
         layer: &Layer,

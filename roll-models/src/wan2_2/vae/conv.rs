@@ -1,4 +1,4 @@
-//! The one place where this network convolves. Kernel and bias are f32, and rounded to the dtype of what they meet.
+//! The one place where this network convolves. Kernel and bias are f32, and rounded to the dtype of the input.
 
 use burn::tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;

@@ -12,7 +12,7 @@ const PIXEL_FRAME_BYTES: usize = 478;
 /// Width that these were measured at.
 const MEASURED_WIDTH: usize = 96;
 
-/// What is tried, after the whole: larger tiles blend at fewer borders. The last is what the reference uses.
+/// Tilings that are tried, after the whole: larger tiles blend at fewer borders. The last is the reference's.
 const TILES: [Tiling; 2] = [Tiling { size: [64, 64], stride: [48, 48] }, Tiling { size: [34, 34], stride: [18, 16] }];
 
 /// Memory that the decoder and its pull may take.
@@ -35,9 +35,9 @@ impl Fitting {
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
 
-    /// As many checkpoints as fit in half of what the decoder and its pull leave, in this tiling and with `each` bytes for
-    /// a number: at least those that [`decoder_bytes`] counts already, and no more than there are chunks. The other half
-    /// is for what nobody counts.
+    /// As many checkpoints as fit in half of the memory that the decoder and its pull leave, in this tiling and with
+    /// `each` bytes for a number: at least those that [`decoder_bytes`] counts already, and no more than there are
+    /// chunks. The other half is for memory that nobody counts.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(tiling(30, 0), Some(TILES[0]));
         assert_eq!(tiling(20, 0), Some(TILES[1]));
         assert_eq!(tiling(1, 0), Some(TILES[1]));
-        // What the trajectory holds counts: 131,040 latent pixels.
+        // The trajectory's memory counts: 131,040 latent pixels.
         assert_eq!(tiling(60, 250_000), Some(TILES[0]));
     }
 

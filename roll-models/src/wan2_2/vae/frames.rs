@@ -9,7 +9,7 @@ use roll_core::{Error, Result, Tensor};
 
 use super::volume::{Volume, Window};
 
-/// Bytes of chunks that are copied together: what comes next is prepared while a GPU still works on these.
+/// Bytes of chunks that are copied together: the next ones are prepared while a GPU still works on these.
 const TOGETHER: usize = 1 << 26;
 
 /// How many chunks of `frames` frames are copied together.

@@ -20,7 +20,7 @@ impl Kept {
         Ok(Self::Away { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
     }
 
-    /// Gives up what it takes on the device.
+    /// Gives up its memory on the device.
     pub fn settle(&mut self) -> Result<()> {
         self.each(Offloaded::settle)
     }

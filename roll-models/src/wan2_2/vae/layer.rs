@@ -11,7 +11,7 @@ use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, pa
 /// Frames before a chunk that a causal convolution of three frames looks at.
 pub(super) const CONTEXT: usize = 2;
 
-/// What a layer does. Every layer is causal: what it needs of the frames before its chunk stands in its caches.
+/// The operation of a layer. Every layer is causal: its caches hold its needs of the frames before its chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Pixel-unshuffle by 2.
@@ -34,11 +34,11 @@ pub(super) enum Kind {
     Downsample { channels: usize, temporal: bool },
     /// Remembers its input for the shortcut that closes the block.
     Branch,
-    /// Adds what was remembered, through a 1x1x1 convolution where the channels differ.
+    /// Adds the remembered input, through a 1x1x1 convolution where the channels differ.
     AddResidual { input: usize, output: usize },
-    /// Adds what was remembered, averaged over blocks.
+    /// Adds the remembered input, averaged over blocks.
     AddAverage { input: usize, factors: Factors },
-    /// Adds what was remembered, duplicated into blocks.
+    /// Adds the remembered input, duplicated into blocks.
     AddDuplicate { input: usize, factors: Factors },
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Layer {
     kind: Kind,
 }
 
-/// What a layer sees beside its input.
+/// Operands of a layer beside its input.
 pub(super) struct Surroundings<'a> {
     pub weights: &'a Weights,
     pub statistics: &'a Statistics,
@@ -83,8 +83,8 @@ impl Layer {
         self.kind
     }
 
-    /// What it computes in, in a network of `dtype`. Latents and frames, and attention, whose products are small, stay f32:
-    /// a frame rounded to bf16 would lie up to half a step of eight bits off.
+    /// The dtype that it computes in, in a network of `dtype`. Latents and frames, and attention, whose products are
+    /// small, stay f32: a frame rounded to bf16 would lie up to half a step of eight bits off.
     pub fn dtype(&self, dtype: DType) -> DType {
         match self.kind {
             Kind::FromLatents { .. } | Kind::ToLatents { .. } | Kind::Attention { .. } => DType::F32,
@@ -203,7 +203,7 @@ impl Layer {
         }
     }
 
-    /// What a shortcut adds, given what was remembered.
+    /// The addition of a shortcut, given the remembered input.
     pub fn shortcut(&self, branched: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
         match self.kind {
             Kind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
@@ -414,7 +414,7 @@ fn join(part: &str, last: &str) -> String {
     }
 }
 
-/// Of a kernel `[O, C, kt, kh, kw]`, what the newest frame meets.
+/// The part of a kernel `[O, C, kt, kh, kw]` that meets the newest frame.
 fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
     let frames = kernel.dims()[2];
     kernel.narrow(2, frames - 1, 1)

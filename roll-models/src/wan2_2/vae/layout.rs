@@ -35,7 +35,7 @@ impl Layout {
     pub fn keep(self, frames: Tensor<4>) -> NdTensor {
         let count = frames.dims()[1];
         match self {
-            // Flattening copies what does not lie in order.
+            // Flattening copies a tensor that does not lie in order.
             Self::Outermost => frames.into(),
             Self::Innermost if count > 1 => {
                 let parts = vec![frames.clone().narrow(1, 0, 1), frames.narrow(1, 1, count - 1)];
@@ -45,7 +45,7 @@ impl Layout {
         }
     }
 
-    /// What was kept.
+    /// The kept frames.
     pub fn kept(self, frames: &NdTensor) -> Result<Tensor<4>> {
         match self {
             Self::Outermost => frames.rank(),

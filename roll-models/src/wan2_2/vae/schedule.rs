@@ -8,7 +8,7 @@ use roll_core::Result;
 
 /// Something that can be advanced from a state, and pulled back at one.
 pub trait Reversible {
-    /// What step `k + 1` needs of step `k`. Cloning it must be cheap.
+    /// Results of step `k` for step `k + 1`. Cloning it must be cheap.
     type State: Clone;
     /// A state as it waits for its turn.
     type Kept;

@@ -1,6 +1,6 @@
 //! Mean and standard deviation of each latent channel, as published with the checkpoints.
 
-/// What latents are normalised with: `(latent - mean) / std`, by channel.
+/// Normalisation of latents: `(latent - mean) / std`, by channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentStatistics {
     /// Mean of each channel.

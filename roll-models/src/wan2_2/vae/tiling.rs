@@ -14,7 +14,7 @@ pub struct Tiling {
 }
 
 impl Default for Tiling {
-    /// What the reference uses: 34 x 34 every 18 x 16.
+    /// The reference's: 34 x 34 every 18 x 16.
     fn default() -> Self {
         Self { size: [34, 34], stride: [18, 16] }
     }

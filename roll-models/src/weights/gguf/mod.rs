@@ -1,7 +1,7 @@
 //! GGUF: metadata and (often quantised) tensors of a language model in one file.
 //!
-//! Read here rather than through a crate because what a file says of its own lengths must be bounded by the file, and
-//! an error must name the key or tensor.
+//! Read here rather than through a crate because the lengths that a file claims must be bounded by the file, and an
+//! error must name the key or tensor.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -147,7 +147,7 @@ impl GgufFile {
 
 type Header = (BTreeMap<String, Value>, BTreeMap<String, Place>);
 
-/// Reads numbers and texts one after the other; every length is compared with what is left.
+/// Reads numbers and texts one after the other; every length is compared with the rest of the file.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,

@@ -20,7 +20,7 @@ pub fn is_agentic(from: &Source) -> bool {
     SECTIONS.iter().all(|key| from.get(key).is_some())
 }
 
-/// The same in this project's keys, and what the user should know.
+/// The same in this project's keys, and notes for the user.
 pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
     let (mut to, mut notes) = (Target::new(), Vec::new());
     for (theirs, ours) in SAME {
@@ -44,7 +44,7 @@ pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
     train_strategy(&mut from, &mut to);
     to.put("algo.name", constant(ALGORITHM));
     to.put("model.name", constant(MODEL));
-    // What vLLM reports there, and what the correction compares.
+    // vLLM reports it there, and the correction compares it.
     to.put("algo.infer_log_probs", constant("raw"));
     notes.extend(without_effect(path, &from));
     Ok((to.into_map(), notes))
@@ -69,7 +69,7 @@ fn steps(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
     Ok(())
 }
 
-/// What is trained: adapters where their targets are named, all weights otherwise, as in ROLL.
+/// The trained part: adapters where their targets are named, all weights otherwise, as in ROLL.
 fn model(from: &mut Source, to: &mut Target) {
     let args = "actor_train.model_args";
     match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
@@ -91,7 +91,7 @@ fn model(from: &mut Source, to: &mut Target) {
     }
 }
 
-/// How answers are drawn. What `actor_infer` says holds for training and validation, as in ROLL.
+/// How answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
 fn generation(from: &mut Source, to: &mut Target) {
     let place = |from: &Source, own: &str| {
         let all = "actor_infer.generating_args";

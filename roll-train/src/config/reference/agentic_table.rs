@@ -80,7 +80,7 @@ pub const GENERATION: &[(&str, &str, Option<&str>)] = &[
     ("stop_strings", "algo.stop", None),
 ];
 
-/// What an entry of `custom_envs` says of the agent: (ROLL's, ours).
+/// Keys for the agent in an entry of `custom_envs`: (ROLL's, ours).
 pub const TURNS: &[(&str, &str)] = &[
     ("max_steps", "algo.max_actions_per_traj"),
     ("max_tokens_per_step", "algo.max_tokens_per_step"),
@@ -234,7 +234,7 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("rollout_mock", "episodes are always played"),
 ];
 
-/// Whether `key` is what `pattern` says, or lies below it.
+/// Whether `key` is `pattern`, or lies below it.
 pub fn fits(pattern: &str, key: &str) -> bool {
     let mut key = key.split('.');
     pattern.split('.').all(|part| key.next().is_some_and(|name| part == "*" || part == name))

@@ -30,7 +30,7 @@ pub(super) fn is_reference(map: &Map) -> bool {
     SECTIONS.iter().any(|key| map.contains_key(*key))
 }
 
-/// The mapping of `path` in this project's keys for a job of `ranks` ranks, and what the user should know.
+/// The mapping of `path` in this project's keys for a job of `ranks` ranks, and notes for the user.
 pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec<String>)> {
     let mut from = Source::new(map);
     if agentic::is_agentic(&from) {
@@ -103,7 +103,7 @@ fn carries_lora(from: &mut Source) -> bool {
     }
 }
 
-/// How long a run is and what it leaves.
+/// The length of a run, and its files.
 fn limits(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
     if let Some(value) = from.take("max_steps") {
         to.put("max_steps", value);
@@ -272,7 +272,7 @@ fn devices(value: &Value) -> Option<u64> {
     (count > 0).then_some(count)
 }
 
-/// Origin of what ROLL says without writing it.
+/// Origin of ROLL's unwritten values.
 const ORIGIN: &str = "as in ROLL";
 
 fn constant(value: impl Into<ValueKind>) -> Value {

@@ -1,4 +1,4 @@
-//! The two trees of a translation: ROLL's, which knows what was taken from it, and ours.
+//! The two trees of a translation: ROLL's, which knows the keys taken from it, and ours.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -31,7 +31,7 @@ pub struct Question {
     pub sketches: Vec<Sketch>,
 }
 
-/// What the files of a run say.
+/// The facts in the files of a run.
 #[derive(Serialize)]
 pub struct Answer {
     /// The run's name.

@@ -1,8 +1,8 @@
 //! Attention in blocks of plain products, forward and backward: some heads and some query rows at a time, with one kernel
 //! for everything between two products. It has every mask and bound, f32 and bf16.
 //!
-//! Numbers are those of [`tiled`]: scores and sums are f32, and what enters a product has the dtype of the operands. Rows
-//! of queries and keys are padded to multiples of what tensor cores take at a time, so that products have no edges.
+//! Numbers are those of [`tiled`]: scores and sums are f32, and factors of products have the dtype of the operands.
+//! Rows of queries and keys are padded to multiples of the tensor cores' sizes, so that products have no edges.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::softmax::{Block, Softmax, pull, softmax};
 use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, Cotangents, tiled};
 
-/// A length that is longer becomes a multiple of it: what the cubes of a product have of rows and columns.
+/// A length that is longer becomes a multiple of it: the rows and columns of a product's cubes.
 const STAGE: usize = 128;
 /// A shorter one of this.
 const TILE: usize = 16;

@@ -57,8 +57,7 @@ fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
 }
 
 /// Whether the flash kernel agrees with plain products on the device of `like`, for heads of this width: compared once,
-/// on a few rows. What it computes depends on the device's matrix units, and a kernel that is wrong would be wrong
-/// silently.
+/// on a few rows. Its results depend on the device's matrix units, and a wrong kernel would be wrong silently.
 fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
     static COMPARED: Mutex<BTreeMap<(String, usize, bool), bool>> = Mutex::new(BTreeMap::new());
     let width = like.shape().dims::<2>()[1] / call.heads;
@@ -92,8 +91,8 @@ fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
     right
 }
 
-/// Compares the flash kernel with [`blocks`], at lengths that are multiples of what a cube takes and at others, with
-/// values beyond the range of f16. What is wrong, if anything.
+/// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's and at others, with values
+/// beyond the range of f16. Returns the difference, if any.
 fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, causal: bool) -> Option<String> {
     const HEADS: usize = 2;
     let scale = 1.0 / (width as f32).sqrt();

@@ -2,7 +2,7 @@
 //! once or twice, where composed operations would read and write it a dozen times.
 //!
 //! The scores of a block are `[heads, rows, columns]`, f32, row-major, the products of queries and keys before they are
-//! scaled. Columns from `keys` on are padding, and rows past the last query too. What is hidden gets the weight 0.
+//! scaled. Columns from `keys` on are padding, and rows past the last query too. Hidden columns get the weight 0.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -21,7 +21,7 @@ const LEAST: f32 = -1e30;
 /// The sum of a row that sees no key.
 const NO_SUM: f32 = 1e-30;
 
-/// Which scores a block has, and what they become.
+/// The scores of a block, and what becomes of them.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub call: AttentionCall,
@@ -296,7 +296,7 @@ fn cotangents<E: Float>(
             weight = (s - top).exp() * inverse;
             d_score = weight * (d[start + i] - mean) * scale;
             if comptime!(capped) {
-                // The slope of what bounds the scores.
+                // The slope of the scores' bound.
                 d_score *= 1.0 - s / cap * (s / cap);
             }
         }

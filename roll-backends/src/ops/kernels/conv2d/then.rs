@@ -1,4 +1,4 @@
-//! What is done to a convolution's sums before they are written, and its derivative.
+//! The function of a convolution's sums before they are written, and its derivative.
 
 use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
@@ -70,7 +70,7 @@ impl Then<'_> {
         }
     }
 
-    /// Whether the derivative is computed from the sums: what the outputs do not tell.
+    /// Whether the derivative is computed from the sums, as the outputs do not tell it.
     pub fn needs_sums(self) -> bool {
         match self {
             Self::Nothing | Self::Relu | Self::Clip(..) | Self::Sigmoid => false,

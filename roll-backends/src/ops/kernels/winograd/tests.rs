@@ -2,15 +2,7 @@
 
 use super::transforms::{patches_plain, results_plain, whole_patches};
 use super::*;
-
-fn noise(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| next()).collect()
-}
+use crate::ops::test_noise::noise;
 
 /// Odd and even sizes, every padding, one to three frames of kernel and input; channels that fill no block, and more
 /// than a stretch has.

@@ -182,7 +182,8 @@ impl Gpu {
         Ok(Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) })
     }
 
-    /// Bytes of memory in which a thread of a kernel keeps what its registers do not hold, and how many registers.
+    /// Bytes of memory in which a thread of a kernel keeps values that its registers do not hold, and how many
+    /// registers.
     #[cfg(test)]
     pub(super) fn footprint(&self, kernel: Kernel) -> Result<[c_int; 2], String> {
         let function = self.function(kernel)?;

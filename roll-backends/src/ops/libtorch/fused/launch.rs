@@ -53,7 +53,7 @@ impl Kernel {
     }
 }
 
-/// What runs kernels: a GPU, or in tests the CPU.
+/// A device that runs kernels: a GPU, or in tests the CPU.
 pub(super) trait Machine {
     /// Queues a launch behind whatever its device has been given before. Fails, with the reason, if nothing was queued.
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;
@@ -172,8 +172,8 @@ impl Shape {
         Self { grid: count.unsigned_abs().div_ceil(4 * LINE_BLOCK), block: [LINE_BLOCK, 1] }
     }
 
-    /// For what is done number by number: a thread takes four columns of four rows, so that it reads a gate which all
-    /// rows share once, and has 64 to 96 bytes under way.
+    /// For elementwise operators: a thread takes four columns of four rows, so that it reads a gate which all rows
+    /// share once, and has 64 to 96 bytes under way.
     pub(super) fn by_number(rows: i32, width: i32) -> Self {
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
         let parts = fours.div_ceil(256);

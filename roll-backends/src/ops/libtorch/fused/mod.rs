@@ -3,9 +3,9 @@
 //! Between the products of a block, activations are bf16; the residual, gains, shifts, gates and moments are f32. ATen
 //! has no operator with such operands: it casts, normalises, scales and adds in separate passes, each over all tokens.
 //!
-//! `kernels.cu` is compiled when the first tensor arrives, for the GPU at hand, by the run-time compiler that torch brings
-//! along (`nvrtc`); `driver` launches it, `launch` chooses grids and blocks. Launches go to the default stream, which
-//! is where `tch` queues everything, so what is read here has been queued before, and torch may reuse the memory of an
+//! `kernels.cu` is compiled when the first tensor arrives, for the GPU at hand, by the run-time compiler that torch
+//! brings along (`nvrtc`); `driver` launches it, `launch` chooses grids and blocks. Launches go to the default stream,
+//! which is where `tch` queues everything, so operands have been queued before, and torch may reuse the memory of an
 //! operand as soon as the call returns.
 //!
 //! Every function returns `None` where it cannot serve a call: tensors on the CPU, a GPU without compiler or driver

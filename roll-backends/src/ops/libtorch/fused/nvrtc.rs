@@ -37,7 +37,7 @@ pub(super) struct Nvrtc {
     file: String,
 }
 
-/// What [`Nvrtc::compile`] is to make.
+/// The form that [`Nvrtc::compile`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
     /// Machine code of one architecture, which loads in milliseconds and asks nothing of the driver.
@@ -48,8 +48,8 @@ pub(super) enum Output {
 }
 
 impl Nvrtc {
-    /// The compiler that stands beside torch's libraries, else the one that the system's loader finds. Fails with what is
-    /// missing.
+    /// The compiler that stands beside torch's libraries, else the one that the system's loader finds. Fails with the
+    /// missing part.
     pub(super) fn load() -> Result<Self, String> {
         let beside = beside_loaded();
         let mut reasons = Vec::new();
@@ -91,7 +91,7 @@ impl Nvrtc {
         Ok(found)
     }
 
-    /// What it was loaded by.
+    /// The name or path that it was loaded by.
     #[cfg(test)]
     pub(super) fn file(&self) -> &str {
         &self.file
@@ -128,7 +128,7 @@ impl Nvrtc {
         result
     }
 
-    /// What `get` writes into as many bytes as `size` says.
+    /// The bytes that `get` writes, as many as `size` says.
     fn bytes(
         &self,
         program: Program,

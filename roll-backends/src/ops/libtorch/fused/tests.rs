@@ -12,7 +12,7 @@ use super::*;
 const EPS: f64 = 1e-6;
 /// Half of the last place of bf16, relative.
 const BF16: f64 = 1.0 / 256.0;
-/// Rows and heads, for widths that are no multiple of what a warp or a block takes at a time.
+/// Rows and heads, for widths that are no multiple of a warp's or a block's.
 const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
 
 /// Those of the published VAEs among them.

@@ -1,0 +1,95 @@
+//! Activations.
+
+use burn::tensor::Device;
+
+use super::{Exact, check, devices, download, noise};
+use crate::ops::{gelu, gelu_tanh, silu};
+
+fn gelu_in_f64(x: f64) -> f64 {
+    x * 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+/// Its series, which has ten good digits up to 3; the rest of the function is 1 to nine.
+fn erf(x: f64) -> f64 {
+    let mut term = x;
+    let mut sum = x;
+    for n in 1..100 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    if x.abs() > 4.5 { x.signum() } else { sum * 2.0 / std::f64::consts::PI.sqrt() }
+}
+
+fn exact_gelu_in_f64(x: f64) -> f64 {
+    x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+pub fn silu_in_f64(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+#[test]
+fn activations_and_their_derivatives_match_f64() {
+    let x = noise(7, 11, 1);
+    let each = |x: &[Exact], f: fn(f64) -> f64| x[0].values.iter().map(|&v| f(v)).collect();
+    check("gelu", std::slice::from_ref(&x), 1e-6, |x| gelu_tanh(x[0].clone()), |x| each(x, gelu_in_f64));
+    check("exact gelu", std::slice::from_ref(&x), 1e-6, |x| gelu(x[0].clone()), |x| each(x, exact_gelu_in_f64));
+    check("silu", &[x], 1e-6, |x| silu(x[0].clone()), |x| each(x, silu_in_f64));
+}
+
+#[test]
+fn our_activations_are_exact_to_the_last_digits_at_every_size() {
+    let values: Vec<f64> = (-6000..6000).map(|i| f64::from(i as f32 * 1e-3)).collect();
+    let x = Exact { rows: 1, columns: values.len(), values };
+    let on = x.upload(&Device::flex());
+    for (name, y, f) in
+        [("gelu", gelu_tanh(on.clone()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(on), silu_in_f64)]
+    {
+        for (&x, y) in x.values.iter().zip(download(y)) {
+            // In the tail a relative error of the sigmoid's argument u shows u times larger in its value.
+            let u = 1.6 * x.abs() + 0.072 * x.abs().powi(3);
+            let allowed = 1e-12 + f(x).abs() * 2e-7 * (1.0 + u);
+            assert!((f64::from(y) - f(x)).abs() <= allowed, "{name}({x}) = {y}, expected {}", f(x));
+        }
+    }
+}
+
+#[test]
+fn gelu_is_within_three_tenths_of_a_millionth() {
+    let values: Vec<f64> = (-6000..6000).map(|i| f64::from(i as f32 * 1e-3)).collect();
+    let x = Exact { rows: 1, columns: values.len(), values };
+    for device in devices() {
+        for (&x, y) in x.values.iter().zip(download(gelu(x.upload(&device)))) {
+            let (y, expected) = (f64::from(y), exact_gelu_in_f64(x));
+            assert!((y - expected).abs() <= 3e-7 * (1.0 + x.abs()), "gelu({x}) = {y}, expected {expected}");
+        }
+    }
+}
+
+/// Whether the exactness of our own kernels is asked for.
+fn is_flex(device: &Device) -> bool {
+    *device == Device::flex()
+}
+
+#[test]
+fn activations_of_huge_arguments_are_the_limits() {
+    let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
+    // ATen's derivative of GELU is not a number where the square of its argument overflows.
+    for (device, f) in
+        devices().iter().flat_map(|d| [(d, gelu_tanh::<2> as fn(_) -> _), (d, gelu::<2>), (d, silu::<2>)])
+    {
+        let huge = if is_flex(device) { huge.as_slice() } else { &[100.0, 1e4, -100.0, -1e4] };
+        let x = Exact { rows: 1, columns: huge.len(), values: huge.to_vec() };
+        let leaf = x.upload(device).autodiff().require_grad();
+        let y = f(leaf.clone());
+        for (&x, y) in huge.iter().zip(download(y.clone())) {
+            let expected = if x > 0.0 { x as f32 } else { 0.0 };
+            assert!((y - expected).abs() <= 1e-30, "{x}: {y}");
+        }
+        let mut g = y.sum().backward();
+        for (&x, d) in huge.iter().zip(download(leaf.grad_remove(&mut g).unwrap())) {
+            let expected = if x > 0.0 { 1.0 } else { 0.0 };
+            assert!((d - expected).abs() <= 1e-6, "derivative at {x}: {d}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Norms of rows.
+
+use super::{Exact, assert_near, check, devices, download, noise};
+use crate::ops::{layer_norm, rms_norm};
+
+fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
+    let (x, gain, shift) = (&x[0], &x[1], &x[2]);
+    let n = x.columns as f64;
+    let pick = |o: &Exact, i: usize, j: usize| o.at(if o.rows == 1 { 0 } else { i }, j);
+    (0..x.rows)
+        .flat_map(|i| {
+            let row: Vec<f64> = (0..x.columns).map(|j| x.at(i, j)).collect();
+            let mean = row.iter().sum::<f64>() / n;
+            let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
+            (0..x.columns)
+                .map(|j| (row[j] - mean) / (variance + eps).sqrt() * pick(gain, i, j) + pick(shift, i, j))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn layer_norm_and_its_gradients_match_f64() {
+    for (l, d, gains, shifts) in [(3, 5, 1, 1), (4, 37, 4, 1), (2, 64, 1, 2), (3, 16, 3, 3), (1, 20, 1, 1)] {
+        let inputs = [noise(l, d, 1), noise(gains, d, 2), noise(shifts, d, 3)];
+        check(
+            &format!("layer norm {l} {d} {gains} {shifts}"),
+            &inputs,
+            1e-6,
+            |x| layer_norm(x[0].clone(), x[1].clone(), x[2].clone(), 1e-6),
+            |x| layer_norm_in_f64(x, 1e-6),
+        );
+    }
+}
+
+#[test]
+fn norms_of_equal_rows_are_finite() {
+    let x = Exact { rows: 2, columns: 40, values: vec![3.0; 80] };
+    let (gain, shift) = (noise(1, 40, 1), noise(1, 40, 2));
+    let twice = [shift.values.clone(), shift.values.clone()].concat();
+    for device in devices() {
+        let leaf = x.upload(&device).autodiff().require_grad();
+        let y = layer_norm(leaf.clone(), gain.upload(&device), shift.upload(&device), 1e-6);
+        assert_near("equal", &download(y.clone()), &twice, 1e-6);
+        let mut g = y.sum().backward();
+        assert!(download(leaf.grad_remove(&mut g).unwrap()).iter().all(|v| v.is_finite()));
+    }
+}
+
+pub fn rms_norm_in_f64(x: &[Exact]) -> Vec<f64> {
+    let (l, d) = (x[0].rows, x[0].columns);
+    let row = |i: usize| (0..d).map(move |j| x[0].at(i, j));
+    let scale = |i: usize| 1.0 / (row(i).map(|v| v * v).sum::<f64>() / d as f64 + 1e-6).sqrt();
+    (0..l).flat_map(|i| (0..d).map(move |j| x[0].at(i, j) * scale(i) * x[1].at(0, j))).collect()
+}
+
+#[test]
+fn rms_norm_and_its_gradients_match_f64() {
+    for (l, d) in [(3, 7), (2, 48), (70, 4)] {
+        check(
+            &format!("rms norm {l} {d}"),
+            &[noise(l, d, 1), noise(1, d, 2)],
+            1e-6,
+            |x| rms_norm(x[0].clone(), x[1].clone().reshape([d]), 1e-6),
+            rms_norm_in_f64,
+        );
+    }
+}
