@@ -249,6 +249,16 @@ pub struct MemoryItem {
     pub phase: Option<String>,
 }
 
+impl MemoryItem {
+    /// Its phase and its name.
+    pub fn label(&self) -> String {
+        match &self.phase {
+            Some(phase) => format!("{phase}: {}", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
 impl Needs {
     /// Phases, in the order of their first items.
     pub fn phases(&self) -> Vec<&str> {
