@@ -281,7 +281,8 @@ impl Needs {
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
         let phases = self.phases().into_iter().map(Some);
         // Of equal ones the first.
-        let largest = phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        let largest =
+            phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
         largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))
     }
 }
@@ -344,8 +345,7 @@ mod tests {
     fn what_an_older_plugin_says_is_read() {
         let passes: Passes = serde_json::from_str(r#"{"forward": 4, "pulled": 2}"#).unwrap();
         assert_eq!((passes.forward, passes.language), (4, None));
-        let item: MemoryItem =
-            serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
+        let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
         assert_eq!(item.phase, None);
         let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "state_bytes": 8, "overlap_comm": true}"#;
         let division: Division = serde_json::from_str(division).unwrap();

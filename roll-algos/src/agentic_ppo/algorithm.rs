@@ -2,8 +2,9 @@
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner, Progress,
-    Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation, communicator,
+    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
+    Progress, Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation,
+    communicator,
 };
 
 use super::NAME;

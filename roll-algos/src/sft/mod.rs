@@ -15,8 +15,8 @@ use roll_core::plan::{LanguageWork, Passes};
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
-    Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
-    Validation,
+    Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport,
+    Tensor, Validation,
 };
 
 use crate::AlgorithmError;

@@ -61,9 +61,7 @@ pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
 fn has_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
     match file.shape(name).filter(|found| *found != shape) {
         None => Ok(()),
-        Some(found) => {
-            Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found))
-        }
+        Some(found) => Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found)),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use burn::tensor::DType;
 use roll_backends::Memory;
+use roll_core::ParameterSpec;
 use roll_core::plan::{LanguageWork, MemoryItem, RolloutWork};
 
 use super::super::head::{CHUNK_IDS, CHUNK_LOGITS};
@@ -10,6 +11,8 @@ use super::Plan;
 
 /// The process itself.
 const PROCESS: usize = 60 << 20;
+/// Bytes of a token of the vocabulary, in the tokenizer. Measured with that of SmolLM2, of 49,152 tokens.
+const TOKEN_BYTES: usize = 600;
 /// CUDA's context, and what an allocator cannot use.
 const RESERVE: usize = 2_000_000_000;
 /// Words of a token that a recorded block holds, in units of the width of the residual stream, of all heads of queries, and
@@ -76,7 +79,9 @@ impl Plan {
 
     /// The process, and every weight.
     fn process_and_weights(&self) -> Vec<Item> {
-        let mut items = vec![Item::on_host("process", PROCESS, "60 MiB".into())];
+        let tokens = self.config.vocab;
+        let formula = format!("60 MiB, and a tokenizer of {tokens} x {TOKEN_BYTES} B");
+        let mut items = vec![Item::on_host("process", PROCESS + tokens * TOKEN_BYTES, formula)];
         if self.gpu {
             items.push(Item::on_device("context", RESERVE, "CUDA's context and its allocator; an estimate".into()));
         }
@@ -169,7 +174,11 @@ impl Plan {
             items.push(Item::on_device("prompt caches of the turn before", kept, formula));
         }
         let at_once = [
-            ("pass over prompts", bytes.pass, format!("up to {} tokens at once", super::super::generate::TOKENS_OF_A_PASS)),
+            (
+                "pass over prompts",
+                bytes.pass,
+                format!("up to {} tokens at once", super::super::generate::TOKENS_OF_A_PASS),
+            ),
             ("logits", bytes.logits, format!("2 x {} x {} x 4 B", turn.rows.max(turn.prompts), config.vocab)),
             ("a layer that moves", bytes.moving, "its keys and values once more".into()),
         ];
@@ -230,11 +239,15 @@ impl Plan {
             moments.push(Moment(vec![gradients(n, until), embedding]));
         }
         if self.division.bucket > 0 {
-            let largest = self.specs.iter().map(|spec| spec.len()).max().unwrap_or(0);
-            let bucket = self.division.bucket.max(largest).min(n);
-            let formula = format!("3 x {bucket} x 4 B: one that is filled, that waits, that is reduced");
+            // The last bucket is reduced first, while the gradients of all others are there.
+            let bucket = self.division.bucket.min(n);
+            let formula = format!("3 x {bucket} x 4 B: one that is filled, one that waits, one that is reduced");
             let messages = Item::on_host("messages between ranks", 3 * 4 * bucket, formula);
             moments.push(Moment(vec![gradients(n, until), messages]));
+            // A tensor is never cut.
+            let largest = self.specs.iter().map(ParameterSpec::len).max().unwrap_or(0).max(bucket);
+            let formula = format!("4 x {largest} x 4 B: read, updated, gathered and written");
+            moments.push(Moment(vec![Item::on_host("messages between ranks", 4 * 4 * largest, formula)]));
         }
         moments
     }
@@ -295,7 +308,8 @@ impl Plan {
         let (config, tokens) = (&self.config, self.recorded());
         let logits = CHUNK_LOGITS.min(tokens * config.vocab);
         let mut bytes = 4 * (HEAD_WORDS * tokens * config.dim + LOGITS * logits);
-        let mut formula = format!("{tokens} tokens x {HEAD_WORDS} x {} x 4 B, {LOGITS} x {logits} x 4 B of logits", config.dim);
+        let mut formula =
+            format!("{tokens} tokens x {HEAD_WORDS} x {} x 4 B, {LOGITS} x {logits} x 4 B of logits", config.dim);
         if self.full {
             // Parts of the gradient, these together, and with the weights of targets added.
             bytes += 3 * 4 * config.vocab * config.dim;

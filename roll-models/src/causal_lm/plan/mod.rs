@@ -41,7 +41,8 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     }
     let ranks = input.division.token_ranks;
     if ranks > 1 {
-        let problem = format!("the model `causal_lm` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
+        let problem =
+            format!("the model `causal_lm` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
         return Err(Error::config("strategy.sequence_parallel_size", problem));
     }
     let plan = Plan::new(&options, work, input, context)?;
@@ -93,18 +94,12 @@ struct Plan {
 
 impl Plan {
     /// Chooses as [`super::loading::open`] does. A GPU is taken to have bf16.
-    fn new(
-        options: &CausalLmOptions,
-        work: LanguageWork,
-        input: &PlanInput,
-        context: &BuildContext,
-    ) -> Result<Self> {
+    fn new(options: &CausalLmOptions, work: LanguageWork, input: &PlanInput, context: &BuildContext) -> Result<Self> {
         let Stored { config, dtype, blocks, file } = Stored::of(options, context)?;
         let config = options.checked(config)?;
         let gpu = input.memory.is_some();
-        let trainable = start(options, context, &config)?
-            .as_ref()
-            .map_or_else(|| options.trainable(&config), Start::trainable);
+        let trainable =
+            start(options, context, &config)?.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
         let full = trainable == Trainable::Full;
         let specs = specs(&config, &trainable).in_section("model")?;
         let critic = work.critic.as_ref().map_or(Ok(0), |critic| adapters_of(&config, critic))?;
@@ -207,10 +202,16 @@ impl Plan {
             "strategy.bf16_optimizer_states=true halves the optimizer's state".into(),
         );
         let plain = self.blocks == 0 && self.dtype == DType::F32;
-        hint(plain, "model.weights_dtype=bf16 halves the frozen weights; those of a quantised GGUF file are smaller".into());
+        hint(
+            plain,
+            "model.weights_dtype=bf16 halves the frozen weights; those of a quantised GGUF file are smaller".into(),
+        );
         if let Some(rollout) = &self.work.rollout {
             let rows = self.rollout(rollout).rows;
-            hint(rollout.ahead, "algo.async_generation_ratio=0 writes between updates, without a copy of the policy".into());
+            hint(
+                rollout.ahead,
+                "algo.async_generation_ratio=0 writes between updates, without a copy of the policy".into(),
+            );
             hint(rows > 1, format!("model.rows_at_once={} writes fewer conversations at a time", rows.div_ceil(2)));
             hint(
                 rollout.groups.div_ceil(self.ranks) > 1,

@@ -40,7 +40,13 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
     }
     let [height, width] = plan.work.size;
-    let item = |i: super::Item| MemoryItem { name: i.name.into(), device: i.device, host: i.host, formula: i.formula, phase: None };
+    let item = |i: super::Item| MemoryItem {
+        name: i.name.into(),
+        device: i.device,
+        host: i.host,
+        formula: i.formula,
+        phase: None,
+    };
     let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
     Ok(Needs {
         work: format!("{} frames of {width}x{height}, {} tokens", plan.work.frames, plan.tokens()),
