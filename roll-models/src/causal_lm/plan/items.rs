@@ -6,6 +6,7 @@ use roll_backends::Memory;
 use roll_core::ParameterSpec;
 use roll_core::plan::{LanguageWork, MemoryItem, RolloutWork};
 
+use super::super::generate::TOKENS_OF_A_PASS;
 use super::super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::Plan;
 
@@ -166,19 +167,15 @@ impl Plan {
             turn.prompts, turn.prompt_tokens, turn.rows, turn.new_tokens
         );
         let mut items = vec![Item::on_device("keys and values", bytes.keys_values, formula)];
-        if rollout.answers > 1 {
+        let others = self.other_tokens(rollout);
+        if others > 0 {
+            let bytes = others * config.layers * 2 * config.kv_heads * config.head_dim * width;
             let conversations = self.conversations(rollout);
-            let tokens = conversations * turn.prompt_tokens;
-            let kept = tokens * config.layers * 2 * config.kv_heads * config.head_dim * width;
-            let formula = format!("{conversations} conversations of {} tokens; {of_token}", turn.prompt_tokens);
-            items.push(Item::on_device("prompt caches of the turn before", kept, formula));
+            let formula = format!("{others} tokens of the {conversations} conversations; {of_token}");
+            items.push(Item::on_device("prompt caches", bytes, formula));
         }
         let at_once = [
-            (
-                "pass over prompts",
-                bytes.pass,
-                format!("up to {} tokens at once", super::super::generate::TOKENS_OF_A_PASS),
-            ),
+            ("pass over prompts", bytes.pass, format!("up to {} tokens at once", TOKENS_OF_A_PASS)),
             ("logits", bytes.logits, format!("2 x {} x {} x 4 B", turn.rows.max(turn.prompts), config.vocab)),
             ("a layer that moves", bytes.moving, "its keys and values once more".into()),
         ];

@@ -18,6 +18,7 @@ use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt};
 
 use super::config::LmConfig;
+use super::generate::TOKENS_OF_A_PASS;
 use super::loading::{CausalLmOptions, start};
 use super::memory::Rollout;
 use super::network;
@@ -162,7 +163,7 @@ impl Plan {
     /// The turn of a rollout that holds most, the last one: every conversation is as long as it may be.
     fn rollout(&self, rollout: &RolloutWork) -> Rollout {
         let groups = rollout.groups.div_ceil(self.ranks);
-        let prompts = self.conversations(rollout).min(rollout.at_once).max(1);
+        let prompts = self.called(rollout);
         let length = self.length();
         let new_tokens = rollout.new_tokens.min(length.saturating_sub(1));
         Rollout {
@@ -171,6 +172,27 @@ impl Plan {
             prompt_tokens: length - new_tokens,
             new_tokens,
         }
+    }
+
+    /// Tokens whose keys and values are kept beside those of the call that is under way: of conversations that it does not
+    /// continue, of those that ended and gave their slot to another, and of the turn before. That one's tensors hold all
+    /// conversations of a call, so that they are there until the last prompts are read; a pass that reads all of them lets go
+    /// of them layer by layer.
+    fn other_tokens(&self, rollout: &RolloutWork) -> usize {
+        let turn = self.rollout(rollout);
+        let (conversations, called) = (self.conversations(rollout), self.called(rollout));
+        let ended = called.saturating_sub(turn.rows) * turn.new_tokens;
+        if rollout.answers <= 1 {
+            return ended + conversations.saturating_sub(called) * self.length();
+        }
+        let of_a_pass = (TOKENS_OF_A_PASS / turn.prompt_tokens.max(1)).min(turn.rows).max(1);
+        let last = (called - 1) % of_a_pass + 1;
+        ended + conversations.saturating_sub(last) * turn.prompt_tokens
+    }
+
+    /// Conversations that one call continues.
+    fn called(&self, rollout: &RolloutWork) -> usize {
+        self.conversations(rollout).min(rollout.at_once).max(1)
     }
 
     /// Conversations of a rank.
