@@ -138,7 +138,8 @@ pub struct Division {
     pub placement: Option<WeightPlacement>,
     /// Bytes of optimizer state of one trained parameter.
     pub state_bytes: usize,
-    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host memory.
+    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host
+    /// memory.
     #[serde(default)]
     pub state_on_gpu: usize,
     /// Communication overlaps computation.

@@ -1,5 +1,5 @@
-//! Memory of a rank, item by item. What is not there all the time belongs to a phase of a step: one phase lets go of what
-//! it holds before the next begins, but for rollouts that go on while a step trains.
+//! Memory of a rank, item by item. What is not there all the time belongs to a phase of a step: one phase lets go of
+//! what it holds before the next begins, but for rollouts that go on while a step trains.
 
 use burn::tensor::DType;
 use roll_backends::Memory;
@@ -16,19 +16,19 @@ const PROCESS: usize = 60 << 20;
 const TOKEN_BYTES: usize = 600;
 /// CUDA's context, and what an allocator cannot use.
 const RESERVE: usize = 2_000_000_000;
-/// Words of a token that a recorded block holds, in units of the width of the residual stream, of all heads of queries, and
-/// of the feed-forward layer. Measured on the CPU, in f32, with networks of one to three blocks that differ in these widths:
-/// peaks of the process with 2048 and 6144 tokens.
+/// Words of a token that a recorded block holds, in units of the width of the residual stream, of all heads of queries,
+/// and of the feed-forward layer. Measured on the CPU, in f32, with networks of one to three blocks that differ in
+/// these widths: peaks of the process with 2048 and 6144 tokens.
 const BLOCK_WORDS: [usize; 3] = [4, 5, 4];
 /// What its pull holds beside, in units of the width of the feed-forward layer.
 const PULL_WORDS: usize = 1;
-/// Words of a token that the output layer and its pull hold, in units of the width of the residual stream: hidden states
-/// of predictions, weights of their targets, cotangents, and the parts of these.
+/// Words of a token that the output layer and its pull hold, in units of the width of the residual stream: hidden
+/// states of predictions, weights of their targets, cotangents, and the parts of these.
 const HEAD_WORDS: usize = 7;
 /// Chunks of logits that exist at once.
 const LOGITS: usize = 6;
-/// Bytes of a token of a step's samples in host memory: of the conversation, of the sample, of the batch, and of eight grids
-/// in f64.
+/// Bytes of a token of a step's samples in host memory: of the conversation, of the sample, of the batch, and of eight
+/// grids in f64.
 const SAMPLE_BYTES: usize = 96;
 
 const LOADING: &str = "loading";
@@ -213,8 +213,8 @@ impl Plan {
         items
     }
 
-    /// What an update holds, at the moments that can be the worst. Gradients come while block inputs go, so that the worst
-    /// moment is at one end of a pull.
+    /// What an update holds, at the moments that can be the worst. Gradients come while block inputs go, so that the
+    /// worst moment is at one end of a pull.
     fn moments(&self) -> Vec<Moment> {
         let (config, n) = (&self.config, self.trained());
         let (dim, layers) = (config.dim, config.layers);

@@ -1,8 +1,8 @@
 //! The needs of a run with a language model, before it is started: memory by item.
 //!
-//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a pull holds beyond them
-//! is a formula whose factors were measured on the CPU in f32. Lengths are the most that the options allow: texts that end
-//! before take less.
+//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a pull holds beyond
+//! them is a formula whose factors were measured on the CPU in f32. Lengths are the most that the options allow: texts
+//! that end before take less.
 
 mod items;
 mod stored;
@@ -31,8 +31,8 @@ use stored::Stored;
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
     let Some(work) = input.passes.language.clone() else {
-        let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`; `agentic_ppo` \
-                       and `sft` do. Those that make videos train `wan2_2`";
+        let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`: expected \
+                       `agentic_ppo` or `sft`; those that make videos train `wan2_2`";
         return Err(Error::config("algo.name", problem));
     };
     if input.network.is_some() {
@@ -174,14 +174,14 @@ impl Plan {
         }
     }
 
-    /// Tokens whose keys and values are kept beside those of the call that is under way: of conversations that it does not
-    /// continue, of those that ended and gave their slot to another, and of the turn before. That one's tensors hold all
-    /// conversations of a call, so that they are there until the last prompts are read; a pass that reads all of them lets go
-    /// of them layer by layer.
+    /// Tokens whose keys and values are kept beside those of the call that is under way: of conversations that it does
+    /// not continue, of those that ended and gave their slot to another, and of the turn before. That one's tensors
+    /// hold all conversations of a call, so that they are there until the last prompts are read; a pass that reads all
+    /// of them lets go of them layer by layer.
     fn other_tokens(&self, rollout: &RolloutWork) -> usize {
         let turn = self.rollout(rollout);
         let (conversations, called) = (self.conversations(rollout), self.called(rollout));
-        let ended = called.saturating_sub(turn.rows) * turn.new_tokens;
+        let ended = called.saturating_sub(turn.rows) * (turn.prompt_tokens + turn.new_tokens);
         if rollout.answers <= 1 {
             return ended + conversations.saturating_sub(called) * self.length();
         }
@@ -229,12 +229,10 @@ impl Plan {
             "model.weights_dtype=bf16 halves the frozen weights; those of a quantised GGUF file are smaller".into(),
         );
         if let Some(rollout) = &self.work.rollout {
-            let rows = self.rollout(rollout).rows;
             hint(
                 rollout.ahead,
                 "algo.async_generation_ratio=0 writes between updates, without a copy of the policy".into(),
             );
-            hint(rows > 1, format!("model.rows_at_once={} writes fewer conversations at a time", rows.div_ceil(2)));
             hint(
                 rollout.groups.div_ceil(self.ranks) > 1,
                 "more ranks, or fewer groups (algo.num_env_groups), divide the conversations".into(),

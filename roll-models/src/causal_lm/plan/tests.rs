@@ -122,10 +122,10 @@ fn keys_and_values_are_those_that_a_rollout_counts() {
     let few = planned(json!({"rows_at_once": 3}), &input(work())).unwrap();
     assert_eq!(item(&few, "keys and values").device, counted(3).keys_values);
     // A pass that reads all prompts lets go of what the turn before left, layer by layer. Where few rows are written at
-    // once, all of that is there until the last two prompts are read, and what five rows wrote that gave up their slot.
+    // once, all of that is there until the last two prompts are read, and copies of five rows that gave up their slot.
     let of_token = 2 * config.kv_heads * config.head_dim * 4 * config.layers;
     assert!(needs.memory.iter().all(|item| item.name != "prompt caches"));
-    assert_eq!(item(&few, "prompt caches").device, (6 * 88 + 5 * 40) * of_token);
+    assert_eq!(item(&few, "prompt caches").device, (6 * 88 + 5 * 128) * of_token);
     let mut once = work();
     once.rollout.as_mut().unwrap().answers = 1;
     once.rollout.as_mut().unwrap().shared_prompts = true;
