@@ -261,15 +261,15 @@ impl Plan {
                 Item { name: "block inputs", device, host: inputs, formula: format!("{sizes}; two on the device") }
             }
             Memory::Hold => {
-                let [a, b, c] = BLOCK_WORDS;
-                let formula = format!(
-                    "{} blocks x {tokens} tokens x ({a} x {} + {b} x {} + {c} x {}) x 4 B",
-                    blocks.saturating_sub(1),
-                    config.dim,
-                    self.queries(),
-                    config.ffn_dim
-                );
-                Item::on_device("activations", 4 * tokens * self.block_words() * blocks.saturating_sub(1), formula)
+                let (words, each) = self.block_words(BLOCK_WORDS[2]);
+                let blocks = blocks.saturating_sub(1);
+                let mut formula = format!("{blocks} blocks x {tokens} tokens x {each} x 4 B");
+                let mut bytes = 4 * blocks * tokens * words;
+                if let Some((widened, of_weights)) = self.widened() {
+                    bytes += blocks * widened;
+                    formula.push_str(&format!(", and {blocks} x {of_weights}"));
+                }
+                Item::on_device("activations", bytes, formula)
             }
         }
     }
@@ -277,27 +277,26 @@ impl Plan {
     /// Recomputation, where there is any, and pull of one block.
     fn block_pull(&self) -> Item {
         let (config, tokens) = (&self.config, self.recorded());
-        let [a, b, c] = BLOCK_WORDS;
-        let lora = 2 * self.lora_ranks();
-        let mut formula = format!(
-            "{tokens} tokens x ({a} x {} + {b} x {} + {} x {}{}) x 4 B",
-            config.dim,
-            self.queries(),
-            c + PULL_WORDS,
-            config.ffn_dim,
-            if lora > 0 { format!(" + {lora}") } else { String::new() },
-        );
-        let words = self.block_words() + PULL_WORDS * config.ffn_dim + lora;
-        let mut bytes = 4 * tokens * words;
-        // Plain numbers in bf16 are widened for products in f32, and a pull has those of all layers.
-        if self.dtype != self.products && self.blocks == 0 && !self.full {
-            let prefix = "model.layers.0.";
-            let weights = config.weights().into_iter().filter(|(name, _)| name.starts_with(prefix));
-            let widened: usize = weights.map(|(_, shape)| shape.iter().product::<usize>()).sum();
-            bytes += self.products.size() * widened;
-            formula.push_str(&format!(", and {widened} x {} B of its weights", self.products.size()));
+        let (words, each) = self.block_words(BLOCK_WORDS[2] + PULL_WORDS);
+        let (mut bytes, mut formula) = (4 * tokens * words, format!("{tokens} tokens x {each} x 4 B"));
+        if let Some((widened, of_weights)) = self.widened() {
+            bytes += widened;
+            formula.push_str(&format!(", and {of_weights}"));
         }
         Item::on_device("pull of one block", bytes, formula)
+    }
+
+    /// Bytes of the frozen weights of a block as products take them, where that is another dtype than they are stored
+    /// in: a recorded block holds them too. Blocks of small integers are decoded piece by piece.
+    fn widened(&self) -> Option<(usize, String)> {
+        if self.full || self.blocks > 0 || self.dtype == self.products {
+            return None;
+        }
+        let weights = self.config.weights().into_iter();
+        let of_block = weights.filter(|(name, shape)| name.starts_with("model.layers.0.") && shape.len() == 2);
+        let elements: usize = of_block.map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        let width = self.products.size();
+        Some((elements * width, format!("{elements} x {width} B of weights")))
     }
 
     /// The output layer and its pull.
@@ -332,10 +331,14 @@ impl Plan {
         self.config.heads * self.config.head_dim
     }
 
-    /// Words of a token that a recorded block holds.
-    fn block_words(&self) -> usize {
-        let [a, b, c] = BLOCK_WORDS;
-        a * self.config.dim + b * self.queries() + c * self.config.ffn_dim
+    /// Words of a token that a recorded block holds, and the formula of them.
+    fn block_words(&self, feed_forward: usize) -> (usize, String) {
+        let ([a, b, _], [dim, queries, ffn]) = (BLOCK_WORDS, [self.config.dim, self.queries(), self.config.ffn_dim]);
+        // What the two matrices of a low-rank product have between them, and its gradient.
+        let lora = 2 * self.lora_ranks();
+        let adapters = if lora > 0 { format!(" + {lora}") } else { String::new() };
+        let formula = format!("({a} x {dim} + {b} x {queries} + {feed_forward} x {ffn}{adapters})");
+        (a * dim + b * queries + feed_forward * ffn + lora, formula)
     }
 
     /// Sum of the ranks of the adapters of a block.

@@ -241,11 +241,14 @@ fn activations_follow_what_a_pass_keeps() {
     let of = |options: Value| planned(options, &input(work())).unwrap();
     let update = |needs: &Needs| needs.held_in(Some("update"), |item| item.device);
     let recomputed = of(json!({}));
-    let held = of(json!({"use_gradient_checkpointing": false}));
+    let held = of(json!({"use_gradient_checkpointing": false, "weights_dtype": "f32"}));
     assert!(update(&held) > update(&recomputed));
     assert!(held.memory.iter().any(|item| item.name == "activations"));
     let offloaded = of(json!({"use_gradient_checkpointing_offload": true}));
     assert!(update(&offloaded) < update(&recomputed) && item(&offloaded, "block inputs").host > 0);
+    // Weights in bf16 are widened for products in f32, and held so with the activations.
+    let widened = of(json!({"use_gradient_checkpointing": false, "weights_dtype": "bf16"}));
+    assert!(bytes(&widened, "activations") > bytes(&held, "activations"));
     let mut fewer = work();
     fewer.micro_batch = 1;
     assert!(update(&planned(json!({}), &input(fewer)).unwrap()) < update(&recomputed));
