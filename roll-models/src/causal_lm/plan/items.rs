@@ -134,15 +134,17 @@ impl Plan {
             false => n.to_string(),
         };
         // A GPU that updates the parameters itself has what belongs to that.
-        let on_gpu = self.gpu && n <= division.state_on_gpu;
-        let placed = |name, bytes, formula| match on_gpu {
+        let (gradients, state, bytes) = (division.stage >= 2, division.stage >= 1, division.state_bytes);
+        let on_gpu = self.gpu && part(state) <= division.state_on_gpu;
+        let placed = |on_gpu, name, bytes, formula| match on_gpu {
             true => Item::on_device(name, bytes, formula),
             false => Item::on_host(name, bytes, formula),
         };
-        let (gradients, state, bytes) = (division.stage >= 2, division.stage >= 1, division.state_bytes);
+        // Those of several ranks are summed in host memory.
+        let sums = on_gpu && !division.all_ranks;
         let mut items = vec![
-            placed("sums of gradients", 4 * part(gradients), format!("{} x 4 B", share(gradients))),
-            placed("optimizer state", bytes * part(state), format!("{} x {bytes} B", share(state))),
+            placed(sums, "sums of gradients", 4 * part(gradients), format!("{} x 4 B", share(gradients))),
+            placed(on_gpu, "optimizer state", bytes * part(state), format!("{} x {bytes} B", share(state))),
         ];
         if division.copies_parameters && !on_gpu {
             items.push(Item::on_host("copy of the parameters", 4 * n, format!("{n} x 4 B, where they are updated")));
