@@ -222,7 +222,7 @@ pub fn passes_in_words(passes: &Passes) -> String {
         let LanguageWork { rollout, samples, micro_batch, .. } = work;
         return match rollout {
             Some(RolloutWork { groups, group_size, .. }) => {
-                format!("{} conversations a step, recorded {micro_batch} at a time", groups * group_size)
+                format!("{} conversations a step, recorded {micro_batch} at a time", groups.saturating_mul(*group_size))
             }
             None => format!("{samples} texts a step, recorded {micro_batch} at a time"),
         };

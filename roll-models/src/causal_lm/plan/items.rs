@@ -279,7 +279,7 @@ impl Plan {
 
     /// Recomputation, where there is any, and pull of one block.
     fn block_pull(&self) -> Item {
-        let (config, tokens) = (&self.config, self.recorded());
+        let tokens = self.recorded();
         let (words, each) = self.block_words(BLOCK_WORDS[2] + PULL_WORDS);
         let (mut bytes, mut formula) = (4 * tokens * words, format!("{tokens} tokens x {each} x 4 B"));
         if let Some((widened, of_weights)) = self.widened() {

@@ -27,6 +27,9 @@ use crate::lora::Start;
 use crate::trainable::Trainable;
 use stored::Stored;
 
+/// Conversations of a step beyond which bytes could not be counted.
+const MOST: usize = 1 << 24;
+
 /// Bytes of a rank of a run with these options. Of the model's files only the headers are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
@@ -45,6 +48,11 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         let problem =
             format!("the model `causal_lm` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
         return Err(Error::config("strategy.sequence_parallel_size", problem));
+    }
+    let written = work.rollout.as_ref().map_or(0, |rollout| rollout.groups.saturating_mul(rollout.group_size));
+    let most = work.samples.max(written);
+    if most > MOST {
+        return Err(Error::Unsupported(format!("a plan counts up to {MOST} conversations of a step, found {most}")));
     }
     let plan = Plan::new(&options, work, input, context)?;
     let (n, length) = (plan.trained(), plan.length());

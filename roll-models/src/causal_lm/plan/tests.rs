@@ -335,6 +335,9 @@ fn what_a_run_refuses_is_refused_and_named() {
         let refused = told(options, &input(work()));
         assert!(refused.contains(&format!("`{key}`")), "{key}: {refused}");
     }
+    let mut endless = work();
+    endless.rollout.as_mut().unwrap().groups = usize::MAX;
+    assert!(told(json!({}), &input(endless)).contains("16777216 conversations"));
     let missing = told(json!({"model_path": "nowhere/model.gguf"}), &input(work()));
     assert!(missing.contains("nowhere/model.gguf"), "{missing}");
 }
