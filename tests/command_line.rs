@@ -103,9 +103,36 @@ fn what_a_person_has_is_not_written_over() {
 }
 
 #[test]
+fn an_agent_and_texts_are_planned_by_phase() {
+    let world = World::new(0);
+    for (algorithm, phases) in
+        [("agentic_ppo", &["rollout", "update", "checkpoint"][..]), ("sft", &["update", "checkpoint"])]
+    {
+        let plan = ["plan", "--algo", algorithm, "--model", "causal_lm"];
+        let said = world.done(&plan);
+        for phase in phases {
+            assert!(said.contains(&format!("together, {phase}")), "{said}");
+        }
+        assert!(said.contains("frozen weights") && said.contains("fits: ") && !said.contains("TFLOP  "), "{said}");
+        let json: serde_json::Value = serde_json::from_str(&world.done(&[&plan[..], &["--json"]].concat())).unwrap();
+        let largest = phases.iter().map(|phase| {
+            let held = &json["phases"][phase];
+            held["device"].as_u64().unwrap() + held["host"].as_u64().unwrap()
+        });
+        assert_eq!(json["needed_bytes"].as_u64(), largest.max(), "{json}");
+    }
+    let two = ["plan", "--algo", "agentic_ppo", "--model", "causal_lm", "--devices", "2"];
+    let said = world.done(&[&two[..], &["--set", "strategy.name=zero", "--set", "strategy.stage=3"]].concat());
+    assert!(said.contains("2 ranks, ZeRO stage 3") && said.contains("if all 2 ranks are on this machine"), "{said}");
+}
+
+#[test]
 fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
     let world = World::new(0);
     fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);
+    let clip = ["plan", "--algo", "reward_fl", "--model", "causal_lm", "--set", "model.model_path=here"];
+    fails(&world.roll(&clip), 2, &["algo.name", "agentic_ppo"]);
+    fails(&world.roll(&["plan", "--algo", "agentic_ppo", "--model", "wan2_2"]), 2, &["model.name", "causal_lm"]);
     fails(&world.roll(&["ask", "--temperature", "-1", "hi"]), 2, &["temperature", "-1"]);
     fails(&world.roll(&["plot", "nowhere", "--output", "curves.svg"]), 2, &["--output", "PNG"]);
     let settings = SETTINGS.iter().flat_map(|setting| ["--set", setting]);

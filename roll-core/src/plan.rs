@@ -18,7 +18,7 @@ pub enum Planner {
 }
 
 /// How often one sample of one step passes through the model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
@@ -38,6 +38,58 @@ pub struct Passes {
     /// one of the latter, or [`Videos::count`] of the former.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
+    /// What is done with a language model, in place of all of the above; absent: the model makes videos.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub language: Option<LanguageWork>,
+}
+
+/// What a step does with a language model. Lengths are the most that they may come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LanguageWork {
+    /// What the model writes before it learns from it; `None`: it learns from texts that are there.
+    pub rollout: Option<RolloutWork>,
+    /// Tokens of a sequence; `None`: the context of the model.
+    pub sequence_length: Option<usize>,
+    /// Sequences of a step over all ranks, several of which may be parts of one text.
+    pub samples: usize,
+    /// Sequences of an update over all ranks.
+    pub update: usize,
+    /// Sequences that are recorded at once, before they are pulled back.
+    pub micro_batch: usize,
+    /// It is compared with the model that it began as.
+    pub reference: bool,
+    /// What values are learnt with, where they are.
+    pub critic: Option<CriticWork>,
+}
+
+/// Conversations that a language model writes its part of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutWork {
+    /// Groups over all ranks, which share them; the conversations of one are on the same rank.
+    pub groups: usize,
+    /// Conversations of a group.
+    pub group_size: usize,
+    /// The first prompt is the only one, and that of all conversations of a group.
+    pub shared_prompts: bool,
+    /// Prompts that are continued by one call.
+    pub at_once: usize,
+    /// Tokens of an answer.
+    pub new_tokens: usize,
+    /// Answers of a conversation.
+    pub answers: usize,
+    /// It is written while the step before it trains, by a copy of the model.
+    pub ahead: bool,
+}
+
+/// What learns the values of states beside a language model, whole on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CriticWork {
+    /// Rank of adapters of its own on the frozen weights; 0: none.
+    pub lora_rank: usize,
+    /// Layers that have them, by the end of their name; empty: all that the model gives adapters by itself.
+    pub lora_targets: Vec<String>,
+    /// Tokens of a sequence that it values.
+    pub tokens: usize,
 }
 
 /// Videos whose scores have no gradient.
@@ -86,17 +138,37 @@ pub struct Division {
     pub placement: Option<WeightPlacement>,
     /// Bytes of optimizer state of one trained parameter.
     pub state_bytes: usize,
-    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host memory.
+    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host
+    /// memory.
     #[serde(default)]
     pub state_on_gpu: usize,
     /// Communication overlaps computation.
     pub overlap_comm: bool,
+    /// It keeps a copy of the trained parameters in host memory, unless the state is on a GPU.
+    #[serde(default)]
+    pub copies_parameters: bool,
+    /// Trained elements that are moved between ranks at a time, at most, but whole tensors; 0: nothing is.
+    #[serde(default)]
+    pub bucket: usize,
+    /// Ranks that work on one sample; 0 and 1: each rank has samples of its own.
+    #[serde(default)]
+    pub token_ranks: usize,
 }
 
 impl Default for Division {
     /// One rank that holds everything, with AdamW's two moments in f32.
     fn default() -> Self {
-        Self { all_ranks: false, stage: 0, placement: None, state_bytes: 8, state_on_gpu: 0, overlap_comm: false }
+        Self {
+            all_ranks: false,
+            stage: 0,
+            placement: None,
+            state_bytes: 8,
+            state_on_gpu: 0,
+            overlap_comm: false,
+            copies_parameters: false,
+            bucket: 0,
+            token_ranks: 1,
+        }
     }
 }
 
@@ -156,7 +228,7 @@ pub struct Needs {
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
-    /// A step by phase.
+    /// A step by phase; empty where that cannot be told.
     pub time: Vec<PhaseCost>,
     /// Settings that would make the run smaller, with their effect.
     pub hints: Vec<String>,
@@ -173,6 +245,47 @@ pub struct MemoryItem {
     pub host: usize,
     /// How it was computed, for people.
     pub formula: String,
+    /// When it is held, where that is not always. What belongs to different phases is never there at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+}
+
+impl MemoryItem {
+    /// Its phase and its name.
+    pub fn label(&self) -> String {
+        match &self.phase {
+            Some(phase) => format!("{phase}: {}", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
+impl Needs {
+    /// Phases, in the order of their first items.
+    pub fn phases(&self) -> Vec<&str> {
+        let mut phases: Vec<&str> = Vec::new();
+        for phase in self.memory.iter().filter_map(|item| item.phase.as_deref()) {
+            if !phases.contains(&phase) {
+                phases.push(phase);
+            }
+        }
+        phases
+    }
+
+    /// The sum of what `bytes` says of the items that are held in `phase`: those of the phase, and those without one.
+    pub fn held_in(&self, phase: Option<&str>, bytes: impl Fn(&MemoryItem) -> usize) -> usize {
+        let held = |item: &&MemoryItem| item.phase.is_none() || item.phase.as_deref() == phase;
+        self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)
+    }
+
+    /// The largest of these sums over all phases, and its phase, if there are any.
+    pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
+        let phases = self.phases().into_iter().map(Some);
+        // Of equal ones the first.
+        let largest =
+            phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))
+    }
 }
 
 /// Work of one phase of a step.
@@ -193,5 +306,50 @@ pub fn in_words(bytes: usize) -> String {
     match bytes as f64 / 1e9 {
         gigabytes if gigabytes >= 0.1 => format!("{gigabytes:.2} GB"),
         gigabytes => format!("{:.1} MB", gigabytes * 1e3),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn needs() -> Needs {
+        let item = |name: &str, device: usize, host: usize, phase: Option<&str>| MemoryItem {
+            name: name.into(),
+            device,
+            host,
+            formula: String::new(),
+            phase: phase.map(Into::into),
+        };
+        let memory = vec![
+            item("weights", 10, 1, None),
+            item("keys and values", 7, 0, Some("rollout")),
+            item("gradients", 4, 2, Some("update")),
+            item("block inputs", 2, 3, Some("update")),
+        ];
+        Needs { memory, ..Needs::default() }
+    }
+
+    #[test]
+    fn the_peak_is_that_of_the_phase_that_holds_most() {
+        let needs = needs();
+        assert_eq!(needs.phases(), ["rollout", "update"]);
+        assert_eq!(needs.peak(|item| item.device), (17, Some("rollout")));
+        assert_eq!(needs.peak(|item| item.host), (6, Some("update")));
+        assert_eq!(needs.peak(|item| item.device + item.host), (22, Some("update")));
+        assert_eq!(needs.held_in(None, |item| item.device), 10);
+        assert_eq!(Needs::default().peak(|item| item.device), (0, None));
+    }
+
+    #[test]
+    fn what_an_older_plugin_says_is_read() {
+        let passes: Passes = serde_json::from_str(r#"{"forward": 4, "pulled": 2}"#).unwrap();
+        assert_eq!((passes.forward, passes.language), (4, None));
+        let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
+        assert_eq!(item.phase, None);
+        let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "state_bytes": 8, "overlap_comm": true}"#;
+        let division: Division = serde_json::from_str(division).unwrap();
+        assert_eq!((division.bucket, division.token_ranks, division.copies_parameters), (0, 0, false));
     }
 }

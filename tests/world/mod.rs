@@ -122,11 +122,13 @@ impl World {
         .collect()
     }
 
-    /// `summary.json` without times.
+    /// `summary.json` without times and memory.
     pub fn summary(&self, out: &str) -> Value {
         let mut summary: Value =
             serde_json::from_slice(&std::fs::read(self.path(out).join("summary.json")).unwrap()).unwrap();
-        summary.as_object_mut().unwrap().remove("seconds");
+        for measured in ["seconds", "peak_memory"] {
+            summary.as_object_mut().unwrap().remove(measured);
+        }
         for part in ["first", "last"] {
             summary[part].as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
         }

@@ -2,8 +2,9 @@
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Progress,
-    Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation, communicator,
+    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
+    Progress, Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation,
+    communicator,
 };
 
 use super::NAME;
@@ -11,6 +12,7 @@ use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, Lesson};
 use super::kl::KlController;
+use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
 use super::rollout::ahead::{Played, Stage};
@@ -331,6 +333,6 @@ roll_core::inventory::submit! {
             }
             Ok(Box::new(AgenticPpo::new(config)?.with_seed(context.seed)))
         }),
-        planner: None,
+        planner: Some(Planner::Algorithm(passes)),
     }
 }

@@ -17,6 +17,7 @@ pub mod kl;
 pub mod loss;
 pub mod metrics;
 mod notes;
+mod plan;
 mod prepare;
 mod report;
 pub mod rewards;

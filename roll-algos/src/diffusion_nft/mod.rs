@@ -275,6 +275,6 @@ fn passes(options: &Options) -> Result<Passes> {
         steps,
         videos: Some(videos),
         decoded: Some([config.group_size, predicted]),
-        held: None,
+        ..Passes::default()
     })
 }

@@ -303,5 +303,5 @@ fn passes(options: &Options) -> Result<Passes> {
     // Videos of one sample come one after another, and its clip after them.
     let videos = config.trained_steps.videos();
     let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
-    Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, videos: None })
+    Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, ..Passes::default() })
 }

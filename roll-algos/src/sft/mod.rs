@@ -11,11 +11,12 @@ mod validation;
 use std::path::PathBuf;
 
 use roll_core::keys::check_ranges;
+use roll_core::plan::{LanguageWork, Passes};
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
-    Options, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor,
-    Validation,
+    Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport,
+    Tensor, Validation,
 };
 
 use crate::AlgorithmError;
@@ -291,6 +292,22 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
     Ok(sums)
 }
 
+/// What a step does with the model, for `roll plan`.
+fn passes(options: &Options) -> Result<Passes> {
+    let config: SftConfig = parse_options("algo", options)?;
+    check_ranges("algo", &config)?;
+    let language = LanguageWork {
+        rollout: None,
+        sequence_length: config.sequence_length,
+        samples: config.batch_size,
+        update: config.batch_size,
+        micro_batch: config.micro_batch_size,
+        reference: false,
+        critic: None,
+    };
+    Ok(Passes { language: Some(language), ..Passes::default() })
+}
+
 roll_core::inventory::submit! {
     Registration {
         name: NAME,
@@ -300,6 +317,6 @@ roll_core::inventory::submit! {
         defaults: default_options::<SftConfig>,
         keys: roll_core::keys::of::<SftConfig>,
         factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
-        planner: None,
+        planner: Some(Planner::Algorithm(passes)),
     }
 }

@@ -1,4 +1,4 @@
-//! How much memory a GPU has.
+//! How much memory a GPU has, and how much of the host's a process takes.
 
 use std::process::Command;
 
@@ -25,4 +25,27 @@ fn ask(what: &str, number: usize) -> Option<u64> {
     let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
     let mebibytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
     Some(mebibytes << 20)
+}
+
+/// The most bytes of host memory that this process had at a time, mapped files included: the kernel's high-water mark. `None`
+/// where the system has no such counter.
+pub fn host_peak() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_peak;
+
+    #[test]
+    fn the_peak_never_falls() {
+        let Some(before) = host_peak() else { return };
+        let held = vec![1u8; 64 << 20];
+        let after = host_peak();
+        assert!(held.iter().all(|byte| *byte == 1) && after.is_some_and(|after| after >= before));
+        drop(held);
+        assert!(host_peak() >= after);
+    }
 }

@@ -252,7 +252,8 @@ roll_core::inventory::submit! {
         planner: Some(Planner::Strategy(|options| {
             let options: SingleOptions = parse_options("strategy", options)?;
             let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
-            Ok(Division { state_bytes, state_on_gpu: options.most_on_gpu(), ..Division::default() })
+            let state_on_gpu = options.most_on_gpu();
+            Ok(Division { state_bytes, state_on_gpu, copies_parameters: true, ..Division::default() })
         })),
     }
 }

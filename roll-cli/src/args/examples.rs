@@ -113,9 +113,10 @@ pub const PLUGINS: &str = r"Examples:
   roll plugins info insightface
   roll plugins check target/release/libsharpness_reward.so";
 
-pub const PLAN: &str = r"Example:
+pub const PLAN: &str = r"Examples:
   roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero \
-    --set strategy.stage=3";
+    --set strategy.stage=3
+  roll plan --algo agentic_ppo --model causal_lm --memory 8";
 
 pub const BENCH: &str = r"Examples:
   roll bench

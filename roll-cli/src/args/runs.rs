@@ -68,7 +68,8 @@ pub struct Machine {
 pub struct Plan {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// A published model, without its files; otherwise `model.model_paths`, whose headers alone are read.
+    /// A published model, without its files; otherwise `model.model_paths`, or `model.model_path` of a language
+    /// model, whose headers alone are read.
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
-use roll_core::plan::{Needs, Passes, PlanInput, Speed};
+use roll_core::plan::{LanguageWork, MemoryItem, Needs, Passes, PlanInput, RolloutWork, Speed};
 use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
@@ -43,14 +43,16 @@ pub fn estimate(
     let config = &loaded.config;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
-    let size = match size {
-        Some(size) => size,
-        None => full_hd(&config.data)?,
+    let size = match (size, &passes.language) {
+        (Some(size), _) => Some(size),
+        (None, None) => Some(full_hd(&config.data)?),
+        // Texts have no size.
+        (None, Some(_)) => None,
     };
     let input = PlanInput {
         network,
         frames: config.data.num_frames,
-        size: Some(size),
+        size,
         memory: (!machine.shared).then_some(machine.memory as u64),
         samples: config.training.samples_per_rank(),
         ranks: if division.all_ranks { machine.devices } else { 1 },
@@ -159,13 +161,20 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
             machine.devices
         );
     }
-    tellln!("{:<24} {:>10} {:>10}", "GB of each rank", "device", "host");
-    for item in &needs.memory {
-        tellln!("{:<24} {:>10.2} {:>10.2}  {}", item.name, gigabytes(item.device), gigabytes(item.host), item.formula);
+    let labels: Vec<String> = needs.memory.iter().map(MemoryItem::label).collect();
+    let width = labels.iter().map(String::len).max().unwrap_or(0).max(24);
+    tellln!("{:<width$} {:>10} {:>10}", "GB of each rank", "device", "host");
+    for (item, label) in needs.memory.iter().zip(&labels) {
+        tellln!("{label:<width$} {:>10.2} {:>10.2}  {}", gigabytes(item.device), gigabytes(item.host), item.formula);
+    }
+    for phase in needs.phases() {
+        let [device, host] = held_in(needs, phase).map(gigabytes);
+        tellln!("{:<width$} {device:>10.2} {host:>10.2}", format!("together, {phase}"));
     }
     let [device, host] = totals(needs);
-    tellln!("{:<24} {device:>10.2} {host:>10.2}", "together");
-    let (need, have) = (if machine.shared { device + host } else { device }, machine.memory / 1e9);
+    let together = if needs.phases().is_empty() { "together" } else { "together, at most" };
+    tellln!("{together:<width$} {device:>10.2} {host:>10.2}");
+    let (need, have) = (needed(needs, machine), machine.memory / 1e9);
     match need <= have {
         true => tellln!("fits: {need:.1} of {have:.1} GB"),
         false => {
@@ -173,6 +182,13 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
             for hint in &needs.hints {
                 tellln!("  {hint}");
             }
+        }
+    }
+    if machine.shared && input.ranks > 1 {
+        let together = need * input.ranks as f64;
+        tellln!("{together:.1} GB if all {} ranks are on this machine", input.ranks);
+        if need <= have && together > have {
+            tellln!("  that is more than the {have:.1} GB that it has");
         }
     }
     if !machine.shared {
@@ -187,6 +203,9 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
             tellln!("  that is more than the {beside:.0} GB of the devices: make sure that the machine has it");
         }
     }
+    if needs.time.is_empty() {
+        return;
+    }
     tellln!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
     for phase in &needs.time {
         tellln!("{:<24} {:>10.1} {:>10.1} {:>10.1}", phase.name, phase.flops / 1e12, phase.moved / 1e9, phase.seconds);
@@ -198,6 +217,15 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
 
 /// The passes of a step over each sample, in words.
 pub fn passes_in_words(passes: &Passes) -> String {
+    if let Some(work) = &passes.language {
+        let LanguageWork { rollout, samples, micro_batch, .. } = work;
+        return match rollout {
+            Some(RolloutWork { groups, group_size, .. }) => {
+                format!("{} conversations a step, recorded {micro_batch} at a time", groups.saturating_mul(*group_size))
+            }
+            None => format!("{samples} texts a step, recorded {micro_batch} at a time"),
+        };
+    }
     let [steps, trained] = passes.steps();
     match passes.videos {
         Some(videos) => {
@@ -208,15 +236,26 @@ pub fn passes_in_words(passes: &Passes) -> String {
     }
 }
 
-/// GB on the device and on the host.
+/// The most GB that are held at a time on the device, and on the host.
 pub fn totals(needs: &Needs) -> [f64; 2] {
-    let items = &needs.memory;
-    [items.iter().map(|i| gigabytes(i.device)).sum(), items.iter().map(|i| gigabytes(i.host)).sum()]
+    [needs.peak(|item| item.device).0, needs.peak(|item| item.host).0].map(gigabytes)
+}
+
+/// The most GB that are held at a time of the memory that is planned for.
+pub fn needed(needs: &Needs, machine: &Machine) -> f64 {
+    gigabytes(match machine.shared {
+        true => needs.peak(|item| item.device + item.host).0,
+        false => needs.peak(|item| item.device).0,
+    })
+}
+
+/// Bytes on the device and on the host in `phase`.
+fn held_in(needs: &Needs, phase: &str) -> [usize; 2] {
+    [needs.held_in(Some(phase), |item| item.device), needs.held_in(Some(phase), |item| item.host)]
 }
 
 fn print_json(needs: &Needs, input: &PlanInput, machine: &Machine) {
-    let [device, host] = totals(needs);
-    let need = if machine.shared { device + host } else { device };
+    let need = needed(needs, machine);
     let mut json = serde_json::json!({
         "machine": machine.name,
         "ranks": input.ranks,
@@ -224,8 +263,17 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &Machine) {
         "flops_per_second": machine.speed.flops,
         "memory": needs.memory,
         "time": needs.time,
+        "needed_bytes": (need * 1e9).round() as u64,
         "fits": need <= machine.memory / 1e9,
     });
+    let phases = needs.phases().into_iter().map(|phase| {
+        let [device, host] = held_in(needs, phase);
+        (phase.to_string(), serde_json::json!({"device": device, "host": host}))
+    });
+    let phases: serde_json::Map<String, serde_json::Value> = phases.collect();
+    if !phases.is_empty() {
+        json["phases"] = phases.into();
+    }
     for (name, value) in &needs.facts {
         json[name] = match value.fract() == 0.0 {
             true => serde_json::json!(*value as u64),

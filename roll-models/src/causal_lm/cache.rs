@@ -158,32 +158,44 @@ impl Cache {
         out
     }
 
-    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer. Those of the slot are
-    /// copied: a view would keep the memory from being written in place.
+    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer, as copies: a view of the slot
+    /// would keep its memory from being written in place. A view of the prompt would keep the tensor of all prompts until
+    /// now; as each row that enters makes a new one, so many of them would be there at once.
     pub fn copied(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
-        self.beginning(prompt, tail, |tails| {
+        let select = |x: Tensor<2>, rows: Range<usize>| {
+            let rows = rows.map(|row| row as i64).collect();
+            let device = x.device();
+            x.select(0, integers(rows, &device))
+        };
+        let of_slot = |tails: &Tensor<3>| {
             let [slots, capacity, width] = tails.dims();
-            let rows = (0..tail).map(|t| (slot * capacity + t) as i64).collect();
-            tails.clone().reshape([slots * capacity, width]).select(0, integers(rows, &tails.device()))
-        })
+            select(tails.clone().reshape([slots * capacity, width]), slot * capacity..slot * capacity + tail)
+        };
+        self.beginning(prompt, tail, |prompts, rows| select(prompts.clone(), rows), of_slot)
     }
 
     /// The same as a view, once nothing will be written any more: it takes no memory beside the cache's, and keeps that.
     pub fn viewed(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
-        self.beginning(prompt, tail, |tails| {
+        let of_slot = |tails: &Tensor<3>| {
             let [slots, capacity, width] = tails.dims();
             tails.clone().reshape([slots * capacity, width]).narrow(0, slot * capacity, tail)
-        })
+        };
+        self.beginning(prompt, tail, |prompts, rows| prompts.clone().narrow(0, rows.start, rows.len()), of_slot)
     }
 
-    fn beginning(&self, prompt: usize, tail: usize, of_slot: impl Fn(&Tensor<3>) -> Tensor<2>) -> Beginning {
+    fn beginning(
+        &self,
+        prompt: usize,
+        tail: usize,
+        of_prompts: impl Fn(&Tensor<2>, Range<usize>) -> Tensor<2>,
+        of_slot: impl Fn(&Tensor<3>) -> Tensor<2>,
+    ) -> Beginning {
         let rows = self.prompt(prompt);
         let of_layer = |layer: &Mutex<Layer>| {
             let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
             let mut parts = Vec::new();
             if let Some((k, v)) = &layer.prompts {
-                let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
-                parts.push((part(k), part(v)));
+                parts.push((of_prompts(k, rows.clone()), of_prompts(v, rows.clone())));
             }
             if let Some((k, v)) = layer.tails.as_ref().filter(|_| tail > 0) {
                 parts.push((of_slot(k), of_slot(v)));

@@ -41,6 +41,30 @@ pub fn open(path: &Path) -> Result<Parts> {
     Ok(Parts { config, state, blocks, tokenizer, template, place: path.display().to_string() })
 }
 
+/// Shape of the network in `path`, and the bytes of the matrices that are in blocks, by the names of Hugging Face. Only the
+/// header is read.
+pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
+    let file = GgufFile::open(path)?;
+    let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;
+    let mut blocks = BTreeMap::new();
+    for (name, shape) in config.weights() {
+        let stored = stored_name(&name, &config);
+        has_shape(&file, &stored, &shape)?;
+        if let Some(bytes) = file.block_bytes(&stored)? {
+            blocks.insert(name, bytes);
+        }
+    }
+    Ok((config, blocks))
+}
+
+/// Fails when the tensor `name` has another shape.
+fn has_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
+    match file.shape(name).filter(|found| *found != shape) {
+        None => Ok(()),
+        Some(found) => Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found)),
+    }
+}
+
 /// Shape of the network, from the metadata and the tensors that are there.
 fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
     let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
@@ -180,10 +204,7 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
     let (mut state, mut matrices) = (StateDict::new(), BTreeMap::new());
     for (name, shape) in config.weights() {
         let stored = stored_name(&name, config);
-        if let Some(found) = file.shape(&stored).filter(|found| *found != shape) {
-            let what = format!("{stored} of {}", file.path().display());
-            return Err(Error::shape(what, format!("{shape:?}"), found));
-        }
+        has_shape(file, &stored, &shape)?;
         let heads = match interleaved {
             true if name.contains(".q_proj.") => Some(config.heads),
             true if name.contains(".k_proj.") => Some(config.kv_heads),

@@ -10,9 +10,9 @@ use roll_core::Result;
 use super::block::integers;
 
 /// Logits of one chunk: 16 MiB in f32.
-const CHUNK_LOGITS: usize = 1 << 22;
+pub(super) const CHUNK_LOGITS: usize = 1 << 22;
 /// Ids of one chunk.
-const CHUNK_IDS: usize = 1 << 13;
+pub(super) const CHUNK_IDS: usize = 1 << 13;
 
 /// The output layer.
 #[derive(Clone)]

@@ -7,8 +7,8 @@ use roll_backends::{Backend, Memory};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, ConfiguredOptions, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Registration, Result,
-    ResultExt,
+    BuildContext, ConfiguredOptions, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration,
+    Result, ResultExt,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -86,8 +86,29 @@ impl Default for CausalLmOptions {
 }
 
 impl CausalLmOptions {
+    /// The shape of the network with the context that is asked for. Fails on values that no model can be opened with.
+    pub(super) fn checked(&self, mut config: LmConfig) -> Result<LmConfig> {
+        check_alpha(self.lora_alpha)?;
+        if let Some(length) = self.max_length {
+            if length == 0 || length > config.context {
+                let problem = format!("expected 1 to {}, the model's context; found {length}", config.context);
+                return Err(Error::config("model.max_length", problem));
+            }
+            config.context = length;
+        }
+        if self.weights_dtype.eight_bits().is_some() {
+            let problem =
+                "expected auto, f32 or bf16: of a language model only a GGUF file has weights in eight bits (Q8_0)";
+            return Err(Error::config("model.weights_dtype", problem));
+        }
+        match self.rows_at_once {
+            0 => Err(Error::config("model.rows_at_once", "expected at least 1, found 0")),
+            _ => Ok(config),
+        }
+    }
+
     /// What is trained.
-    fn trainable(&self, config: &LmConfig) -> Trainable {
+    pub(super) fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
             rank => Trainable::Lora {
@@ -98,7 +119,13 @@ impl CausalLmOptions {
         }
     }
 
-    fn memory(&self) -> Memory {
+    /// Whether frozen matrices that a file has in blocks stay in them. Other backends than ours have no products with
+    /// blocks: they would decode a matrix at every use.
+    pub(super) fn keeps_blocks(&self, backend: Backend) -> bool {
+        self.weights_dtype == WeightsDType::Auto && backend == Backend::Flex
+    }
+
+    pub(super) fn memory(&self) -> Memory {
         match (self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload) {
             (_, true) => Memory::Offload,
             (true, false) => Memory::Recompute,
@@ -138,7 +165,7 @@ roll_core::inventory::submit! {
         defaults: default_options::<CausalLmOptions>,
         keys: roll_core::keys::of::<CausalLmOptions>,
         factory: Factory::Model(make),
-        planner: None,
+        planner: Some(Planner::Model(super::plan::needs)),
     }
 }
 
@@ -148,19 +175,12 @@ fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
 
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
-    check_alpha(options.lora_alpha)?;
     let device = roll_backends::device(&context.backend)?;
-    let Parts { mut config, mut state, mut blocks, tokenizer, template, place } = match &options.model_path {
+    let Parts { config, mut state, mut blocks, tokenizer, template, place } = match &options.model_path {
         Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };
-    if let Some(length) = options.max_length {
-        if length == 0 || length > config.context {
-            let problem = format!("expected 1 to {}, the model's context; found {length}", config.context);
-            return Err(Error::config("model.max_length", problem));
-        }
-        config.context = length;
-    }
+    let config = options.checked(config)?;
     let template = match (template, options.chat_template_args.is_empty()) {
         (Some(template), false) => Some(template.with_arguments(options.chat_template_args.clone())?),
         (None, false) => {
@@ -173,16 +193,10 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     };
     let reading = || format!("reading {place}");
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
-    if options.weights_dtype.eight_bits().is_some() {
-        let problem =
-            "expected auto, f32 or bf16: of a language model only a GGUF file has weights in eight bits (Q8_0)";
-        return Err(Error::config("model.weights_dtype", problem));
-    }
     let dtype = options.weights_dtype.of(stored, &device)?;
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
-    // Other backends than ours have no products with blocks: they would decode a matrix at every use.
-    let stay = options.weights_dtype == WeightsDType::Auto && Backend::of(&context.backend)? == Backend::Flex;
+    let stay = options.keeps_blocks(Backend::of(&context.backend)?);
     if !stay || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
     }
@@ -198,15 +212,12 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         let values = flat::from_state(parameters.specs(), start.parameters());
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
-    if options.rows_at_once == 0 {
-        return Err(Error::config("model.rows_at_once", "expected at least 1, found 0"));
-    }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     Ok(model.with_rows_at_once(options.rows_at_once))
 }
 
 /// What `lora_checkpoint` holds.
-fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
+pub(super) fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.by_name_alone) {

@@ -23,6 +23,7 @@ mod model;
 mod network;
 pub mod packed;
 mod parts;
+mod plan;
 mod prefixes;
 #[cfg(test)]
 mod quantised_tests;

@@ -80,13 +80,7 @@ impl Network {
                 return Ok(());
             }
             Trainable::Lora { .. } | Trainable::Layers { .. } => {
-                let (specs, values) = lora_parameters(
-                    // The output layer and the embedding are no layers of a block: adapters there would not be read.
-                    self.config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
-                    trainable,
-                    noise,
-                    &format!("layers of a block: {}", self.config.linear_layers().replace(',', ", ")),
-                )?;
+                let (specs, values) = adapters(&self.config, trainable, noise)?;
                 self.lora_scale = trainable.lora_scale();
                 (specs, values)
             }
@@ -348,6 +342,21 @@ impl Network {
             _ => Ok(()),
         }
     }
+}
+
+/// Names, shapes and initial values of the adapters that `trainable` asks for in a network of `config`.
+pub(super) fn adapters(
+    config: &LmConfig,
+    trainable: &Trainable,
+    noise: &Noise,
+) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
+    lora_parameters(
+        // The output layer and the embedding are no layers of a block: adapters there would not be read.
+        config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
+        trainable,
+        noise,
+        &format!("layers of a block: {}", config.linear_layers().replace(',', ", ")),
+    )
 }
 
 fn chain(pass: &Arc<Pass>) -> Chain {

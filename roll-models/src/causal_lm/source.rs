@@ -39,15 +39,22 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
 
 /// The model at `path`: a directory, or a GGUF file.
 pub fn open(path: &Path) -> Result<Parts> {
+    match is_gguf(path)? {
+        true => gguf::open(path),
+        false => directory(path),
+    }
+}
+
+/// Whether `path` is a GGUF file, by its name, or a directory. Fails on other files.
+pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    match (path.is_file(), gguf) {
-        (_, true) => gguf::open(path),
-        (true, false) => {
+    match path.is_file() && !gguf {
+        false => Ok(gguf),
+        true => {
             let problem =
                 "expected the directory of a model (config.json, tokenizer.json, safetensors) or a .gguf file";
             Err(Error::bad_file(path, problem))
         }
-        (false, false) => directory(path),
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use roll_core::{Error, Headline, Result};
+use roll_backends::device::memory;
+use roll_core::{Error, Headline, Result, communicator};
 
 use super::{Trainer, state};
 use crate::cache::CacheStore;
@@ -22,6 +23,9 @@ pub struct RunSummary {
     pub stopped: Option<String>,
     /// Wall-clock seconds of the loop.
     pub seconds: f64,
+    /// The most bytes of host memory that each rank's process had at a time, mapped files included, in the order of the
+    /// ranks; `null` where the system does not count them. Of a run that was resumed, those of the last process.
+    pub peak_memory: Vec<Option<u64>>,
     /// Trainable parameters.
     pub parameters: usize,
     /// Metrics of the first step.
@@ -64,11 +68,13 @@ impl Trainer {
         if let Some([found, computed]) = encodings {
             tracing::info!("encodings: {found} read from the cache, {computed} computed");
         }
+        let peak_memory = communicator::join(self.strategy.communicator(), &memory::host_peak())?;
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = RunSummary {
             steps: self.done,
             stopped: self.stopped.clone(),
             seconds: self.record.seconds,
+            peak_memory,
             parameters: self.model.parameter_count(),
             first: record::restored(&self.record.first),
             last: record::restored(&self.record.last),

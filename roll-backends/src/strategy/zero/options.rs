@@ -160,6 +160,9 @@ impl ZeroOptions {
             state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
             state_on_gpu: 0,
             overlap_comm: self.overlap_comm,
+            copies_parameters: false,
+            bucket: self.bucket_size(),
+            token_ranks: self.sequence_parallel_size,
         }
     }
 

@@ -186,7 +186,7 @@ pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter
 /// Operations of one pass of each phase that they are counted for.
 pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
-    let passes = preset.passes;
+    let passes = &preset.passes;
     let [unrecorded, decoded] = passes.decoded();
     let of = |name: &str| {
         let (all, times) = match name {
@@ -198,7 +198,7 @@ pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
         };
         counted.iter().find(|p| p.name == all).map(|p| p.flops / times as f64)
     };
-    phases_of(&passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
+    phases_of(passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
 }
 
 /// Measurements so far.

@@ -34,7 +34,7 @@ impl Meter {
     /// Bytes at the highest since; `None` where the system has no such counter.
     pub fn peak(&self) -> Option<u64> {
         match self {
-            Self::Host => host_peak(),
+            Self::Host => memory::host_peak(),
             Self::Gpu { number, before } => Some(memory::used(*number)?.saturating_sub(*before)),
         }
     }
@@ -46,10 +46,4 @@ impl Meter {
             Self::Gpu { .. } => "device",
         }
     }
-}
-
-fn host_peak() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }

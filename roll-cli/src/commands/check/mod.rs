@@ -11,7 +11,7 @@ use roll_train::progress::{counted, duration, overview_line};
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
-use super::plan::{Machine, cluster, estimate, machine, totals};
+use super::plan::{Machine, cluster, estimate, gigabytes, machine, needed, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
 
@@ -80,14 +80,16 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
+    let together = gigabytes(needs.peak(|item| item.device + item.host).0);
     let memory = match on_the_host(config) {
-        true => format!("{:.1} of {:.1} GB", device + host, machine.memory / 1e9),
+        true => format!("{together:.1} of {:.1} GB", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
     // Clips of sizes of their own: the estimate is for the largest that a run would take.
     let bound = if size.is_some() { "" } else { "up to " };
     let reward = if config.reward.is_empty() { "" } else { " without the reward" };
-    let text = format!("{bound}{memory}, {bound}{} a step{reward} (`roll plan` lists the items)", duration(seconds));
+    let time = if needs.time.is_empty() { String::new() } else { format!(", {bound}{} a step", duration(seconds)) };
+    let text = format!("{bound}{memory}{time}{reward} (`roll plan` lists the items)");
     Some(overview_line("estimate", &text))
 }
 
@@ -122,10 +124,9 @@ fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Op
 fn memory(needs: &roll_core::plan::Needs, machine: &Machine, known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
-        found.good(format!("{:<28} {:>11}{host}", item.name, in_words(item.device)));
+        found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
     }
-    let [device, host] = totals(needs);
-    let need = if machine.shared { device + host } else { device };
+    let (need, device) = (needed(needs, machine), totals(needs)[0]);
     let have = machine.memory / 1e9;
     let place = format!("on each device of {}, for {}", machine.name, needs.work);
     match (known, need <= have) {
@@ -140,6 +141,9 @@ fn memory(needs: &roll_core::plan::Needs, machine: &Machine, known: bool, found:
 }
 
 fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings) {
+    if needs.time.is_empty() {
+        return;
+    }
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     found.section("time");
     let all = steps.map(|steps| format!(", {} for {}", duration(seconds * steps as f64), counted(steps, "step")));

@@ -21,6 +21,11 @@ const TEXT_TOKENS: usize = 512;
 /// Bytes and seconds of a run with these options. Of the model's files only the headers are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
+    if input.passes.language.is_some() {
+        let problem = "the algorithm trains language models, and `wan2_2` makes videos: choose a model such as `causal_lm`, \
+                       or an algorithm for videos such as `reward_fl`";
+        return Err(Error::config("model.name", problem));
+    }
     let networks = networks(&options, input.network.as_deref(), context)?;
     let division = division(&options, &networks, input)?;
     let mut plan =
@@ -35,7 +40,13 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
     }
     let [height, width] = plan.work.size;
-    let item = |i: super::Item| MemoryItem { name: i.name.into(), device: i.device, host: i.host, formula: i.formula };
+    let item = |i: super::Item| MemoryItem {
+        name: i.name.into(),
+        device: i.device,
+        host: i.host,
+        formula: i.formula,
+        phase: None,
+    };
     let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
     Ok(Needs {
         work: format!("{} frames of {width}x{height}, {} tokens", plan.work.frames, plan.tokens()),

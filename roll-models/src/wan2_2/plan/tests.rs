@@ -203,6 +203,33 @@ fn needed_for(
     needs(options.as_object().unwrap(), &input, &context).unwrap()
 }
 
+#[test]
+fn an_algorithm_for_language_models_is_refused() {
+    let work = roll_core::plan::LanguageWork {
+        rollout: None,
+        sequence_length: None,
+        samples: 1,
+        update: 1,
+        micro_batch: 1,
+        reference: false,
+        critic: None,
+    };
+    let input = roll_core::plan::PlanInput {
+        network: Some("wan2_2-ti2v-5b".into()),
+        frames: 9,
+        size: None,
+        memory: None,
+        samples: 1,
+        ranks: 1,
+        passes: roll_core::plan::Passes { language: Some(work), ..roll_core::plan::Passes::default() },
+        division: roll_core::plan::Division::default(),
+        speed: Speed { flops: 1e12, link: 1e9, read: 1e9 },
+    };
+    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let told = needs(&roll_core::Options::new(), &input, &context).unwrap_err().to_string();
+    assert!(told.contains("model.name") && told.contains("causal_lm"), "{told}");
+}
+
 fn item<'a>(needs: &'a roll_core::plan::Needs, name: &str) -> &'a roll_core::plan::MemoryItem {
     needs.memory.iter().find(|item| item.name == name).unwrap()
 }

@@ -132,6 +132,12 @@ impl GgufFile {
         BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| self.problem(name, &e))
     }
 
+    /// Bytes of a matrix in blocks, as [`GgufFile::blocks`] would copy them; nothing is read.
+    pub fn block_bytes(&self, name: &str) -> Result<Option<usize>, WeightsError> {
+        let (place, kind) = self.place_of(name)?;
+        Ok((kind.is_quantised() && place.shape.len() == 2).then_some(place.bytes.len()))
+    }
+
     fn place_of(&self, name: &str) -> Result<(&Place, BlockType), WeightsError> {
         let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
         let place = self.tensors.get(name).ok_or_else(missing)?;
