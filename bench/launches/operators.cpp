@@ -1,6 +1,6 @@
 // Counts the operators that a program calls in libtorch: what stands between two marks, by name.
 //
-// For the backend `libtorch`; see `scripts/count-launches`. Loaded before the program (LD_PRELOAD), it asks ATen to tell
+// For the backend `libtorch`; see `scripts/count-launches`. Loaded before the program (LD_PRELOAD), it has ATen tell
 // of every operator. `called` are those that the program calls, itself or through a derivative that ATen recorded;
 // `within` are those that they call in turn.
 //

@@ -48,7 +48,7 @@ fn main() -> Result<()> {
                 0 => Ok(()),
                 _ => mark.end(&device, &format!("{layers} {phase}")),
             };
-            pass(Grad::Off)?;
+            pass(Grad::Skip)?;
             ends("forward")?;
             let (_, pullback) = pass(Grad::Record)?;
             ends("forward, recorded")?;
@@ -118,7 +118,8 @@ impl Mark {
         // SAFETY: no library means all of them, and the name ends with a zero.
         let found = unsafe { dlsym(null_mut(), c"count_mark".as_ptr()) };
         if found.is_null() {
-            let problem = "nothing counts: expected a library of bench/launches in LD_PRELOAD (`scripts/count-launches`)";
+            let problem =
+                "nothing counts: expected a library of bench/launches in LD_PRELOAD (`scripts/count-launches`)";
             return Err(Error::Unsupported(problem.into()));
         }
         // SAFETY: both libraries declare it so.
