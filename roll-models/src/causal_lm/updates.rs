@@ -1,8 +1,9 @@
 //! Updates of the parameters on their device.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use roll_core::{AdamUpdate, DeviceUpdates, Result};
+use roll_core::{AdamUpdate, DevicePart, DeviceUpdates, Result};
 
 use super::prefixes::Prefixes;
 
@@ -45,11 +46,18 @@ impl DeviceUpdates for Forgetting {
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()> {
         self.updates.write_moments(moments)
     }
+
+    /// The parameters stay until they are written, which forgets by itself.
+    fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
+        self.updates.part(which)
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use roll_core::Error;
+
     use super::*;
 
     /// Updates of nothing.
@@ -77,6 +85,9 @@ mod tests {
         }
         fn write_moments(&mut self, _moments: [&[f32]; 2]) -> Result<()> {
             Ok(())
+        }
+        fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
+            Err(Error::shape("flat parameters", "[0]", &[which.end]))
         }
     }
 
