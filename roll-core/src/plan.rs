@@ -91,12 +91,23 @@ pub struct Division {
     pub state_on_gpu: usize,
     /// Communication overlaps computation.
     pub overlap_comm: bool,
+    /// Ranks that work on one sample; 0 and 1: each rank has samples of its own.
+    #[serde(default)]
+    pub token_ranks: usize,
 }
 
 impl Default for Division {
     /// One rank that holds everything, with AdamW's two moments in f32.
     fn default() -> Self {
-        Self { all_ranks: false, stage: 0, placement: None, state_bytes: 8, state_on_gpu: 0, overlap_comm: false }
+        Self {
+            all_ranks: false,
+            stage: 0,
+            placement: None,
+            state_bytes: 8,
+            state_on_gpu: 0,
+            overlap_comm: false,
+            token_ranks: 1,
+        }
     }
 }
 

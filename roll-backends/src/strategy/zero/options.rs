@@ -179,6 +179,7 @@ impl ZeroOptions {
             state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
             state_on_gpu: self.optimizer_place().most_on_gpu(self.bf16_optimizer_states),
             overlap_comm: self.overlap_comm,
+            token_ranks: self.sequence_parallel_size,
         }
     }
 
