@@ -258,9 +258,10 @@ mod tests {
     use std::sync::Arc;
 
     use crate::{
-        AdamUpdate, Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Generation, Grad,
-        GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Pullback, Result, Sampling, ScheduleFacts,
-        SigmaRange, StateDict, Tensor, Timestep, TokenStats, VelocityInput, VideoUnit, WeightPlacement,
+        AdamUpdate, Adapter, ConditionInput, Conditioning, DevicePart, DeviceUpdates, DiffusionModel, Error,
+        Generation, Grad, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Pullback, Result,
+        Sampling, ScheduleFacts, SigmaRange, StateDict, Tensor, Timestep, TokenStats, VelocityInput, VideoUnit,
+        WeightPlacement,
     };
 
     /// Counts its calls, and has every capability that defaults deny.
@@ -351,6 +352,9 @@ mod tests {
         }
         fn write_moments(&mut self, _moments: [&[f32]; 2]) -> Result<()> {
             Ok(())
+        }
+        fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
+            Err(Error::shape("flat parameters", "[0]", &[which.end]))
         }
     }
 

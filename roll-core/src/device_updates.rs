@@ -1,5 +1,7 @@
 //! Updates of parameters where they are, without a way through host memory.
 
+use std::ops::Range;
+
 use crate::Result;
 
 /// The numbers of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and v, where
@@ -61,5 +63,23 @@ pub trait DeviceUpdates: Send {
     fn read_moments(&self) -> Result<[Vec<f32>; 2]>;
 
     /// Replaces the moments, in the flat layout. Fails on another length, and then changes nothing.
+    fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()>;
+
+    /// Updates of the elements `which` of the flat layout alone, for ranks that divide the work. They have moments of their
+    /// own. Fails on elements that there are not.
+    fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>>;
+}
+
+/// AdamW of some elements of the flat layout on the device of their model, where their moments are: f32, and zero until they
+/// are written.
+pub trait DevicePart: Send {
+    /// The elements after an update by `gradients`, which are in host memory, as the results are; moments are updated too.
+    /// The model keeps its values, until it is given those of all ranks. Fails on another length, and then changes nothing.
+    fn updated(&mut self, gradients: &[f32], update: &AdamUpdate) -> Result<Vec<f32>>;
+
+    /// Copies the moments, first and second, to host memory.
+    fn read_moments(&self) -> Result<[Vec<f32>; 2]>;
+
+    /// Replaces the moments. Fails on another length, and then changes nothing.
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()>;
 }

@@ -97,7 +97,7 @@ pub mod video;
 pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
-pub use device_updates::{AdamUpdate, DeviceUpdates};
+pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };

@@ -3,8 +3,12 @@
 //! A LoRA has hundreds of tensors: each is one kernel and one reduction, queued one behind the other, and the host waits
 //! once, for the norm.
 
+mod part;
+
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Tensor};
-use roll_core::{AdamUpdate, DeviceUpdates, Error, ParameterSpec, Result};
+use roll_core::{AdamUpdate, DevicePart, DeviceUpdates, Error, ParameterSpec, Result};
 
 use super::{Home, Parameters, download, lock, upload};
 use crate::device::is_gpu;
@@ -93,14 +97,18 @@ impl Updated {
         });
     }
 
+    /// The value now.
+    fn value(&self) -> Result<Tensor<1>> {
+        let value = self.parameters.value(self.index);
+        value.ok_or_else(|| Error::Misuse("parameters that are divided among ranks have no device".into()))
+    }
+
     fn zeros(&self) -> Tensor<1> {
-        Tensor::zeros([self.len], (&plain_device(self.device()), DType::F32))
+        zeros(self.len, self.device())
     }
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
-        let value = self.parameters.value(self.index);
-        let value =
-            value.ok_or_else(|| Error::Misuse("parameters that are divided among ranks have no device".into()))?;
+        let value = self.value()?;
         // Without a gradient the moments shrink all the same.
         let gradient = self.gradient.take().unwrap_or_else(|| self.zeros());
         let moments = self.moments.take().unwrap_or_else(|| [self.zeros(), self.zeros()]);
@@ -185,6 +193,10 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
         }
         Ok(())
     }
+
+    fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
+        Ok(Box::new(part::Part::of(&self.tensors, which)?))
+    }
 }
 
 /// Each tensor with its part of the flat layout.
@@ -212,6 +224,10 @@ fn plain_device(device: &Device) -> Device {
     device.clone().without_autodiff()
 }
 
+fn zeros(count: usize, device: &Device) -> Tensor<1> {
+    Tensor::zeros([count], (&plain_device(device), DType::F32))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -221,17 +237,17 @@ mod tests {
     use crate::Backend;
     use crate::optimizer::{AdamRule, AdamW, Moment, Moments};
 
-    fn specs() -> Vec<ParameterSpec> {
+    pub(super) fn specs() -> Vec<ParameterSpec> {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
         vec![spec("a", &[3]), spec("b", &[17, 5]), spec("c", &[1]), spec("d", &[40, 32])]
     }
 
-    fn values(seed: usize) -> Vec<f32> {
+    pub(super) fn values(seed: usize) -> Vec<f32> {
         let count: usize = specs().iter().map(ParameterSpec::len).sum();
         (0..count).map(|i| ((i * 7 + seed * 131) as f32 * 0.37).sin()).collect()
     }
 
-    fn parts(flat: &[f32]) -> Vec<Vec<f32>> {
+    pub(super) fn parts(flat: &[f32]) -> Vec<Vec<f32>> {
         let mut flat = flat;
         let mut part = |spec: &ParameterSpec| {
             let (head, tail) = flat.split_at(spec.len());
@@ -254,13 +270,13 @@ mod tests {
         all.concat()
     }
 
-    fn devices() -> impl Iterator<Item = (Backend, Device)> {
+    pub(super) fn devices() -> impl Iterator<Item = (Backend, Device)> {
         let tested = Backend::ALL.into_iter().filter(|backend| roll_testing::is_tested(backend.name()));
         let usable = tested.filter(|backend| backend.usable(0).is_ok());
         usable.map(|backend| (backend, crate::device(backend.name()).unwrap()))
     }
 
-    fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
+    pub(super) fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
         assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
     }

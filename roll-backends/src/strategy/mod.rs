@@ -1,12 +1,16 @@
 //! Strategies: how gradients become updates.
 
+#[cfg(test)]
+mod device_model;
+mod place;
 mod saved;
 mod single;
 pub mod zero;
 
 use roll_core::{Error, Model, OptimizerConfig, Result};
 
-pub use single::{OptimizerPlace, Single, SingleOptions};
+pub use place::OptimizerPlace;
+pub use single::{Single, SingleOptions};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
 /// Fails on a model or on settings that can only be mistakes. Loading a configuration refuses such settings already, and

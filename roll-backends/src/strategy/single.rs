@@ -3,10 +3,11 @@
 use roll_core::plan::Division;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, DeviceUpdates, Error, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
+    Communicator, DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
     SingleRank, StateDict, Strategy, StrategyReport,
 };
 
+use super::place::OptimizerPlace;
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
 use crate::optimizer::{AdamRule, AdamW, Moments, clear, clip_coefficient, norm, scale};
@@ -27,31 +28,10 @@ pub struct SingleOptions {
     pub optimizer_on: OptimizerPlace,
 }
 
-/// Where the optimizer works.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerPlace {
-    /// On GPUs, where their memory is hardly touched by it.
-    #[default]
-    Auto,
-    /// Where the parameters are.
-    Device,
-    /// In host memory.
-    Host,
-}
-
-/// Parameters up to which `auto` works on a GPU: moments of 2 GiB.
-const FEW: usize = 1 << 28;
-
 impl SingleOptions {
     /// Parameters up to which a GPU updates them itself.
     fn most_on_gpu(&self) -> usize {
-        match self.optimizer_on {
-            OptimizerPlace::Host => 0,
-            OptimizerPlace::Auto if self.bf16_optimizer_states => 0,
-            OptimizerPlace::Auto => FEW,
-            OptimizerPlace::Device => usize::MAX,
-        }
+        self.optimizer_on.most_on_gpu(self.bf16_optimizer_states)
     }
 }
 
@@ -93,33 +73,14 @@ impl Single {
     fn attached(&mut self) -> Result<&mut Attached> {
         self.attached.as_mut().ok_or_else(|| not_attached(NAME))
     }
-
-    /// Updates on the device of `model`, if they are to be made there.
-    fn on_device(&self, model: &dyn Model) -> Result<Option<Box<dyn DeviceUpdates>>> {
-        let refused = |problem: &str| Err(Error::config("strategy.optimizer_on", problem));
-        match (self.options.optimizer_on, self.options.bf16_optimizer_states) {
-            (OptimizerPlace::Host, _) | (OptimizerPlace::Auto, true) => Ok(None),
-            (OptimizerPlace::Auto, false) if model.parameter_count() > FEW => Ok(None),
-            (OptimizerPlace::Auto, false) => Ok(model.device_updates().filter(|updates| updates.has_own_memory())),
-            (OptimizerPlace::Device, true) => refused(
-                "moments in bf16 (`strategy.bf16_optimizer_states`) are updated in host memory alone: expected `host` or \
-                 `auto`, found `device`",
-            ),
-            (OptimizerPlace::Device, false) => match model.device_updates() {
-                None => refused(
-                    "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",
-                ),
-                updates => Ok(updates),
-            },
-        }
-    }
 }
 
 impl Strategy for Single {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
         let n = model.parameter_count();
-        let place = match self.on_device(model)? {
+        let SingleOptions { optimizer_on, bf16_optimizer_states, .. } = self.options;
+        let place = match optimizer_on.updates(model, n, bf16_optimizer_states)? {
             Some(updates) => {
                 tracing::info!("AdamW updates the {n} parameters on the device they are on");
                 Place::Device { updates, step: 0 }
@@ -127,7 +88,7 @@ impl Strategy for Single {
             None => {
                 let mut parameters = vec![0.0; n];
                 model.read_parameters(&mut parameters)?;
-                let moments = Moments::zeros_as(n, self.options.bf16_optimizer_states);
+                let moments = Moments::zeros_as(n, bf16_optimizer_states);
                 Place::Host { parameters, gradients: vec![0.0; n], moments }
             }
         };

@@ -96,6 +96,8 @@ const EXACT: [Routine; 3] = [DoubleUnit, Unit, Naive];
 const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
 /// Names the routine of bf16 that is tried first, one of [`NAMES`]. To compare them.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
+/// `1` takes routines that compile and run, whatever they compute: to count what a driver is asked for that runs nothing.
+const UNCHECKED: &str = "ROLL_CUDA_UNCHECKED";
 const NAMES: [(&str, Routine); 7] = [
     ("ordered", Ordered),
     ("double", Double),
@@ -170,6 +172,7 @@ impl Routine {
     fn disagreement(self, like: &CubeTensor) -> Option<String> {
         let [m, k, n] = PROBE;
         let (a, b) = (small(m * k, 3), small(k * n, 11));
+        let is_checked = std::env::var(UNCHECKED).as_deref() != Ok("1");
         let mut expected = vec![0.0f32; m * n];
         for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
             for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
@@ -184,7 +187,7 @@ impl Routine {
             }
             let Some(found) = host(out) else { return Some("its kernel failed".into()) };
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
-            if !found.iter().zip(&expected).all(near) {
+            if is_checked && !found.iter().zip(&expected).all(near) {
                 return Some(format!("it is wrong (left matrix turned: {a_turned}, right one: {b_turned})"));
             }
         }

@@ -1,68 +1,12 @@
 //! The strategy with updates on the device of the parameters.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use super::*;
+use crate::Backend;
 use crate::flat_model::FlatModel;
-use crate::{Backend, Parameters};
-
-/// A model that is nothing but parameters on a device.
-struct OnDevice {
-    parameters: Parameters,
-    /// Whether it has its updates there, or keeps them to itself.
-    updates: bool,
-}
-
-impl OnDevice {
-    fn new(device: &Device) -> Self {
-        let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
-        let specs = vec![spec("a", &[4, 8]), spec("b", &[3])];
-        let values = specs.iter().map(|s| (0..s.len()).map(|i| (i as f32 * 0.37).sin()).collect()).collect();
-        Self { parameters: Parameters::new(specs, values, device), updates: true }
-    }
-
-    /// The gradient of one pull.
-    fn pull(&self, step: usize) {
-        for (index, spec) in self.parameters.specs().iter().enumerate() {
-            let values: Vec<f32> = (0..spec.len()).map(|i| ((i + 7 * step) as f32 * 0.61).cos()).collect();
-            let data = TensorData::new(values, [spec.len()]);
-            self.parameters.add_gradient(index, Tensor::from_data(data, self.parameters.device()));
-        }
-    }
-
-    fn values(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.parameter_count()];
-        self.read_parameters(&mut values).unwrap();
-        values
-    }
-}
-
-impl Model for OnDevice {
-    fn parameters(&self) -> &[ParameterSpec] {
-        self.parameters.specs()
-    }
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.parameters.read(out)
-    }
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.parameters.write(values)
-    }
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.parameters.take_gradients(add_into)
-    }
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        Parameters::device_updates([&self.parameters]).filter(|_| self.updates)
-    }
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Ok(BTreeMap::new())
-    }
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
-        Ok(())
-    }
-}
+use crate::strategy::device_model::{OnDevice, assert_near, devices};
 
 fn attached(model: &mut OnDevice, optimizer_on: OptimizerPlace, max_grad_norm: f64) -> Single {
     let mut strategy = Single::new(SingleOptions { optimizer_on, ..SingleOptions::default() });
@@ -84,17 +28,6 @@ fn steps(strategy: &mut Single, model: &mut OnDevice, numbers: std::ops::Range<u
     for number in numbers {
         assert!(step(strategy, model, number).applied);
     }
-}
-
-/// Devices of this build that work here, of those that tests are asked to run on.
-fn devices() -> impl Iterator<Item = (Backend, Device)> {
-    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
-    tested.map(|backend| (backend, crate::device(backend.name()).unwrap()))
-}
-
-fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
-    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
-    assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
 }
 
 #[test]

@@ -13,8 +13,11 @@
 //! another order and differs by rounding.
 
 mod arrivals;
+#[cfg(test)]
+mod device_tests;
 mod drift;
 mod gradients;
+mod kept;
 mod options;
 mod partition;
 mod sequence;
@@ -35,12 +38,12 @@ pub use partition::{Bucket, Partition};
 
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
-use crate::optimizer::{AdamW, Moment, Moments, clip_coefficient};
+use crate::optimizer::{AdamW, clip_coefficient};
 use crate::overlap::OverlappedRanks;
 use arrivals::Arrivals;
 use gradients::Gradients;
+use kept::{Kept, OfBucket, Turn};
 use sequence::Sequence;
-use values::Values;
 
 const NAME: &str = "zero";
 
@@ -61,8 +64,7 @@ struct Attached {
     partition: Arc<Partition>,
     gradients: Arc<Gradients>,
     arrivals: Arc<Arrivals>,
-    /// Of all padded buckets (stage 0), or of this rank's parts.
-    moments: Moments,
+    kept: Kept,
 }
 
 impl Zero {
@@ -95,8 +97,7 @@ impl Strategy for Zero {
         drift::same_parameters(&specs, ranks)?;
         drift::same_values(model, &specs, &partition, ranks, 0)?;
         let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
-        let kept = if self.options.stage == 0 { partition.padded() } else { partition.shard() };
-        let moments = Moments::zeros_as(kept, self.options.bf16_optimizer_states);
+        let kept = Kept::zeros(&self.options, model, &partition, ranks)?;
         let service = self.ranks.offer(gradients.clone());
         let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.ranks.clone(), service));
         self.attached = Some(Attached {
@@ -106,7 +107,7 @@ impl Strategy for Zero {
             partition,
             gradients,
             arrivals,
-            moments,
+            kept,
         });
         Ok(())
     }
@@ -147,12 +148,14 @@ impl Strategy for Zero {
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        a.gradients.scale(coefficient);
-        a.moments.step += 1;
-        a.update(model, ranks.as_ref(), stage, learning_rate)?;
-        a.gradients.clear();
-        if check_every > 0 && a.moments.step.is_multiple_of(check_every) {
-            drift::same_values(model, &a.specs, &a.partition, ranks.as_ref(), a.moments.step)?;
+        let Attached { optimizer, specs, partition, gradients, kept, .. } = a;
+        gradients.scale(coefficient);
+        let turn = Turn { optimizer, partition, gradients, ranks: ranks.as_ref(), whole: stage == 0, learning_rate };
+        kept.update(model, &turn)?;
+        gradients.clear();
+        let updates = kept.step();
+        if check_every > 0 && updates.is_multiple_of(check_every) {
+            drift::same_values(model, specs, partition, ranks.as_ref(), updates)?;
         }
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
@@ -177,25 +180,25 @@ impl Strategy for Zero {
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
         let mut state = StateDict::new();
-        for bucket in a.partition.buckets() {
-            let specs = &a.specs[bucket.specs.clone()];
-            let whole = |moments: &Moment| -> Result<Vec<f32>> {
-                let padded = bucket.part * a.partition.world();
-                if self.options.stage == 0 {
-                    return Ok(moments.f32s(bucket.padded_at..bucket.padded_at + bucket.len));
-                }
-                let mut whole = vec![0.0; padded];
-                self.ranks.all_gather(&moments.f32s(bucket.in_shard()), &mut whole)?;
+        let moments = a.kept.read()?;
+        for (number, bucket) in a.partition.buckets().iter().enumerate() {
+            let gathered = |own: Vec<f32>| -> Result<Vec<f32>> {
+                let mut whole = vec![0.0; bucket.part * a.partition.world()];
+                self.ranks.all_gather(&own, &mut whole)?;
                 whole.truncate(bucket.len);
                 Ok(whole)
             };
-            let (exp_avg, exp_avg_sq) = (whole(&a.moments.exp_avg)?, whole(&a.moments.exp_avg_sq)?);
+            let [exp_avg, exp_avg_sq] = match moments.of(number, bucket, self.options.stage > 0)? {
+                OfBucket::Whole(whole) => whole,
+                OfBucket::Own([exp_avg, exp_avg_sq]) => [gathered(exp_avg)?, gathered(exp_avg_sq)?],
+            };
             if self.ranks.rank().0 == 0 {
+                let specs = &a.specs[bucket.specs.clone()];
                 saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq, self.options.bf16_optimizer_states)?;
             }
         }
         if self.ranks.rank().0 == 0 {
-            saved::save_step(&mut state, a.moments.step)?;
+            saved::save_step(&mut state, a.kept.step())?;
         }
         Ok(state)
     }
@@ -203,56 +206,9 @@ impl Strategy for Zero {
     /// Takes the whole state on every rank, and keeps this rank's parts. Fails, changing nothing, when a tensor is
     /// missing, unexpected, misshapen or holds what no moment can be.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        let (rank, stage) = (self.ranks.rank().0, self.options.stage);
-        let a = self.attached()?;
-        let saved = Saved::check(&a.specs, state)?;
-        let mut moments = Moments::zeros_as(a.moments.len(), a.moments.exp_avg.is_bf16());
-        for bucket in a.partition.buckets() {
-            let mut whole = [Vec::new(), Vec::new()];
-            for spec in &a.specs[bucket.specs.clone()] {
-                let of = saved.moments(spec)?;
-                whole.iter_mut().zip(of).for_each(|(whole, of)| whole.extend(of));
-            }
-            for (whole, own) in whole.iter_mut().zip([&mut moments.exp_avg, &mut moments.exp_avg_sq]) {
-                whole.resize(bucket.part * a.partition.world(), 0.0);
-                match stage {
-                    0 => own.write(bucket.padded_at, whole),
-                    _ => own.write(bucket.shard_at, &whole[bucket.own(rank)]),
-                }
-            }
-        }
-        moments.step = saved.step;
-        a.moments = moments;
-        Ok(())
-    }
-}
-
-impl Attached {
-    /// Updates the parameters bucket by bucket.
-    fn update(&mut self, model: &mut dyn Model, ranks: &dyn Communicator, stage: u8, learning_rate: f64) -> Result<()> {
-        let (rank, world) = (ranks.rank().0, ranks.world_size());
-        let Self { optimizer, partition, gradients, moments, .. } = self;
-        // Read again: a checkpoint or an import may have written them since the last step.
-        let mut values = Values::open(model)?;
-        for (i, bucket) in partition.buckets().iter().enumerate() {
-            let mut parameters = values.read(bucket)?;
-            parameters.resize(bucket.part * world, 0.0);
-            // Without division of the state every rank updates everything; else its own part.
-            let (own, kept) = match stage {
-                0 => (0..parameters.len(), bucket.padded_at),
-                _ => (bucket.own(rank), bucket.shard_at),
-            };
-            let updated = &mut parameters[own.clone()];
-            gradients.with(i, rank, stage == 0, |gradients| {
-                optimizer.update_part(learning_rate, updated, gradients, moments, kept, bucket.flat_at + own.start);
-            });
-            if stage > 0 && world > 1 {
-                let part = parameters[own].to_vec();
-                ranks.all_gather(&part, &mut parameters)?;
-            }
-            values.write(bucket, &parameters[..bucket.len])?;
-        }
-        values.close()
+        let place = [self.ranks.rank().0, usize::from(self.options.stage)];
+        let Attached { specs, partition, kept, .. } = self.attached()?;
+        kept.load(&Saved::check(specs, state)?, specs, partition, place)
     }
 }
 

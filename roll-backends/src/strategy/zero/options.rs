@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::optimizer::AdamRule;
+use crate::strategy::OptimizerPlace;
 
 /// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,10 +37,14 @@ pub struct ZeroOptions {
     pub overlap_comm: bool,
     /// Gradients of a bucket lie side by side; here they always do.
     pub contiguous_gradients: bool,
-    /// Where the optimizer's state lives: in host memory, whichever is said, because it is updated there.
+    /// `cpu` keeps the optimizer's state in host memory, and updates there; `none` leaves that to `optimizer_on`.
     pub offload_optimizer: Offload,
     /// Where the frozen weights live at stage 3; without effect below it, as in DeepSpeed.
     pub offload_param: Offload,
+    /// Where AdamW keeps its moments and updates the parameters: each rank its own, on their device with `device`, in host
+    /// memory with `host`. `auto`: on GPUs, if a rank has up to 268,435,456 parameters to update, enough for adapters; in
+    /// host memory otherwise. Gradients are summed over the ranks in host memory either way.
+    pub optimizer_on: OptimizerPlace,
     /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
@@ -69,6 +74,7 @@ impl Default for ZeroOptions {
             contiguous_gradients: true,
             offload_optimizer: Offload::default(),
             offload_param: Offload::default(),
+            optimizer_on: OptimizerPlace::default(),
             adam_rule: AdamRule::default(),
             bf16_optimizer_states: false,
             sequence_parallel_size: 1,
@@ -85,7 +91,7 @@ roll_core::inventory::submit! {
 fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let optimizer = said.idle(
         &["strategy.offload_optimizer.pin_memory"],
-        "the optimizer's state is in ordinary host memory, where it is updated",
+        "in host memory, the optimizer's state is in ordinary memory, where it is updated",
     );
     let frozen = said.idle(
         &["strategy.offload_param.pin_memory"],
@@ -120,7 +126,7 @@ pub struct Offload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadDevice {
-    /// On the device where it is computed; the optimizer computes in host memory.
+    /// On the device where it is computed; the optimizer's state where `strategy.optimizer_on` says.
     #[default]
     None,
     /// In host memory; frozen weights in their memory-mapped files, which the system keeps in memory as it can.
@@ -138,7 +144,20 @@ impl ZeroOptions {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());
         }
+        if self.optimizer_on == OptimizerPlace::Device && self.optimizer_place() == OptimizerPlace::Host {
+            let problem = "`strategy.offload_optimizer.device: cpu` keeps the optimizer's state in host memory: expected \
+                           `host` or `auto`, found `device`";
+            return key("optimizer_on", problem.into());
+        }
         Ok(())
+    }
+
+    /// Where the optimizer works.
+    pub(super) fn optimizer_place(&self) -> OptimizerPlace {
+        match self.offload_optimizer.device {
+            OffloadDevice::None => self.optimizer_on,
+            OffloadDevice::Cpu | OffloadDevice::Nvme => OptimizerPlace::Host,
+        }
     }
 
     /// Where frozen weights shall be. As in DeepSpeed, parameters are offloaded at stage 3 only; there, streaming needs
@@ -158,7 +177,7 @@ impl ZeroOptions {
             stage: self.stage,
             placement: self.weight_placement(),
             state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
-            state_on_gpu: 0,
+            state_on_gpu: self.optimizer_place().most_on_gpu(self.bf16_optimizer_states),
             overlap_comm: self.overlap_comm,
             copies_parameters: false,
             bucket: self.bucket_size(),

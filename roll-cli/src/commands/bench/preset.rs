@@ -156,7 +156,9 @@ impl Preset {
                 trained_experts: 1,
                 bf16_optimizer_states: false,
                 state_on_gpu: 0,
+                sums_on_host: false,
                 overlap_comm: false,
+                token_ranks: 1,
             },
             storage: OnDevice {
                 memory: None,

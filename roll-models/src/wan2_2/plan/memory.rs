@@ -99,15 +99,15 @@ impl Plan {
         });
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
         // A GPU that updates the parameters itself has what belongs to that.
-        let on_gpu = self.storage.memory.is_some() && n <= division.state_on_gpu;
-        let placed = |bytes: usize| if on_gpu { (bytes, 0) } else { (0, bytes) };
-        let (on_device, on_host) = placed(4 * part(stage >= 2));
+        let on_gpu = self.storage.memory.is_some() && part(stage >= 1) <= division.state_on_gpu;
+        let placed = |bytes: usize, on_gpu: bool| if on_gpu { (bytes, 0) } else { (0, bytes) };
+        let (on_device, on_host) = placed(4 * part(stage >= 2), on_gpu && !division.sums_on_host);
         items.push(item("sums of gradients", on_device, on_host, format!("{} x 4 B", share(stage >= 2))));
         let moments = if division.bf16_optimizer_states { 4 } else { 8 };
-        let (on_device, on_host) = placed(moments * part(stage >= 1));
+        let (on_device, on_host) = placed(moments * part(stage >= 1), on_gpu);
         items.push(item("optimizer state", on_device, on_host, format!("{} x {moments} B", share(stage >= 1))));
 
-        let (tokens, dim, ffn) = (self.tokens(), networks.dit.dim, networks.dit.ffn_dim);
+        let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;
         let inputs = kept * tokens * dim * (networks.dit.layers + 2) * work.held;
         let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
@@ -144,7 +144,7 @@ impl Plan {
     /// Bytes that the recomputation and the pull of one transformer block hold.
     pub fn block_pull(&self) -> usize {
         let dit = &self.networks.dit;
-        4 * self.tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
+        4 * self.own_tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
     }
 
     /// Bytes that the decoder and its pull hold, beyond weights.

@@ -110,10 +110,14 @@ pub struct Division {
     pub trained_experts: usize,
     /// Moments are kept in bf16.
     pub bf16_optimizer_states: bool,
-    /// Trained parameters up to which they are on the GPU, where there is one.
+    /// Trained parameters of a rank's state up to which it is on the GPU, where there is one.
     pub state_on_gpu: usize,
+    /// Gradients are summed in host memory, wherever the state is.
+    pub sums_on_host: bool,
     /// Communication and computation overlap.
     pub overlap_comm: bool,
+    /// Ranks that divide the tokens of a pass.
+    pub token_ranks: usize,
 }
 
 /// A request, in full.
@@ -233,6 +237,18 @@ impl Plan {
         let [t, h, w] = self.latents();
         let [pt, ph, pw] = self.networks.dit.patch;
         t.div_ceil(pt) * h.div_ceil(ph) * w.div_ceil(pw)
+    }
+
+    /// Whether groups of `count` ranks can divide them.
+    pub(super) fn divides_tokens(&self, count: usize) -> bool {
+        let (ranks, heads) = (self.division.ranks.max(1), self.networks.dit.heads);
+        let allowed = self.division.stage < 3 || count == 1 || count == ranks;
+        allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
+    }
+
+    /// Those of them that a rank computes.
+    pub fn own_tokens(&self) -> usize {
+        self.tokens().div_ceil(self.division.token_ranks.max(1))
     }
 }
 

@@ -39,7 +39,10 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         let dit = &plan.networks.dit;
         plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
     }
+    check_token_ranks(&plan)?;
     let [height, width] = plan.work.size;
+    let (tokens, own) = (plan.tokens(), plan.own_tokens());
+    let divided = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
     let item = |i: super::Item| MemoryItem {
         name: i.name.into(),
         device: i.device,
@@ -49,8 +52,8 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     };
     let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
     Ok(Needs {
-        work: format!("{} frames of {width}x{height}, {} tokens", plan.work.frames, plan.tokens()),
-        facts: [("tokens".to_string(), plan.tokens() as f64)].into(),
+        work: format!("{} frames of {width}x{height}, {tokens} tokens{divided}", plan.work.frames),
+        facts: [("tokens".to_string(), tokens as f64)].into(),
         memory: plan.memory()?.into_iter().map(item).collect(),
         time: plan.time(input.speed).into_iter().map(phase).collect(),
         hints: hints(&plan),
@@ -139,8 +142,26 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
         trained_experts: trained.len(),
         bf16_optimizer_states: input.division.state_bytes < 8,
         state_on_gpu: input.division.state_on_gpu,
+        sums_on_host: input.division.all_ranks,
         overlap_comm: input.division.overlap_comm,
+        token_ranks: input.division.token_ranks.max(1),
     })
+}
+
+/// Fails, as a run would, unless tokens, heads and ranks can be divided so.
+fn check_token_ranks(plan: &Plan) -> Result<()> {
+    match plan.divides_tokens(plan.division.token_ranks) {
+        true => Ok(()),
+        false => {
+            let (tokens, heads, ranks) = (plan.tokens(), plan.networks.dit.heads, plan.division.ranks);
+            let problem = format!(
+                "expected a number that divides the {ranks} ranks of the job (`--devices`), {tokens} tokens of a video and \
+                 {heads} heads, at `strategy.stage: 3` 1 or all ranks; found {}",
+                plan.division.token_ranks
+            );
+            Err(Error::config("strategy.sequence_parallel_size", problem))
+        }
+    }
 }
 
 /// What would make the run smaller, of what is not done yet.
@@ -176,6 +197,12 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
     hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
+    let (ranks, groups) = (plan.division.ranks, plan.division.token_ranks > 1);
+    // Algorithms whose videos are scored without a gradient compute several at a time, which groups do not.
+    let possible = !groups && plan.work.decoded[0] == 0;
+    if let Some(n) = (2..=ranks).find(|n| possible && plan.divides_tokens(*n)) {
+        hint(true, &format!("strategy.sequence_parallel_size={n} divides the tokens of a video among {n} ranks"));
+    }
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
     hints
 }

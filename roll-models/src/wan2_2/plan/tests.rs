@@ -35,7 +35,9 @@ fn plan(name: &str) -> Plan {
             trained_experts: 1,
             bf16_optimizer_states: false,
             state_on_gpu: 0,
+            sums_on_host: false,
             overlap_comm: true,
+            token_ranks: 1,
         },
         storage: OnDevice {
             memory: None,
@@ -131,6 +133,57 @@ fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parame
         (plan.storage.memory, plan.division.state_on_gpu) = (memory, most);
         assert_eq!(places(&plan), expected);
     }
+}
+
+#[test]
+fn a_rank_has_its_part_of_the_moments_on_its_gpu_and_the_sums_of_gradients_where_ranks_add_them() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    let n = plan.trained_elements().unwrap();
+    plan.storage.memory = Some(80 << 30);
+    plan.division = Division { stage: 2, ranks: 4, state_on_gpu: n / 4, sums_on_host: true, ..plan.division };
+    let places = |name: &str| {
+        let item = plan.memory().unwrap().into_iter().find(|item| item.name == name).unwrap();
+        [item.device, item.host]
+    };
+    assert_eq!(n % 4, 0);
+    assert_eq!(places("optimizer state"), [8 * n / 4, 0]);
+    assert_eq!(places("sums of gradients"), [0, 4 * n / 4]);
+}
+
+#[test]
+fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_attention_needs() {
+    let alone = plan("wan2_2-i2v-a14b");
+    let mut plan = alone.clone();
+    plan.division = Division { ranks: 8, token_ranks: 4, ..plan.division };
+    assert_eq!(plan.own_tokens(), alone.tokens() / 4);
+    assert_eq!(4 * bytes(&plan, "block inputs"), bytes(&alone, "block inputs"));
+    assert_eq!(4 * plan.block_pull(), alone.block_pull());
+    assert_eq!(bytes(&plan, "transformer weights"), bytes(&alone, "transformer weights"));
+    // Keys and values of the text are computed on every rank.
+    let quarter = alone.forward_flops() / 4.0;
+    assert!((1.0..1.01).contains(&(plan.forward_flops() / quarter)));
+    let speed = Speed { flops: 4e14, link: 3e11, read: 3e9 };
+    let phase = |plan: &Plan, name: &str| plan.time(speed).into_iter().find(|phase| phase.name == name).unwrap();
+    let [rollout, pull] = ["time/rollout", "time/pull"].map(|name| phase(&plan, name));
+    // Three quarters of q, k, v and the result, in f32, of every layer and pass; twice in a pull.
+    let dit = &plan.networks.dit;
+    let exchanged = 0.75 * (4 * 4 * plan.own_tokens() * dit.dim * dit.layers) as f64;
+    assert_eq!((rollout.moved, pull.moved), (8.0 * exchanged, 2.0 * 4.0 * exchanged));
+    assert!(rollout.seconds > rollout.flops / speed.flops);
+    // A video is decoded by every rank of a group.
+    assert_eq!(phase(&plan, "time/decode"), phase(&alone, "time/decode"));
+    assert_eq!(phase(&alone, "time/pull").moved, 0.0);
+}
+
+#[test]
+fn tokens_are_divided_among_as_many_ranks_as_divide_tokens_heads_and_the_job() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    plan.division.ranks = 8;
+    let possible = |plan: &Plan| (1..=9).filter(|n| plan.divides_tokens(*n)).collect::<Vec<_>>();
+    // 32,760 tokens, 40 heads.
+    assert_eq!(possible(&plan), [1, 2, 4, 8]);
+    plan.division.stage = 3;
+    assert_eq!(possible(&plan), [1, 8]);
 }
 
 #[test]

@@ -45,24 +45,26 @@ impl Plan {
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => 2.0 * weights / speed.read,
             _ => 0.0,
         };
-        let phase = |name, passes: f64, flops: f64, weighted: bool| {
-            let (flops, moved) = (flops * passes, if weighted { moved * passes } else { 0.0 });
+        // `exchanges`: how often a pass exchanges tokens for heads and back, which waits for nothing but itself.
+        let phase = |name, passes: f64, flops: f64, exchanges: Option<f64>| {
+            let (flops, moved) = (flops * passes, exchanges.map_or(0.0, |_| moved * passes));
+            let exchanged = exchanges.map_or(0.0, |times| times * self.exchanged_bytes() * passes);
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
-            Phase { name, flops, moved, seconds }
+            Phase { name, flops, moved: moved + exchanged, seconds: seconds + exchanged / speed.link }
         };
         let [unrecorded, decoded] = work.decoded;
         let [samples, velocities, recorded, references] =
             [work.samples, work.velocities, work.recorded, work.references].map(|n| n as f64);
         let mut phases = vec![
-            phase("time/rollout", samples * velocities, forward, true),
-            phase("time/reference", samples * references, forward, true),
-            phase("time/decode", samples * (unrecorded + decoded) as f64, decode, false),
-            phase("time/pull", samples * recorded, pull, true),
+            phase("time/rollout", samples * velocities, forward, Some(1.0)),
+            phase("time/reference", samples * references, forward, Some(1.0)),
+            phase("time/decode", samples * (unrecorded + decoded) as f64, decode, None),
+            phase("time/pull", samples * recorded, pull, Some(2.0)),
         ];
         if decoded > 0 {
             // The decoder is recomputed and then pulled through.
-            phases.push(phase("time/pull (decoder)", samples * decoded as f64, 2.0 * decode, false));
+            phases.push(phase("time/pull (decoder)", samples * decoded as f64, 2.0 * decode, None));
         }
         if swapped > 0.0 {
             let (moved, seconds) = (2.0 * weights * samples, swapped * samples);
@@ -71,9 +73,16 @@ impl Plan {
         phases
     }
 
-    /// Operations of one transformer pass.
+    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and results
+    /// of self-attention, in f32.
+    fn exchanged_bytes(&self) -> f64 {
+        let (dit, group) = (&self.networks.dit, self.division.token_ranks.max(1) as f64);
+        16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
+    }
+
+    /// Operations of a rank in one transformer pass.
     pub fn forward_flops(&self) -> f64 {
-        let (tokens, text) = (self.tokens() as f64, self.work.text_len as f64);
+        let (tokens, text) = (self.own_tokens() as f64, self.work.text_len as f64);
         let dit = &self.networks.dit;
         let (dim, ffn, layers) = (dit.dim as f64, dit.ffn_dim as f64, dit.layers as f64);
         // Self-attention has four projections of every token, cross-attention two of it and two of the text.
@@ -90,10 +99,11 @@ impl Plan {
         forward + products * (forward - attention) + 2.5 * attention
     }
 
-    /// Of the forward operations, those of the attention of all tokens to one another and to the text.
+    /// Of the forward operations, those of the attention of all tokens to one another and to the text. Ranks divide the
+    /// former by heads.
     fn attention_flops(&self) -> f64 {
-        let (tokens, text) = (self.tokens() as f64, self.work.text_len as f64);
-        4.0 * tokens * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
+        let [own, tokens, text] = [self.own_tokens(), self.tokens(), self.work.text_len].map(|n| n as f64);
+        4.0 * own * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
 }
 

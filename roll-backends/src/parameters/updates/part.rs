@@ -1,0 +1,182 @@
+//! AdamW of a part of the flat layout, which may begin and end within tensors.
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+use roll_core::{AdamUpdate, DevicePart, Error, Result};
+
+use super::super::{Parameters, download, upload};
+use super::{Updated, plain, plain_device, zeros};
+use crate::ops::adam;
+
+/// Elements of several tensors as one: one kernel updates them, and one copy each brings gradients and takes values.
+pub(super) struct Part {
+    stretches: Vec<Stretch>,
+    len: usize,
+    device: Device,
+    /// First and second; zeros until they are made.
+    moments: Option<[Tensor<1>; 2]>,
+}
+
+/// Some elements of a tensor, one at least.
+struct Stretch {
+    tensor: Updated,
+    elements: Range<usize>,
+}
+
+impl Part {
+    /// The elements `which` of `tensors`, which stand one behind the other.
+    pub(super) fn of(tensors: &[Updated], which: Range<usize>) -> Result<Self> {
+        let all = tensors.iter().map(|tensor| tensor.len).sum();
+        let Some(first) = tensors.first().filter(|_| which.start <= which.end && which.end <= all) else {
+            return Err(Error::shape("a part of the flat parameters", format!("[{all}]"), &[which.start, which.end]));
+        };
+        let (mut stretches, mut at) = (Vec::new(), 0);
+        for tensor in tensors {
+            let [start, end] = [which.start, which.end].map(|bound| bound.clamp(at, at + tensor.len) - at);
+            at += tensor.len;
+            if start < end {
+                stretches.push(Stretch { tensor: tensor.of_same(), elements: start..end });
+            }
+        }
+        Ok(Self { stretches, len: which.len(), device: plain_device(first.device()), moments: None })
+    }
+
+    fn check_len(&self, found: usize) -> Result<()> {
+        match found == self.len {
+            true => Ok(()),
+            false => Err(Error::shape("a part of the flat parameters", format!("[{}]", self.len), &[found])),
+        }
+    }
+
+    /// The values now, side by side.
+    fn value(&self) -> Result<Tensor<1>> {
+        let mut values = self.stretches.iter().map(Stretch::value).collect::<Result<Vec<_>>>()?;
+        Ok(match values.len() {
+            1 => values.remove(0),
+            _ => Tensor::cat(values, 0),
+        })
+    }
+}
+
+impl Stretch {
+    fn value(&self) -> Result<Tensor<1>> {
+        let value = plain(self.tensor.value()?);
+        Ok(match self.elements.len() == self.tensor.len {
+            true => value,
+            false => value.narrow(0, self.elements.start, self.elements.len()),
+        })
+    }
+}
+
+impl Updated {
+    /// The same tensor, without gradient and moments.
+    fn of_same(&self) -> Self {
+        let parameters: Parameters = self.parameters.clone();
+        Self { parameters, index: self.index, len: self.len, gradient: None, moments: None }
+    }
+}
+
+impl DevicePart for Part {
+    fn updated(&mut self, gradients: &[f32], update: &AdamUpdate) -> Result<Vec<f32>> {
+        self.check_len(gradients.len())?;
+        if self.len == 0 {
+            return Ok(Vec::new());
+        }
+        let value = self.value()?;
+        let gradient = upload(gradients.to_vec(), &self.device);
+        let moments = self.moments.take().unwrap_or_else(|| [(); 2].map(|()| zeros(self.len, &self.device)));
+        let (value, moments) = adam(value, gradient, moments, *update);
+        self.moments = Some(moments);
+        download(value)
+    }
+
+    fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
+        match &self.moments {
+            Some([first, second]) => Ok([download(first.clone())?, download(second.clone())?]),
+            None => Ok([(); 2].map(|()| vec![0.0; self.len])),
+        }
+    }
+
+    fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()> {
+        moments.iter().try_for_each(|of| self.check_len(of.len()))?;
+        if self.len > 0 {
+            self.moments = Some(moments.map(|of| upload(of.to_vec(), &self.device)));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use roll_core::OptimizerConfig;
+
+    use super::super::tests::{assert_near, devices, parts, specs, values};
+    use super::*;
+    use crate::Backend;
+    use crate::optimizer::{AdamRule, AdamW};
+
+    #[test]
+    fn parts_of_any_length_are_updated_as_within_the_whole_and_on_flex_bit_for_bit() {
+        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+        let optimizer = AdamW::new(&config, AdamRule::Torch);
+        let all = values(0).len();
+        for (backend, device) in devices() {
+            for cuts in [vec![0, all], vec![0, 2, 3, 50, 50, 89, 100, all], vec![0, 88, 89, all]] {
+                let whole = Parameters::new(specs(), parts(&values(0)), &device);
+                let divided = Parameters::new(specs(), parts(&values(0)), &device);
+                let mut updates = Parameters::device_updates([&whole]).unwrap();
+                let of = Parameters::device_updates([&divided]).unwrap();
+                let cut = |bounds: &[usize]| of.part(bounds[0]..bounds[1]).unwrap();
+                let mut divided_updates: Vec<Box<dyn DevicePart>> = cuts.windows(2).map(cut).collect();
+                for step in 1..=3 {
+                    let gradients = values(step);
+                    let update = optimizer.coefficients(step as u64, 1e-2, [1.0; 2]);
+                    updates.add(&gradients).unwrap();
+                    updates.update(&update).unwrap();
+                    let mut found = Vec::new();
+                    for (part, bounds) in divided_updates.iter_mut().zip(cuts.windows(2)) {
+                        found.extend(part.updated(&gradients[bounds[0]..bounds[1]], &update).unwrap());
+                    }
+                    divided.write(&found).unwrap();
+                    let mut expected = vec![0.0; all];
+                    whole.read(&mut expected).unwrap();
+                    let moments = updates.read_moments().unwrap();
+                    for (which, expected) in moments.iter().chain([&expected]).enumerate() {
+                        let read = |part: &mut Box<dyn DevicePart>| part.read_moments().unwrap()[which].clone();
+                        let found = match which {
+                            2 => found.clone(),
+                            _ => divided_updates.iter_mut().flat_map(read).collect(),
+                        };
+                        match backend {
+                            Backend::Flex => assert_eq!(&found, expected, "{cuts:?}, step {step}"),
+                            _ => assert_near(&format!("{backend}, {cuts:?}, step {step}"), &found, expected),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_part_is_refused_and_an_empty_part_has_nothing_to_do() {
+        let optimizer = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch);
+        let update = optimizer.coefficients(1, 1e-2, [1.0; 2]);
+        for (_, device) in devices() {
+            let parameters = Parameters::new(specs(), parts(&values(0)), &device);
+            let updates = Parameters::device_updates([&parameters]).unwrap();
+            let all = values(0).len();
+            assert!(updates.part(0..all + 1).is_err());
+            let mut part = updates.part(1..5).unwrap();
+            assert!(part.updated(&[0.0; 3], &update).is_err());
+            assert!(part.write_moments([&[0.0; 4], &[0.0; 5]]).is_err());
+            part.write_moments([&[0.5; 4], &[0.25; 4]]).unwrap();
+            assert_eq!(part.read_moments().unwrap(), [vec![0.5; 4], vec![0.25; 4]]);
+            let mut empty = updates.part(all..all).unwrap();
+            assert_eq!(empty.updated(&[], &update).unwrap(), Vec::<f32>::new());
+            empty.write_moments([&[], &[]]).unwrap();
+            assert!(empty.read_moments().unwrap().iter().all(Vec::is_empty));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The strategy with updates on the device of the parameters.
+#![allow(clippy::unwrap_used)]
+
+use std::ops::Range;
+use std::time::Duration;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use roll_core::{SingleRank, ThreadRanks};
+
+use super::*;
+use crate::Backend;
+use crate::flat_model::FlatModel;
+use crate::strategy::OptimizerPlace;
+use crate::strategy::device_model::{OnDevice, assert_near, devices};
+
+const LONG: Duration = Duration::from_secs(60);
+/// Tensors that parts of ranks begin and end within.
+const SHAPES: [(&str, &[usize]); 5] = [("a", &[3, 7]), ("b", &[5]), ("c", &[1]), ("d", &[16, 9]), ("e", &[31])];
+/// Pulls of a step, over all ranks.
+const PULLS: usize = 4;
+
+fn options(optimizer_on: OptimizerPlace, stage: u8, bucket: usize) -> ZeroOptions {
+    ZeroOptions { stage, reduce_bucket_size: bucket, optimizer_on, check_every: 1, ..ZeroOptions::default() }
+}
+
+fn optimizer() -> OptimizerConfig {
+    // Every step is clipped.
+    OptimizerConfig { weight_decay: 0.1, max_grad_norm: 1.0, ..OptimizerConfig::default() }
+}
+
+/// A rank's share of some steps, and the norms of their gradients.
+fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Result<Vec<f64>> {
+    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let mut norms = Vec::new();
+    for step in steps {
+        for pull in rank * PULLS / world..(rank + 1) * PULLS / world {
+            strategy.before_last_pull(model)?;
+            model.pull(step * PULLS + pull);
+            strategy.accumulate(model)?;
+        }
+        norms.push(strategy.step(model, 1e-2, 1.0 / PULLS as f64)?.grad_norm);
+    }
+    Ok(norms)
+}
+
+/// What is left of a run: parameters, norms of gradients, and the optimizer's state as rank 0 has it.
+type After = (Vec<f32>, Vec<f64>, StateDict);
+
+/// Trains from `before` on, with other options for each range of steps, on ranks that must agree.
+fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> After {
+    let results = ThreadRanks::run(ranks, LONG, |ranks| {
+        let mut model = OnDevice::of(&SHAPES, device);
+        let (mut norms, mut state) = (Vec::new(), None);
+        for (options, steps) in parts {
+            let mut strategy = Zero::new(options.clone(), ranks.clone())?;
+            strategy.attach(&mut model, &optimizer())?;
+            // Only rank 0 gets the state; a run reads it from a file.
+            if let Some(state) = &state {
+                strategy.load_state(&everywhere(state, model.parameters(), ranks.as_ref())?)?;
+            }
+            norms.extend(train(&mut strategy, &mut model, steps.clone())?);
+            state = Some(strategy.state()?);
+        }
+        Ok((model.values(), norms, state.unwrap_or_default()))
+    });
+    let mut results: Vec<After> = results.into_iter().map(Result::unwrap).collect();
+    assert!(results.iter().all(|(values, norms, _)| (values, norms) == (&results[0].0, &results[0].1)));
+    results.swap_remove(0)
+}
+
+/// The state of rank 0 on every rank.
+fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<StateDict> {
+    let count: usize = specs.iter().map(ParameterSpec::len).sum();
+    let mut flat = [vec![0.0; count], vec![0.0; count]];
+    let mut step = [0.0];
+    if let Ok(saved) = Saved::check(specs, state) {
+        let mut at = 0;
+        for spec in specs {
+            for (flat, of) in flat.iter_mut().zip(saved.moments(spec)?) {
+                flat[at..at + spec.len()].copy_from_slice(&of);
+            }
+            at += spec.len();
+        }
+        step[0] = saved.step as f32;
+    }
+    let root = roll_core::Rank(0);
+    ranks.broadcast(&mut flat[0], root)?;
+    ranks.broadcast(&mut flat[1], root)?;
+    ranks.broadcast(&mut step, root)?;
+    let mut all = StateDict::new();
+    saved::save_part(&mut all, specs, &flat[0], &flat[1], false)?;
+    saved::save_step(&mut all, step[0] as u64)?;
+    Ok(all)
+}
+
+fn assert_same(what: &str, backend: Backend, found: &After, expected: &After) {
+    assert_eq!(found.1.len(), expected.1.len(), "{what}");
+    assert!(found.2.keys().eq(expected.2.keys()), "{what}");
+    if backend == Backend::Flex {
+        assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{what}");
+        assert!(found.2.iter().zip(&expected.2).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()), "{what}");
+        return;
+    }
+    assert_near(what, &found.0, &expected.0);
+    for (name, tensor) in expected.2.iter().filter(|(name, _)| *name != "step") {
+        assert_near(&format!("{name}, {what}"), &found.2[name].to_f32_vec(), &tensor.to_f32_vec());
+    }
+}
+
+#[test]
+fn updates_on_the_device_are_those_in_host_memory_and_on_flex_bit_for_bit_at_every_stage_and_number_of_ranks() {
+    for (backend, device) in devices() {
+        for ranks in [1, 2, 4] {
+            for stage in 0..=3 {
+                for bucket in [1, 40, 1 << 20] {
+                    let at = |place| run(ranks, &device, &[(options(place, stage, bucket), 0..4)]);
+                    let what = format!("{backend}, {ranks} ranks, stage {stage}, buckets of {bucket}");
+                    assert_same(&what, backend, &at(OptimizerPlace::Device), &at(OptimizerPlace::Host));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_its_state_on_the_device_or_in_host_memory_at_any_stage() {
+    let (device, host) = (OptimizerPlace::Device, OptimizerPlace::Host);
+    for (backend, on) in devices() {
+        for ranks in [1, 2, 4] {
+            let expected = run(ranks, &on, &[(options(host, 1, 40), 0..6)]);
+            for stages in [[0, 2], [1, 0], [2, 3], [3, 1]] {
+                for [first, second] in [[device, host], [host, device], [device, device]] {
+                    let [before, after] = [options(first, stages[0], 40), options(second, stages[1], 40)];
+                    let what = format!("{backend}, {ranks} ranks, stages {stages:?}, {first:?} then {second:?}");
+                    assert_same(&what, backend, &run(ranks, &on, &[(before, 0..3), (after, 3..6)]), &expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any_device() {
+    for (_, device) in devices() {
+        for stage in [0, 2] {
+            let results = ThreadRanks::run(2, LONG, |ranks| {
+                let rank = ranks.rank().0;
+                let mut model = OnDevice::of(&SHAPES, &device);
+                let mut strategy = Zero::new(options(OptimizerPlace::Device, stage, 40), ranks)?;
+                strategy.attach(&mut model, &optimizer())?;
+                train(&mut strategy, &mut model, 0..1)?;
+                let before = model.values();
+                if rank == 1 {
+                    let bad = TensorData::new(vec![f32::NAN; 5], [5]);
+                    model.parameters.add_gradient(1, Tensor::from_data(bad, &device));
+                }
+                strategy.accumulate(&mut model)?;
+                assert!(!strategy.step(&mut model, 1e-2, 1.0)?.applied);
+                assert_eq!(model.values(), before);
+                train(&mut strategy, &mut model, 1..2)?;
+                assert_ne!(model.values(), before);
+                Ok(model.values())
+            });
+            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+            assert_eq!(results[0], results[1]);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_had_is_an_error_of_the_configuration() {
+    let wanted = options(OptimizerPlace::Device, 2, 40);
+    let cpu = Offload { device: OffloadDevice::Cpu, ..Offload::default() };
+    let refused = |options: &ZeroOptions| -> String {
+        let strategy = Zero::new(options.clone(), Arc::new(SingleRank));
+        strategy.and_then(|mut s| s.attach(&mut FlatModel::two(), &optimizer())).unwrap_err().to_string()
+    };
+    for (options, said) in [
+        (wanted.clone(), "in host memory alone"),
+        (ZeroOptions { bf16_optimizer_states: true, ..wanted.clone() }, "bf16_optimizer_states"),
+        (ZeroOptions { offload_optimizer: cpu, ..wanted }, "strategy.offload_optimizer.device: cpu"),
+    ] {
+        let message = refused(&options);
+        assert!(message.contains("strategy.optimizer_on") && message.contains(said), "{message}");
+    }
+}
+
+#[test]
+fn a_plan_has_the_state_where_the_strategy_keeps_it() {
+    let cpu = Offload { device: OffloadDevice::Cpu, ..Offload::default() };
+    let most = |options: ZeroOptions| options.division().state_on_gpu;
+    assert!(most(ZeroOptions::default()) > 0);
+    assert_eq!(most(ZeroOptions { offload_optimizer: cpu, ..ZeroOptions::default() }), 0);
+    assert_eq!(most(options(OptimizerPlace::Host, 2, 40)), 0);
+    assert_eq!(most(options(OptimizerPlace::Device, 2, 40)), usize::MAX);
+}

@@ -1,0 +1,249 @@
+//! The optimizer's state of a rank, where it is.
+
+use std::ops::Range;
+
+use roll_core::{AdamUpdate, Communicator, DevicePart, DeviceUpdates, Model, ParameterSpec, Result};
+
+use super::ZeroOptions;
+use super::gradients::Gradients;
+use super::partition::{Bucket, Partition};
+use super::values::Values;
+use crate::optimizer::{AdamW, Moments};
+use crate::strategy::saved::Saved;
+
+/// The state, and the number of updates so far. A rank has that of all parameters at stage 0, and elsewhere that of its part
+/// of each bucket.
+pub(super) enum Kept {
+    /// In host memory, padded as the buckets are.
+    Host(Moments),
+    /// On the device, of all parameters.
+    All { updates: Box<dyn DeviceUpdates>, step: u64 },
+    /// On the device, of the rank's part of each bucket, without padding.
+    Parts { parts: Vec<Box<dyn DevicePart>>, step: u64 },
+}
+
+/// The place of a rank in an update.
+pub(super) struct Turn<'a> {
+    pub(super) optimizer: &'a AdamW,
+    pub(super) partition: &'a Partition,
+    pub(super) gradients: &'a Gradients,
+    pub(super) ranks: &'a dyn Communicator,
+    /// State is not divided.
+    pub(super) whole: bool,
+    pub(super) learning_rate: f64,
+}
+
+impl Kept {
+    /// Zeros, where the options want them.
+    pub(super) fn zeros(
+        options: &ZeroOptions,
+        model: &dyn Model,
+        partition: &Partition,
+        ranks: &dyn Communicator,
+    ) -> Result<Self> {
+        let (rank, world) = (ranks.rank().0, ranks.world_size());
+        let whole = options.stage == 0 || world == 1;
+        let (all, bf16) = (model.parameter_count(), options.bf16_optimizer_states);
+        let count = if whole { all } else { partition.shard() };
+        let Some(updates) = options.optimizer_place().updates(model, count, bf16)? else {
+            let padded = if options.stage == 0 { partition.padded() } else { partition.shard() };
+            return Ok(Self::Host(Moments::zeros_as(padded, bf16)));
+        };
+        tracing::info!("AdamW updates {count} of the {all} parameters on the device they are on");
+        if whole {
+            return Ok(Self::All { updates, step: 0 });
+        }
+        let part = |bucket: &Bucket| {
+            let Range { start, end } = own(bucket, rank);
+            updates.part(bucket.flat_at + start..bucket.flat_at + end)
+        };
+        Ok(Self::Parts { parts: partition.buckets().iter().map(part).collect::<Result<_>>()?, step: 0 })
+    }
+
+    /// Updates so far.
+    pub(super) fn step(&self) -> u64 {
+        match self {
+            Self::Host(moments) => moments.step,
+            Self::All { step, .. } | Self::Parts { step, .. } => *step,
+        }
+    }
+
+    /// Updates the parameters of `model`, bucket by bucket.
+    pub(super) fn update(&mut self, model: &mut dyn Model, turn: &Turn<'_>) -> Result<()> {
+        match self {
+            Self::Host(moments) => {
+                moments.step += 1;
+                turn.in_host_memory(model, moments)
+            }
+            Self::All { updates, step } => {
+                *step += 1;
+                turn.where_they_are(updates.as_mut(), &turn.coefficients(*step))
+            }
+            Self::Parts { parts, step } => {
+                *step += 1;
+                turn.in_parts(model, parts, &turn.coefficients(*step))
+            }
+        }
+    }
+
+    /// The moments in host memory, to be read bucket by bucket.
+    pub(super) fn read(&self) -> Result<Read<'_>> {
+        Ok(match self {
+            Self::Host(moments) => Read::Host(moments),
+            Self::All { updates, .. } => Read::All(updates.read_moments()?),
+            Self::Parts { parts, .. } => Read::Parts(parts),
+        })
+    }
+
+    /// Replaces everything by a state, of which a rank keeps what it has to.
+    pub(super) fn load(
+        &mut self,
+        saved: &Saved<'_>,
+        specs: &[ParameterSpec],
+        partition: &Partition,
+        [rank, stage]: [usize; 2],
+    ) -> Result<()> {
+        let whole_bucket = |bucket: &Bucket| -> Result<[Vec<f32>; 2]> {
+            let mut whole = [Vec::new(), Vec::new()];
+            for spec in &specs[bucket.specs.clone()] {
+                whole.iter_mut().zip(saved.moments(spec)?).for_each(|(whole, of)| whole.extend(of));
+            }
+            Ok(whole)
+        };
+        let buckets = partition.buckets();
+        match self {
+            Self::Host(moments) => {
+                let mut new = Moments::zeros_as(moments.len(), moments.exp_avg.is_bf16());
+                for bucket in buckets {
+                    let places = [&mut new.exp_avg, &mut new.exp_avg_sq];
+                    for (mut whole, own) in whole_bucket(bucket)?.into_iter().zip(places) {
+                        whole.resize(bucket.part * partition.world(), 0.0);
+                        match stage {
+                            0 => own.write(bucket.padded_at, &whole),
+                            _ => own.write(bucket.shard_at, &whole[bucket.own(rank)]),
+                        }
+                    }
+                }
+                new.step = saved.step;
+                *moments = new;
+            }
+            Self::All { updates, step } => {
+                let mut all = [Vec::new(), Vec::new()];
+                for bucket in buckets {
+                    all.iter_mut().zip(whole_bucket(bucket)?).for_each(|(all, of)| all.extend(of));
+                }
+                updates.write_moments(all.each_ref().map(Vec::as_slice))?;
+                *step = saved.step;
+            }
+            Self::Parts { parts, step } => {
+                for (part, bucket) in parts.iter_mut().zip(buckets) {
+                    let whole = whole_bucket(bucket)?;
+                    part.write_moments(whole.each_ref().map(|of| &of[own(bucket, rank)]))?;
+                }
+                *step = saved.step;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of `rank` in a bucket, without padding.
+fn own(bucket: &Bucket, rank: usize) -> Range<usize> {
+    let Range { start, end } = bucket.own(rank);
+    start.min(bucket.len)..end.min(bucket.len)
+}
+
+impl Turn<'_> {
+    fn coefficients(&self, step: u64) -> AdamUpdate {
+        // Gradients are scaled where they are summed.
+        self.optimizer.coefficients(step, self.learning_rate, [1.0; 2])
+    }
+
+    fn in_host_memory(&self, model: &mut dyn Model, moments: &mut Moments) -> Result<()> {
+        let (rank, world) = (self.ranks.rank().0, self.ranks.world_size());
+        // Read again: a checkpoint or an import may have written them since the last step.
+        let mut values = Values::open(model)?;
+        for (i, bucket) in self.partition.buckets().iter().enumerate() {
+            let mut parameters = values.read(bucket)?;
+            parameters.resize(bucket.part * world, 0.0);
+            // Without division of the state every rank updates everything; else its own part.
+            let (own, kept) = match self.whole {
+                true => (0..parameters.len(), bucket.padded_at),
+                false => (bucket.own(rank), bucket.shard_at),
+            };
+            let updated = &mut parameters[own.clone()];
+            self.gradients.with(i, rank, self.whole, |gradients| {
+                let place = bucket.flat_at + own.start;
+                self.optimizer.update_part(self.learning_rate, updated, gradients, moments, kept, place);
+            });
+            if !self.whole && world > 1 {
+                let part = parameters[own].to_vec();
+                self.ranks.all_gather(&part, &mut parameters)?;
+            }
+            values.write(bucket, &parameters[..bucket.len])?;
+        }
+        values.close()
+    }
+
+    /// Every rank updates everything, or there is one.
+    fn where_they_are(&self, updates: &mut dyn DeviceUpdates, update: &AdamUpdate) -> Result<()> {
+        let mut all = Vec::new();
+        for (i, bucket) in self.partition.buckets().iter().enumerate() {
+            self.gradients.with(i, 0, self.whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
+        }
+        updates.discard();
+        updates.add(&all)?;
+        updates.update(update)
+    }
+
+    fn in_parts(&self, model: &mut dyn Model, parts: &mut [Box<dyn DevicePart>], update: &AdamUpdate) -> Result<()> {
+        let rank = self.ranks.rank().0;
+        let mut values = Values::open(model)?;
+        for (i, (bucket, part)) in self.partition.buckets().iter().zip(parts).enumerate() {
+            let count = own(bucket, rank).len();
+            let mut updated = self.gradients.with(i, rank, false, |sums| part.updated(&sums[..count], update))?;
+            updated.resize(bucket.part, 0.0);
+            let mut gathered = vec![0.0; bucket.part * self.ranks.world_size()];
+            self.ranks.all_gather(&updated, &mut gathered)?;
+            values.write(bucket, &gathered[..bucket.len])?;
+        }
+        values.close()
+    }
+}
+
+/// Moments on their way to a checkpoint.
+pub(super) enum Read<'a> {
+    Host(&'a Moments),
+    All([Vec<f32>; 2]),
+    Parts(&'a [Box<dyn DevicePart>]),
+}
+
+/// Of a bucket: all of it, or the part of this rank, padded.
+pub(super) enum OfBucket {
+    Whole([Vec<f32>; 2]),
+    Own([Vec<f32>; 2]),
+}
+
+impl Read<'_> {
+    /// The moments of bucket `number`; `divided` tells of those in host memory whether they are this rank's part alone.
+    pub(super) fn of(&self, number: usize, bucket: &Bucket, divided: bool) -> Result<OfBucket> {
+        Ok(match self {
+            Self::Host(moments) => {
+                let of = |range: Range<usize>| [&moments.exp_avg, &moments.exp_avg_sq].map(|m| m.f32s(range.clone()));
+                match divided {
+                    true => OfBucket::Own(of(bucket.in_shard())),
+                    false => OfBucket::Whole(of(bucket.padded_at..bucket.padded_at + bucket.len)),
+                }
+            }
+            Self::All(all) => {
+                let range = bucket.flat_at..bucket.flat_at + bucket.len;
+                OfBucket::Whole(all.each_ref().map(|of| of[range.clone()].to_vec()))
+            }
+            Self::Parts(parts) => {
+                let mut own = parts[number].read_moments()?;
+                own.iter_mut().for_each(|of| of.resize(bucket.part, 0.0));
+                OfBucket::Own(own)
+            }
+        })
+    }
+}
