@@ -3,6 +3,7 @@
 //! One description (`passes`) says where taps fall; what has many channels in a group is computed by `tiles`, each channel
 //! by itself by `depthwise`, and gradients of windows that lie side by side by `patches`.
 
+mod block;
 mod depthwise;
 mod passes;
 mod patches;
