@@ -102,9 +102,6 @@ struct Seen {
     lane: usize,
     count: usize,
     from: usize,
-    /// Which numbers are loaded, eight at a time from `lane` steps before `from` on.
-    #[cfg(target_arch = "x86_64")]
-    masks: [[i32; 8]; 4],
 }
 
 /// Writes `block`, `[columns, range, WIDE]`.
@@ -165,40 +162,25 @@ impl Read<'_, '_, '_> {
             let places = inside(at[1], step, columns, cut.at..cut.at + cut.count);
             let item = cut.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
             let from = (item * rows + row) * columns + (places.start * step).checked_add_signed(at[1])?;
-            (!places.is_empty()).then(|| Seen::new(cut.lane + places.start - cut.at, places.len(), from, step))
+            (!places.is_empty()).then(|| Seen { lane: cut.lane + places.start - cut.at, count: places.len(), from })
         };
         column.iter().filter_map(of_cut)
     }
 }
 
-/// The lane of a line that each number of a row belongs to, for steps of one and two; none for those between.
+/// Which numbers of a row belong to a line from its middle on, for steps of one and of two: masks of loads begin in it where
+/// a line's first number is to be.
 #[cfg(target_arch = "x86_64")]
-const LANES: [[[i32; 8]; 4]; 2] = {
-    let mut lanes = [[[-1; 8]; 4]; 2];
+const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
+    let (mut one, mut two) = ([0; 2 * WIDE], [0; 4 * WIDE]);
     let mut i = 0;
     while i < WIDE {
-        lanes[0][i / 8][i % 8] = i as i32;
-        lanes[1][i / 4][i % 4 * 2] = i as i32;
+        one[WIDE + i] = -1;
+        two[2 * WIDE + 2 * i] = -1;
         i += 1;
     }
-    lanes
+    (one, two)
 };
-
-impl Seen {
-    fn new(lane: usize, count: usize, from: usize, step: usize) -> Self {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = step;
-        #[cfg(target_arch = "x86_64")]
-        let (start, end) = (lane as i32, (lane + count) as i32);
-        Self {
-            lane,
-            count,
-            from,
-            #[cfg(target_arch = "x86_64")]
-            masks: LANES[usize::from(step == 2)].map(|part| part.map(|l| -i32::from(l >= start) & -i32::from(l < end))),
-        }
-    }
-}
 
 /// Parts of rows are put together in registers: copies of a few numbers each would cost more than the products.
 #[cfg(target_arch = "x86_64")]
@@ -206,19 +188,28 @@ impl Seen {
 #[inline]
 fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
     use std::arch::x86_64::{
-        __m256, __m256i, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_si256, _mm256_maskload_ps, _mm256_or_ps,
-        _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
+        __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_si256,
+        _mm256_maskload_ps, _mm256_or_ps, _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps,
+        _mm256_storeu_ps,
     };
+    let table: &[i32] = if step == 1 { &FROM.0 } else { &FROM.1 };
+    assert!(step == 1 || step == 2, "a step of {step}");
     let mut all = [_mm256_setzero_ps(); 2];
     for seen in seen {
         let last = seen.from + (seen.count - 1) * step;
         assert!(last < x.len(), "a tap outside of its tensor");
         let start = x.as_ptr().wrapping_add(seen.from).wrapping_sub(seen.lane * step);
+        assert!(seen.lane + seen.count <= WIDE, "more neighbours than a line has");
         let load = |part: usize| -> __m256 {
-            // SAFETY: a mask is eight numbers, and what it lets through are numbers from `from` to `last` (asserted to be
-            // inside); nothing else is touched.
+            // SAFETY: of the table's 2 * WIDE * step numbers those from (WIDE - lane) * step + 8 * part on are eight at
+            // least, as lanes are at most WIDE (asserted) and parts below 2 * step. What the mask lets through are numbers
+            // from `from` to `last` (asserted to be inside); nothing else is touched.
             unsafe {
-                let mask = _mm256_loadu_si256(seen.masks[part].as_ptr().cast::<__m256i>());
+                let from = |lane: usize| {
+                    let start = table.as_ptr().add((WIDE - lane) * step + 8 * part);
+                    _mm256_loadu_si256(start.cast::<__m256i>())
+                };
+                let mask = _mm256_andnot_si256(from(seen.lane + seen.count), from(seen.lane));
                 _mm256_maskload_ps(start.wrapping_add(8 * part), mask)
             }
         };
