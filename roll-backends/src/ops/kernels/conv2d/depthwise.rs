@@ -17,6 +17,8 @@ const WIDE: usize = 32;
 const LONG: usize = 1024;
 /// A task has at least about this many multiplications.
 const TASK: usize = 1 << 16;
+/// So many multiplications take less time than another thread takes to wake.
+const ALONE: usize = 1 << 18;
 
 /// Whether the copy of a plane of `read` rows and columns that `passes` see is small, as it is unless windows are far apart
 /// or spread over little.
@@ -119,8 +121,11 @@ pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
             }
         }
     };
-    match call.planes <= at_once {
-        true => run(&mut Scratch::default(), 0),
+    match call.planes.saturating_mul(work) <= ALONE {
+        true => {
+            let scratch = &mut Scratch::default();
+            (0..call.planes).step_by(at_once).for_each(|first| run(scratch, first));
+        }
         false => {
             let tasks = (0..call.planes).into_par_iter().step_by(at_once);
             tasks.for_each_init(Scratch::default, run);
