@@ -21,11 +21,11 @@ use crate::ops::kernels::winograd::{Kernels, PLACES};
 
 /// Channels from which on the transforms cost less than they save.
 const LEAST: usize = 16;
-/// Kibibytes of patches and sums that a task may hold, if it has more than [`FEW`] panels: each panel has one for each
-/// channel.
+/// Kibibytes of patches and sums that a task should hold, which the second cache has. A panel has one for each channel.
 const HELD: usize = 512;
-/// Panels of a task, where there are so many: the kernels pass by once for all of them.
+/// Panels of a task all the same, as long as it holds no more than [`MOST`]: kernels pass by once for all of them.
 const FEW: usize = 4;
+const MOST: usize = 4 * HELD;
 
 /// Whether convolutions of `shape`, whatever its items, sizes and padding, are computed here.
 pub fn takes(shape: Shape) -> bool {
@@ -90,7 +90,8 @@ struct Task {
 fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
     let (panels, blocks) = (grid.tiles.div_ceil(TILES), call.outputs.div_ceil(OUT));
     let threads = rayon::current_num_threads();
-    let wanted = panels.div_ceil((HELD / (call.inputs + call.outputs)).clamp(FEW, 4 * FEW));
+    let held = |most: usize| most / (call.inputs + call.outputs);
+    let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
     // As many for each thread.
     let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
     // Where panels are few, output channels are divided too; patches are then transformed several times.
@@ -104,7 +105,7 @@ fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
     (0..groups).flat_map(of_group).collect()
 }
 
-/// Memory of a thread, for all calls.
+/// Memory of a thread, for all calls: a few mebibytes where there are a thousand channels.
 struct Scratch {
     patches: Vec<Line>,
     sums: Vec<Line>,
