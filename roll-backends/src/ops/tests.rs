@@ -8,6 +8,7 @@ use crate::Backend;
 
 mod conv2d;
 mod decode;
+mod max_pool;
 mod narrow;
 mod scaled;
 mod video;
