@@ -156,11 +156,12 @@ mod tests {
     use super::*;
 
     fn shapes() -> impl Iterator<Item = Shape> {
-        let windows = [([1, 1], [1, 1]), ([2, 2], [2, 2]), ([3, 3], [2, 2]), ([3, 2], [1, 3]), ([5, 4], [4, 1])];
-        let around = [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 3], [2, 1])];
+        let windows: [([usize; 2], [usize; 2]); 5] =
+            [([1, 1], [1, 1]), ([2, 2], [2, 2]), ([3, 3], [2, 2]), ([3, 2], [1, 3]), ([5, 4], [4, 1])];
+        let around: [([usize; 2], [usize; 2]); 3] = [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 3], [2, 1])];
         let all = windows.into_iter().flat_map(move |window| around.map(|around| (window, around)));
         all.flat_map(|((kernel, stride), (dilation, before))| {
-            [[1, 1], [5, 7], [12, 40]].map(|size| (size, kernel, stride, dilation, before))
+            [[1usize, 1], [5, 7], [12, 40]].map(|size| (size, kernel, stride, dilation, before))
         })
         .filter_map(|(size, kernel, stride, dilation, before)| {
             let room = |i: usize| (size[i] + 2 * before[i]).checked_sub((kernel[i] - 1) * dilation[i] + 1);

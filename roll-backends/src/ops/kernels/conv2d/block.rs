@@ -104,6 +104,18 @@ struct Seen {
     from: usize,
 }
 
+impl Lists<Seen> {
+    /// How many lists from the first on are whole lines that follow each other.
+    fn straight(&self) -> usize {
+        let Some(first) = self.all.first().map(|seen| seen.from) else { return 0 };
+        let follows = |i: &usize| match self.list(*i) {
+            [seen] => seen.count == WIDE && seen.from == first + i * WIDE,
+            _ => false,
+        };
+        (0..self.len()).take_while(follows).count()
+    }
+}
+
 /// Writes `block`, `[columns, range, WIDE]`.
 pub fn see(read: &Read, block: &mut [Line]) {
     if block.is_empty() {
@@ -134,13 +146,19 @@ fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usiz
     for tap in (first..taps).chain(0..first).take(count) {
         (0..columns).for_each(|column| seen.push(read.seen(&pass.taps[tap], cuts.list(column))));
     }
+    // Of windows of one place these columns follow each other in memory.
+    let straight = if taps == 1 && step == 1 { seen.straight() } else { 0 };
     let plane = call.read[0] * call.read[1];
     let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
     while at < rows {
         let together = (taps - tap).min(rows - at);
         let list = (tap + taps - first) % taps;
         let x = &call.x[channel * plane..];
-        for column in 0..columns {
+        if let Some(Seen { from, .. }) = seen.list(0).first().filter(|_| straight > 0) {
+            let numbers = x[*from..][..straight * WIDE].as_chunks::<WIDE>().0;
+            block[at..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
+        }
+        for column in straight..columns {
             let lines = &mut block[column * rows + at..][..together];
             for (line, i) in lines.iter_mut().zip(list..) {
                 match seen.list(i * columns + column) {
@@ -188,13 +206,24 @@ const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
 #[inline]
 fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
     use std::arch::x86_64::{
-        __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_si256,
+        __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_loadu_si256,
         _mm256_maskload_ps, _mm256_or_ps, _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps,
-        _mm256_storeu_ps,
     };
     let table: &[i32] = if step == 1 { &FROM.0 } else { &FROM.1 };
     assert!(step == 1 || step == 2, "a step of {step}");
     let mut all = [_mm256_setzero_ps(); 2];
+    // Pairs come in the order 0, 2, 1, 3.
+    let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
+    if let (&[Seen { count: WIDE, from, .. }], 2) = (seen, step)
+        && let Some(pairs) = x[from..].first_chunk::<{ 2 * WIDE }>()
+    {
+        for (all, pairs) in all.iter_mut().zip(pairs.as_chunks::<WIDE>().0) {
+            // SAFETY: sixteen numbers are two times eight.
+            let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
+            *all = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
+        }
+        return store(all, line);
+    }
     for seen in seen {
         let last = seen.from + (seen.count - 1) * step;
         assert!(last < x.len(), "a tap outside of its tensor");
@@ -219,14 +248,20 @@ fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
         }
         for (half, all) in all.iter_mut().enumerate() {
             let even = _mm256_shuffle_ps::<0b10_00_10_00>(load(2 * half), load(2 * half + 1));
-            // Pairs come in the order 0, 2, 1, 3.
-            let in_order = _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(even)));
-            *all = _mm256_or_ps(*all, in_order);
+            *all = _mm256_or_ps(*all, in_order(even));
         }
     }
-    for (all, line) in all.into_iter().zip(line.chunks_exact_mut(8)) {
+    store(all, line);
+}
+
+/// Writes both halves of a line.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; WIDE]) {
+    for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
         // SAFETY: the chunk has eight numbers.
-        unsafe { _mm256_storeu_ps(line.as_mut_ptr(), all) };
+        unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };
     }
 }
 

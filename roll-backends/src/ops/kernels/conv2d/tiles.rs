@@ -170,7 +170,7 @@ fn run(call: &Call, pass: &Pass, packed: &Packed, task: &Task, scratch: &mut Scr
 }
 
 /// Where the results of neighbours of one column belong.
-struct Piece {
+pub struct Piece {
     lane: usize,
     count: usize,
     /// Of the first, in the output's first channel.

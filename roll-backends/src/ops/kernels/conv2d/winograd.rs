@@ -52,7 +52,7 @@ struct Grid {
 }
 
 /// Tiles of a panel that are neighbours in one row.
-struct Run {
+pub struct Run {
     /// The first one's place in its panel.
     lane: usize,
     count: usize,
