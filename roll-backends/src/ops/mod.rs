@@ -16,6 +16,7 @@
 //! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
 //! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
+//! | `max_pool`     | `max_pool` (Burn's)       | `flex/max_pool`     | default                   | default                |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
 //! | `rms_rope`     | `rms_rope`: the two       | default             | `libtorch/norm`           | default                |
@@ -49,6 +50,7 @@ mod kernels;
 #[cfg(feature = "libtorch")]
 mod libtorch;
 mod linear;
+mod max_pool;
 mod norm;
 #[cfg(feature = "portable-kernels")]
 mod portable;
@@ -81,6 +83,7 @@ pub use gate::{GateKernel, GateOps, gated_add};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
 pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora, linear_rows};
+pub use max_pool::{MaxPoolKernel, MaxPoolOps, MaxPoolWindow, max_pool};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, layer_norm_as, rms_norm};
 pub use product::{ProductKernel, ProductOps, product};
 pub use record::Cotangents;

@@ -5,7 +5,8 @@ use burn::backend::Flex;
 
 use super::{
     ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel,
-    DecodeKernel, GateKernel, LinearKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel,
+    DecodeKernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel,
+    ScaledKernel,
 };
 
 impl ActivationKernel for Flex {}
@@ -18,6 +19,7 @@ impl ConvKernel for Flex {}
 impl DecodeKernel for Flex {}
 impl GateKernel for Flex {}
 impl LinearKernel for Flex {}
+impl MaxPoolKernel for Flex {}
 impl NormKernel for Flex {}
 impl ProductKernel for Flex {}
 impl RmsRopeKernel for Flex {}

@@ -21,6 +21,7 @@ mod model;
 mod nesting;
 mod network;
 mod ops;
+mod pool;
 mod read;
 mod recorded;
 pub mod runtime;

@@ -12,6 +12,7 @@ use super::error::{OnnxError, Problem};
 use super::execute::execute;
 use super::fuse::fuse;
 use super::graph::{Graph, Node, Port};
+use super::pool;
 use super::read::read;
 use super::recorded::Recorded;
 use super::value::Value;
@@ -240,13 +241,15 @@ impl Model {
 
     fn forward(&self, inputs: &[Value], outputs: Range<usize>) -> Result<Vec<Value>> {
         self.check(inputs)?;
-        let (parts, items) = self.parts(inputs);
-        let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
-        for part in &parts {
-            let row = execute(&self.graph, part, outputs.clone(), items)?;
-            columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
-        }
-        columns.into_iter().map(|parts| Ok(self.stack(parts)?)).collect()
+        pool::within(&self.device, || {
+            let (parts, items) = self.parts(inputs);
+            let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
+            for part in &parts {
+                let row = execute(&self.graph, part, outputs.clone(), items)?;
+                columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
+            }
+            columns.into_iter().map(|parts| Ok(self.stack(parts)?)).collect()
+        })
     }
 
     fn record(&self, inputs: &[Value]) -> Result<(NdTensor, Recorded)> {
@@ -258,6 +261,11 @@ impl Model {
                 self.graph.inputs.iter().map(|p| format!("`{}` ({:?})", p.name, p.dtype)).collect();
             return Err(OnnxError::NoGradient { path: self.graph.path.clone(), inputs: names.join(", ") }.into());
         }
+        pool::within(&self.device, || self.recorded(inputs, shapes))
+    }
+
+    /// The output for `inputs`, of which those of floats have these shapes, and its pullback.
+    fn recorded(&self, inputs: &[Value], shapes: Vec<Option<Vec<usize>>>) -> Result<(NdTensor, Recorded)> {
         let (parts, items) = self.parts(inputs);
         let (mut values, mut records) = (vec![], vec![]);
         for part in parts {

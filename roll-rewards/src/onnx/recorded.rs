@@ -8,6 +8,7 @@ use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Result, Tensor};
 
 use super::error::{OnnxError, no_panic};
+use super::pool;
 use super::value::{Value, plain_device};
 
 /// The recorded first output of a [`Model`](super::Model), waiting for its cotangent.
@@ -42,6 +43,11 @@ impl Recorded {
     }
 
     fn gradients(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {
+        let device = self.device.clone();
+        pool::within(&device, || self.gradients_here(cotangent))
+    }
+
+    fn gradients_here(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {
         if cotangent.shape() != self.output_shape {
             let found = cotangent.shape().to_vec();
             let expected = format!("of shape {:?} here", self.output_shape);

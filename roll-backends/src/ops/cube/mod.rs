@@ -24,13 +24,14 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 
-use super::{BlockKernel, Conv2dKernel, DecodeKernel, RmsRopeKernel, ScaledKernel};
+use super::{BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
 impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}
 impl DecodeKernel for Cube {}
+impl MaxPoolKernel for Cube {}
 impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}
 

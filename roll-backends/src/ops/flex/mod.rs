@@ -9,6 +9,7 @@ mod conv2d;
 mod decode;
 mod gate;
 mod linear;
+mod max_pool;
 mod norm;
 mod rope;
 mod scaled;

@@ -20,6 +20,7 @@ pub mod decode;
 mod geometry;
 pub mod linear;
 pub mod matrix;
+pub mod max_pool;
 pub mod narrow_products;
 pub mod norm;
 pub mod rope;

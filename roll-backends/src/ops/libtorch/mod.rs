@@ -16,10 +16,11 @@ use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, Conv2dKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
 
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}
+impl MaxPoolKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 

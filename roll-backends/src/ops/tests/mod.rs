@@ -10,6 +10,7 @@ mod cotangent;
 mod decode;
 mod gate;
 mod linear;
+mod max_pool;
 mod narrow;
 mod norm;
 mod rope;

@@ -3,9 +3,10 @@
 //! The padding, also what `ceil_mode` adds, is put around the input here and averages are corrected for it, so that
 //! no library's own reading of these attributes matters.
 
-use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Tensor, module};
 use roll_backends::NdTensor;
+use roll_backends::ops::{MaxPoolWindow, max_pool as largest};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
@@ -20,6 +21,23 @@ struct Plane {
     dilation: [usize; 2],
 }
 
+impl Plane {
+    /// One or two axes of a window.
+    fn of(window: &Window, axes: std::ops::Range<usize>) -> Self {
+        Self {
+            kernel: pair(&window.kernel[axes.clone()], 1),
+            stride: pair(&window.stride[axes.clone()], 1),
+            dilation: pair(&window.dilation[axes], 1),
+        }
+    }
+
+    /// With less than any number before and after each axis.
+    fn padded(self, padding: [(usize, usize); 2]) -> MaxPoolWindow {
+        let Self { kernel, stride, dilation } = self;
+        MaxPoolWindow { kernel, stride, dilation, padding }
+    }
+}
+
 /// `pool` over the spatial axes, after `padding` has been put around them: over the last two at once and, of three,
 /// over the first afterwards. Maxima and means of a box can be taken axis by axis.
 fn pooled(
@@ -29,11 +47,7 @@ fn pooled(
     padding: f32,
     pool: impl Fn(Tensor<4>, Plane) -> Tensor<4>,
 ) -> Result<NdTensor, Problem> {
-    let plane = |axes: std::ops::Range<usize>| Plane {
-        kernel: pair(&window.kernel[axes.clone()], 1),
-        stride: pair(&window.stride[axes.clone()], 1),
-        dilation: pair(&window.dilation[axes], 1),
-    };
+    let plane = |axes| Plane::of(window, axes);
     let (pads, [n, c]) = (placement.padding.as_slice(), [x.shape()[0], x.shape()[1]]);
     let y = match *x.shape() {
         [_, _, t, h, w] => {
@@ -75,9 +89,21 @@ impl Operator for MaxPool {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let placement = self.0.place(spatial(x)?)?;
-        let y = pooled(x, &self.0, &placement, f32::NEG_INFINITY, |x, Plane { kernel, stride, dilation }| {
-            module::max_pool2d(x, MaxPoolOptions::new(kernel).with_stride(stride).with_dilation(dilation))
-        })?;
+        let y = match *x.shape() {
+            [n, c, _, ref rest @ ..] if rest.len() < 2 => {
+                let padding = pair(&placement.padding, (0, 0));
+                let x_nchw = as_nchw(x)?;
+                let [_, _, rows, columns] = x_nchw.dims();
+                // What the windows go over, padding and all, is bounded too.
+                let along = |length: usize, (before, after)| length.saturating_add(before).saturating_add(after);
+                elements(&[n, c, along(rows, padding[0]), along(columns, padding[1])])?;
+                let shape = [&[n, c], placement.output.as_slice()].concat();
+                let count = elements(&shape)?;
+                let plane = Plane::of(&self.0, 0..self.0.kernel.len());
+                NdTensor::from_flat(largest(x_nchw, plane.padded(padding)).reshape([count]), shape)
+            }
+            _ => pooled(x, &self.0, &placement, f32::NEG_INFINITY, |x, plane| largest(x, plane.padded([(0, 0); 2])))?,
+        };
         Ok(vec![Value::Float(y)])
     }
 

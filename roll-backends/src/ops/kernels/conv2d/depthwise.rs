@@ -9,7 +9,6 @@ use rayon::prelude::*;
 use super::passes::Pass;
 use super::place::Place;
 use super::then::Then;
-use super::tiles::take;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 
 /// Neighbours that are summed at once: four registers of eight.
@@ -18,6 +17,8 @@ const WIDE: usize = 32;
 const LONG: usize = 1024;
 /// A task has at least about this many multiplications.
 const TASK: usize = 1 << 16;
+/// So many multiplications take less time than another thread takes to wake.
+const ALONE: usize = 1 << 18;
 
 /// Whether the copy of a plane of `read` rows and columns that `passes` see is small, as it is unless windows are far apart
 /// or spread over little.
@@ -120,8 +121,11 @@ pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
             }
         }
     };
-    match call.planes <= at_once {
-        true => run(&mut Scratch::default(), 0),
+    match call.planes.saturating_mul(work) <= ALONE {
+        true => {
+            let scratch = &mut Scratch::default();
+            (0..call.planes).step_by(at_once).for_each(|first| run(scratch, first));
+        }
         false => {
             let tasks = (0..call.planes).into_par_iter().step_by(at_once);
             tasks.for_each_init(Scratch::default, run);
@@ -229,5 +233,32 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
             // SAFETY: as above.
             unsafe { call.y.write(to, sums) };
         }
+    }
+}
+
+/// Numbers that are moved at once: rows are often short, and a call of the system's copy would cost more than they do.
+const SHORT: usize = 8;
+
+/// Every `step`-th number of `from`.
+#[inline(always)]
+fn take(from: &[f32], step: usize, to: &mut [f32]) {
+    match step {
+        1 if to.len() < SHORT => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
+        1 if to.len() <= 128 => {
+            let last = to.len() - SHORT;
+            let mut at = 0;
+            while at < last {
+                to[at..at + SHORT].copy_from_slice(&from[at..at + SHORT]);
+                at += SHORT;
+            }
+            to[last..].copy_from_slice(&from[last..last + SHORT]);
+        }
+        1 => to.copy_from_slice(&from[..to.len()]),
+        2 => {
+            let (last, rest) = (to.len() - 1, from.chunks_exact(2));
+            to[..last].iter_mut().zip(rest).for_each(|(to, from)| *to = from[0]);
+            to[last] = from[2 * last];
+        }
+        _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| *to = *from),
     }
 }

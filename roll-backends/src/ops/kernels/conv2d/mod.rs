@@ -1,14 +1,17 @@
 //! Convolution over two axes with constant weights, what is done to its sums, and the gradient of its input.
 //!
-//! One description (`passes`) says where taps fall; what has many channels in a group is computed by `tiles`, each channel
-//! by itself by `depthwise`, and gradients of windows that lie side by side by `patches`.
+//! One description (`passes`) says where taps fall; what has many channels in a group is computed by `tiles`, or by
+//! `winograd` where windows are of 3 x 3 and one step apart, each channel by itself by `depthwise`, and gradients of windows
+//! that lie side by side by `patches`.
 
+mod block;
 mod depthwise;
 mod passes;
 mod patches;
 mod place;
 mod then;
 mod tiles;
+mod winograd;
 
 use rayon::prelude::*;
 
@@ -16,6 +19,7 @@ use self::passes::Pass;
 use self::place::{Place, filled};
 use self::tiles::Packed;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
+use crate::ops::kernels::winograd::Kernels;
 
 pub use self::passes::Shape;
 pub use self::then::Then;
@@ -27,13 +31,18 @@ pub enum Weights {
     Depthwise(Vec<f32>),
     /// Packed.
     Tiles(Packed),
+    /// Transformed.
+    Winograd(Kernels),
 }
 
 impl Weights {
     /// For convolutions of `shape`, whatever its items, sizes and padding.
     pub fn new(shape: Shape, weight: &[f32]) -> Self {
-        match shape.is_depthwise() {
-            true => Self::Depthwise(weight.to_vec()),
+        if shape.is_depthwise() {
+            return Self::Depthwise(weight.to_vec());
+        }
+        match winograd::takes(shape) {
+            true => Self::Winograd(winograd::pack(shape, weight, false)),
             false => Self::Tiles(tiles::pack_forward(shape, weight)),
         }
     }
@@ -48,6 +57,8 @@ pub enum BackwardWeights {
     Tiles(Vec<Packed>),
     /// Packed for windows that lie side by side.
     Patches(Packed),
+    /// Transformed.
+    Winograd(Kernels),
 }
 
 impl BackwardWeights {
@@ -63,6 +74,9 @@ impl BackwardWeights {
     fn together(shape: Shape, weight: &[f32]) -> Self {
         if patches::takes(shape) {
             return Self::Patches(patches::pack(shape, weight));
+        }
+        if winograd::takes(shape) {
+            return Self::Winograd(winograd::pack(shape, weight, true));
         }
         // The taps of a place depend on where it is among the padded positions, modulo the stride, and on nothing else.
         let passes = Shape { size: shape.stride, before: [0; 2], ..shape }.backward();
@@ -117,9 +131,25 @@ impl Forward<'_> {
     fn fill(&self, y: &Place, sums: Option<&Place>) {
         let Self { shape, x, bias, added, then, .. } = *self;
         let pass = shape.forward();
-        let own;
-        let packed = match self.weights {
-            Weights::Tiles(packed) => packed,
+        let call = tiles::Call {
+            items: shape.items,
+            groups: shape.groups,
+            x,
+            inputs: shape.inputs,
+            read: shape.size,
+            y,
+            outputs: shape.outputs,
+            written: shape.output,
+            bias: Some(bias),
+            added,
+            then,
+            sums,
+        };
+        match self.weights {
+            Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
+            Weights::Winograd(kernels) => {
+                winograd::correlate(&call, shape.before.map(|before| before as isize), kernels)
+            }
             Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
                 let call = depthwise::Call {
                     planes: shape.items * shape.outputs,
@@ -136,48 +166,43 @@ impl Forward<'_> {
                     then,
                     sums,
                 };
-                return depthwise::correlate(&call, vec![pass], shape.taps());
+                depthwise::correlate(&call, vec![pass], shape.taps());
             }
-            Weights::Depthwise(weight) => {
-                own = tiles::pack_forward(shape, weight);
-                &own
-            }
-        };
-        let call = tiles::Call {
-            items: shape.items,
-            groups: shape.groups,
-            x,
-            inputs: shape.inputs,
-            read: shape.size,
-            y,
-            outputs: shape.outputs,
-            written: shape.output,
-            bias: Some(bias),
-            added,
-            then,
-            sums,
-        };
-        tiles::correlate(&call, &pass, packed);
+            Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
+        }
     }
 }
 
 /// The gradient of x, given `d_sums`, that of the sums.
 pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
-    let packed = match weights {
+    match weights {
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
-            return match depthwise::fits(&passes, shape.output) {
+            match depthwise::fits(&passes, shape.output) {
                 true => each_backward(shape, passes, weight, Then::Nothing, None, d_sums),
                 false => backward(shape, &BackwardWeights::together(shape, weight), d_sums),
-            };
+            }
         }
-        BackwardWeights::Patches(packed) => return patches::backward(shape, packed, d_sums),
-        BackwardWeights::Tiles(packed) => packed,
-    };
-    // SAFETY: the passes together have every position of the input, and every channel is in a task.
+        BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
+        // The passes together have every position of the input.
+        BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
+            for pass in shape.backward() {
+                let [row, column] = std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
+                tiles::correlate(call, &pass, &packed[row * shape.stride[1] + column]);
+            }
+        }),
+        BackwardWeights::Winograd(kernels) => gradient(shape, d_sums, |call| {
+            winograd::correlate(call, shape.before.map(|before| 2 - before as isize), kernels);
+        }),
+    }
+}
+
+/// The gradient of x as convolutions of `d_sums`, which write every position of every channel.
+fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
+    // SAFETY: `convolve`, which is one of two in this file, writes every element.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            let call = tiles::Call {
+            convolve(&tiles::Call {
                 items: shape.items,
                 groups: shape.groups,
                 x: d_sums,
@@ -190,11 +215,7 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
                 added: None,
                 then: Then::Nothing,
                 sums: None,
-            };
-            for pass in shape.backward() {
-                let [row, column] = std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
-                tiles::correlate(&call, &pass, &packed[row * shape.stride[1] + column]);
-            }
+            });
         })
     }
 }

@@ -123,7 +123,12 @@ impl Pass {
 
 /// The positions `range` for which `position * step + at` lies in `0..length`, of `0..count`.
 pub fn inside(at: isize, step: usize, length: usize, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
-    let (step, at, length) = (step as isize, at, length as isize);
+    let (step, length) = (step as isize, length as isize);
+    // As most are, without divisions.
+    let place = |position: usize| position as isize * step + at;
+    if range.is_empty() || place(range.start) >= 0 && place(range.end - 1) < length {
+        return range;
+    }
     // The least position with position * step + at >= 0, and the least with >= length.
     let least = |bound: isize| (bound - at + step - 1).div_euclid(step).max(0) as usize;
     let start = least(0).clamp(range.start, range.end);

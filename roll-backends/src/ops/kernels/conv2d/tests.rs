@@ -154,6 +154,39 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
 }
 
 #[test]
+fn windows_of_three_by_three_with_many_channels_are_exact_too() {
+    // Channels that fill no block and more than are summed at once; rows of tiles that fill no panel, several panels, and
+    // one that is all of them; more padding than the kernel reaches.
+    let base = Shape { items: 2, inputs: 17, outputs: 19, kernel: [3, 3], ..BASE };
+    let sizes = [[1, 1], [2, 3], [7, 7], [14, 15], [9, 70]];
+    for shape in sizes.map(|size| Shape { size, ..base }) {
+        for padding in [[[0; 2]; 2], [[1, 1]; 2], [[2, 0], [0, 2]], [[4, 1], [3, 5]]] {
+            padded(shape, padding).into_iter().for_each(check);
+        }
+    }
+    let deep = Shape { items: 1, inputs: 300, outputs: 16, size: [4, 4], ..base };
+    let flat = Shape { items: 5, inputs: 16, outputs: 310, size: [2, 2], ..base };
+    for shape in [deep, flat] {
+        padded(shape, [[1, 1]; 2]).into_iter().for_each(check);
+    }
+}
+
+#[test]
+fn positions_of_several_rows_and_items_share_a_tile() {
+    // Rows of a few numbers, in ones and twos and threes apart, so that a line is put together from many of them.
+    for (size, stride) in [([9, 3], [1, 1]), ([5, 5], [2, 2]), ([12, 7], [1, 2]), ([10, 10], [3, 3]), ([4, 18], [2, 1])]
+    {
+        for kernel in [[1, 1], [2, 3], [5, 1]] {
+            let shape = Shape { items: 3, inputs: 5, outputs: 7, size, stride, kernel, ..BASE };
+            padded(shape, [[1, 2], [2, 1]]).into_iter().for_each(check);
+        }
+    }
+    // More taps than a block has.
+    let taps = Shape { inputs: 2, outputs: 3, size: [20, 21], kernel: [18, 17], ..BASE };
+    padded(taps, [[2, 2], [3, 3]]).into_iter().for_each(check);
+}
+
+#[test]
 fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between() {
     let each = Shape { inputs: 3, outputs: 3, groups: 3, ..BASE };
     let apart = Shape { size: [5, 300], stride: [300, 250], ..each };
@@ -192,6 +225,7 @@ fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
 fn one_thread_and_several_give_the_same_bits() {
     let shapes = [
         Shape { items: 2, inputs: 40, outputs: 50, size: [20, 21], kernel: [3, 3], ..BASE },
+        Shape { inputs: 40, outputs: 50, size: [40, 50], kernel: [2, 3], ..BASE },
         Shape { inputs: 300, outputs: 100, size: [7, 7], ..BASE },
         Shape { inputs: 40, outputs: 40, groups: 40, size: [30, 31], kernel: [3, 3], stride: [2, 2], ..BASE },
     ];

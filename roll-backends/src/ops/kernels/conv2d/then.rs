@@ -28,10 +28,16 @@ impl Then<'_> {
         match self {
             Self::Nothing => {}
             // Comparisons, not `max`: NaN stays NaN.
-            Self::Relu => values.iter_mut().for_each(|z| *z = if *z < 0.0 { 0.0 } else { *z }),
+            Self::Relu => values.iter_mut().for_each(|z| {
+                let z_now = in_register(*z);
+                *z = if z_now < 0.0 { 0.0 } else { z_now };
+            }),
             Self::Slopes(slopes) => {
                 let slope = slopes[channel];
-                values.iter_mut().for_each(|z| *z = if *z < 0.0 { slope * *z } else { *z });
+                values.iter_mut().for_each(|z| {
+                    let z_now = in_register(*z);
+                    *z = if z_now < 0.0 { slope * z_now } else { z_now };
+                });
             }
             Self::Clip(low, high) => values.iter_mut().for_each(|z| {
                 let above = if *z < low { low } else { *z };
@@ -79,6 +85,13 @@ impl Then<'_> {
             Self::Silu | Self::HardSwish => true,
         }
     }
+}
+
+/// The same number, as the result of a computation. Where a number may be kept as it was read, the compiler writes only the
+/// others, by a masked store, which takes several times as long as all the rest on some processors.
+#[inline(always)]
+fn in_register(z: f32) -> f32 {
+    z + 0.0
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@
 
 #[cfg(test)]
 mod tests;
-mod transforms;
+pub mod transforms;
 
 use rayon::prelude::*;
 
@@ -20,7 +20,7 @@ use super::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
 /// Numbers of a transformed patch or kernel.
-const PLACES: usize = 16;
+pub const PLACES: usize = 16;
 /// Blocks of output channels of a task: their kernels stay in the second cache while panels pass by.
 const BLOCKS: usize = 8;
 /// Panels that are transformed together.
@@ -143,7 +143,8 @@ impl Grid {
 
 /// A weight, transformed and in the order in which [`accumulate`] reads it: block of output channels, place, stretch of
 /// input channels, frame of the kernel, input channel of the stretch, output channel of the block.
-struct Kernels {
+#[derive(Debug)]
+pub struct Kernels {
     values: Vec<f32>,
     /// Frames of the kernel.
     taps: usize,
@@ -153,7 +154,8 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn new(shape: Shape, weight: &[f32], turned: bool) -> Self {
+    /// Of `weight` and `turned` as [`convolve`] takes them, for any sizes and padding.
+    pub fn new(shape: Shape, weight: &[f32], turned: bool) -> Self {
         let Shape { inputs, outputs, kernel: [taps, ..], .. } = shape;
         let stretch = (DEEP / taps).clamp(1, inputs.max(1));
         let depth = taps * inputs;
@@ -184,7 +186,7 @@ impl Kernels {
     }
 
     /// The kernels of a block of output channels at a place.
-    fn at(&self, block: usize, place: usize) -> &[f32] {
+    pub fn at(&self, block: usize, place: usize) -> &[f32] {
         let size = self.taps * self.inputs * OUT;
         &self.values[(block * PLACES + place) * size..][..size]
     }

@@ -41,7 +41,7 @@ fn kernel_transform_body<M: MulAdd>(g: &[[f32; 8]; 9], out: &mut [f32], apart: u
 }
 
 /// Columns that a panel of neighbours sees.
-const SPAN: usize = 2 * TILES + 2;
+pub const SPAN: usize = 2 * TILES + 2;
 
 /// `B^T d B` of the patches of a run, place by place, `apart` from each other.
 pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
@@ -66,7 +66,7 @@ pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], ap
 /// The columns from `start` on of a row that has `left` zeros before it, and zeros behind it. Where they reach beyond the
 /// row they are put together in `edge`, which is zero.
 #[inline(always)]
-fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
+pub fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
     let inside = start.checked_sub(left).and_then(|from| row.get(from..)?.first_chunk());
     if let Some(inside) = inside {
         return inside;

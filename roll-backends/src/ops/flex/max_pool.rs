@@ -1,0 +1,46 @@
+//! The largest numbers of windows.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
+
+use super::{Values, tensor};
+use crate::ops::kernels::max_pool::{self as kernels, Shape};
+use crate::ops::{MaxPoolKernel, MaxPoolWindow};
+
+fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) -> Shape {
+    let size = [rows, columns];
+    let MaxPoolWindow { kernel, stride, dilation, padding } = window;
+    Shape {
+        planes: items * channels,
+        size,
+        kernel,
+        stride,
+        dilation,
+        before: padding.map(|(before, _)| before),
+        output: window.output(size).unwrap_or_default(),
+    }
+}
+
+impl MaxPoolKernel for Flex {
+    fn max_pool_forward(
+        x: FloatTensor<Self>,
+        window: MaxPoolWindow,
+        _: bool,
+    ) -> (FloatTensor<Self>, Option<IntTensor<Self>>) {
+        let dims = x.shape().dims::<4>();
+        let (shape, x) = (shape(dims, window), Values::of(x));
+        (tensor(kernels::forward(shape, x.slice()), [dims[0], dims[1], shape.output[0], shape.output[1]]), None)
+    }
+
+    fn max_pool_backward(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        _: Option<IntTensor<Self>>,
+        window: MaxPoolWindow,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let shape = shape(x.shape().dims(), window);
+        let (x, y, d_y) = (Values::of(x), Values::of(y), Values::of(d_y));
+        x.like(kernels::backward(shape, x.slice(), y.slice(), d_y.slice()))
+    }
+}

@@ -1,0 +1,274 @@
+//! What the taps of a stretch of positions see, in the order in which products read it.
+
+use std::ops::Range;
+
+use super::passes::{Pass, Tap, inside};
+use super::tiles::Call;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::kernels::simd;
+use crate::ops::kernels::tile::COLUMNS as WIDE;
+
+/// What one tap sees at neighbours: on a line of the cache.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub struct Line([f32; WIDE]);
+
+/// The lines as the numbers in them.
+pub fn floats(lines: &[Line]) -> &[f32] {
+    // SAFETY: a line is sixteen numbers and nothing else: its size is its alignment.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * WIDE) }
+}
+
+/// [`floats`], to be written.
+pub fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * WIDE) }
+}
+
+/// Neighbours of a column that lie in one row of the grid of one item.
+#[derive(Clone, Copy)]
+pub struct Cut {
+    /// The first one's place in the column.
+    pub lane: usize,
+    pub count: usize,
+    pub item: usize,
+    pub row: usize,
+    /// The first one's place in the row.
+    pub at: usize,
+}
+
+/// Lists, one after the other in one piece of memory.
+pub struct Lists<T> {
+    all: Vec<T>,
+    ends: Vec<usize>,
+}
+
+impl<T> Lists<T> {
+    /// For so many lists.
+    pub fn with_capacity(lists: usize) -> Self {
+        Self { all: Vec::with_capacity(lists), ends: Vec::with_capacity(lists) }
+    }
+
+    pub fn push(&mut self, list: impl Iterator<Item = T>) {
+        self.all.extend(list);
+        self.ends.push(self.all.len());
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    #[inline(always)]
+    pub fn list(&self, index: usize) -> &[T] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.all[start..self.ends[index]]
+    }
+}
+
+/// The columns of [`WIDE`] positions each into which `range`, of the positions of all items, is cut. The last may have fewer.
+pub fn cuts(grid: [usize; 2], range: Range<usize>) -> Lists<Cut> {
+    let mut columns = Lists::with_capacity(range.len().div_ceil(WIDE));
+    for start in range.clone().step_by(WIDE) {
+        let (end, mut next) = ((start + WIDE).min(range.end), start);
+        columns.push(std::iter::from_fn(|| {
+            let (line, at) = (next / grid[1], next % grid[1]);
+            let cut = Cut {
+                lane: next - start,
+                count: (grid[1] - at).min(end - next),
+                item: line / grid[0],
+                row: line % grid[0],
+                at,
+            };
+            next += cut.count;
+            (cut.count > 0).then_some(cut)
+        }));
+    }
+    columns
+}
+
+/// A block to be read.
+pub struct Read<'a, 'c, 'p> {
+    pub call: &'a Call<'c, 'p>,
+    pub pass: &'a Pass,
+    pub group: usize,
+    /// Of each column.
+    pub cuts: &'a Lists<Cut>,
+    /// Inputs and taps, counted together.
+    pub range: Range<usize>,
+}
+
+/// Neighbours of a line that are read from one row, of a group's first channel.
+struct Seen {
+    lane: usize,
+    count: usize,
+    from: usize,
+}
+
+impl Lists<Seen> {
+    /// How many lists from the first on are whole lines that follow each other.
+    fn straight(&self) -> usize {
+        let Some(first) = self.all.first().map(|seen| seen.from) else { return 0 };
+        let follows = |i: &usize| match self.list(*i) {
+            [seen] => seen.count == WIDE && seen.from == first + i * WIDE,
+            _ => false,
+        };
+        (0..self.len()).take_while(follows).count()
+    }
+}
+
+/// Writes `block`, `[columns, range, WIDE]`.
+pub fn see(read: &Read, block: &mut [Line]) {
+    if block.is_empty() {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if read.pass.read_step[1] <= 2 && simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { see_wide(read, block) };
+    }
+    see_each(read, block, fill_plain);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn see_wide(read: &Read, block: &mut [Line]) {
+    see_each(read, block, |x, seen, step, line| fill_wide(x, seen, step, line));
+}
+
+/// [`see`], where `fill` writes a line of the channel that begins at its first argument.
+#[inline(always)]
+fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usize, &mut [f32; WIDE])) {
+    let Read { call, pass, cuts, range, .. } = read;
+    let (taps, rows, columns, step) = (pass.taps.len(), range.len(), cuts.len(), pass.read_step[1]);
+    // Every tap, or those of the block where it has not all: the first one's number, and how many.
+    let (first, count) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
+    let mut seen = Lists::with_capacity(count * columns);
+    for tap in (first..taps).chain(0..first).take(count) {
+        (0..columns).for_each(|column| seen.push(read.seen(&pass.taps[tap], cuts.list(column))));
+    }
+    // Of windows of one place these columns follow each other in memory.
+    let straight = if taps == 1 && step == 1 { seen.straight() } else { 0 };
+    let plane = call.read[0] * call.read[1];
+    let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
+    while at < rows {
+        let together = (taps - tap).min(rows - at);
+        let list = (tap + taps - first) % taps;
+        let x = &call.x[channel * plane..];
+        if let Some(Seen { from, .. }) = seen.list(0).first().filter(|_| straight > 0) {
+            let numbers = x[*from..][..straight * WIDE].as_chunks::<WIDE>().0;
+            block[at..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
+        }
+        for column in straight..columns {
+            let lines = &mut block[column * rows + at..][..together];
+            for (line, i) in lines.iter_mut().zip(list..) {
+                match seen.list(i * columns + column) {
+                    &[Seen { count: WIDE, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..WIDE]),
+                    seen => fill(x, seen, step, &mut line.0),
+                }
+            }
+        }
+        (at, tap, channel) = (at + together, 0, channel + 1);
+    }
+}
+
+impl Read<'_, '_, '_> {
+    /// What a tap sees at a column; elsewhere are zeros.
+    fn seen(&self, &Tap { at, .. }: &Tap, column: &[Cut]) -> impl Iterator<Item = Seen> {
+        let ([rows, columns], [row_step, step]) = (self.call.read, self.pass.read_step);
+        let of_cut = move |cut: &Cut| {
+            let row = usize::try_from((cut.row * row_step) as isize + at[0]).ok().filter(|row| *row < rows)?;
+            let places = inside(at[1], step, columns, cut.at..cut.at + cut.count);
+            let item = cut.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
+            let from = (item * rows + row) * columns + (places.start * step).checked_add_signed(at[1])?;
+            (!places.is_empty()).then(|| Seen { lane: cut.lane + places.start - cut.at, count: places.len(), from })
+        };
+        column.iter().filter_map(of_cut)
+    }
+}
+
+/// Which numbers of a row belong to a line from its middle on, for steps of one and of two: masks of loads begin in it where
+/// a line's first number is to be.
+#[cfg(target_arch = "x86_64")]
+const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
+    let (mut one, mut two) = ([0; 2 * WIDE], [0; 4 * WIDE]);
+    let mut i = 0;
+    while i < WIDE {
+        one[WIDE + i] = -1;
+        two[2 * WIDE + 2 * i] = -1;
+        i += 1;
+    }
+    (one, two)
+};
+
+/// Parts of rows are put together in registers: copies of a few numbers each would cost more than the products.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
+    use std::arch::x86_64::{
+        __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_loadu_si256,
+        _mm256_maskload_ps, _mm256_or_ps, _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps,
+    };
+    let table: &[i32] = if step == 1 { &FROM.0 } else { &FROM.1 };
+    assert!(step == 1 || step == 2, "a step of {step}");
+    let mut all = [_mm256_setzero_ps(); 2];
+    // Pairs come in the order 0, 2, 1, 3.
+    let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
+    if let (&[Seen { count: WIDE, from, .. }], 2) = (seen, step)
+        && let Some(pairs) = x[from..].first_chunk::<{ 2 * WIDE }>()
+    {
+        for (all, pairs) in all.iter_mut().zip(pairs.as_chunks::<WIDE>().0) {
+            // SAFETY: sixteen numbers are two times eight.
+            let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
+            *all = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
+        }
+        return store(all, line);
+    }
+    for seen in seen {
+        let last = seen.from + (seen.count - 1) * step;
+        assert!(last < x.len(), "a tap outside of its tensor");
+        let start = x.as_ptr().wrapping_add(seen.from).wrapping_sub(seen.lane * step);
+        assert!(seen.lane + seen.count <= WIDE, "more neighbours than a line has");
+        let load = |part: usize| -> __m256 {
+            // SAFETY: of the table's 2 * WIDE * step numbers those from (WIDE - lane) * step + 8 * part on are eight at
+            // least, as lanes are at most WIDE (asserted) and parts below 2 * step. What the mask lets through are numbers
+            // from `from` to `last` (asserted to be inside); nothing else is touched.
+            unsafe {
+                let from = |lane: usize| {
+                    let start = table.as_ptr().add((WIDE - lane) * step + 8 * part);
+                    _mm256_loadu_si256(start.cast::<__m256i>())
+                };
+                let mask = _mm256_andnot_si256(from(seen.lane + seen.count), from(seen.lane));
+                _mm256_maskload_ps(start.wrapping_add(8 * part), mask)
+            }
+        };
+        if step == 1 {
+            all = [_mm256_or_ps(all[0], load(0)), _mm256_or_ps(all[1], load(1))];
+            continue;
+        }
+        for (half, all) in all.iter_mut().enumerate() {
+            let even = _mm256_shuffle_ps::<0b10_00_10_00>(load(2 * half), load(2 * half + 1));
+            *all = _mm256_or_ps(*all, in_order(even));
+        }
+    }
+    store(all, line);
+}
+
+/// Writes both halves of a line.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; WIDE]) {
+    for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
+        // SAFETY: the chunk has eight numbers.
+        unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };
+    }
+}
+
+fn fill_plain(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
+    *line = [0.0; WIDE];
+    for seen in seen {
+        let row = x[seen.from..].iter().step_by(step);
+        line[seen.lane..][..seen.count].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
+    }
+}

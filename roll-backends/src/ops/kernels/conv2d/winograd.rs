@@ -1,0 +1,227 @@
+//! Windows of three rows and three columns, one step apart, by Winograd's filtering: 16 products for 36 (see
+//! [`crate::ops::kernels::winograd`], whose transforms and order of kernels these are).
+//!
+//! A task has some panels of tiles and some blocks of output channels, and does everything for them: transforms patches,
+//! multiplies, transforms back, and finishes as [`super::tiles`] does. What it holds between fits the second cache, or
+//! nearly. Tiles are counted over all items.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::block::{Line, floats, floats_mut};
+use super::passes::Shape;
+use super::tiles::{ALONE, Call, settle};
+use crate::ops::kernels::geometry;
+use crate::ops::kernels::simd::{MulAdd, vectorised};
+use crate::ops::kernels::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
+use crate::ops::kernels::winograd::transforms::{SPAN, result_transform, span, whole_patches};
+use crate::ops::kernels::winograd::{Kernels, PLACES};
+
+/// Channels from which on the transforms cost less than they save.
+const LEAST: usize = 16;
+/// Kibibytes of patches and sums that a task should hold, which the second cache has. A panel has one for each channel.
+const HELD: usize = 512;
+/// Panels of a task all the same, as long as it holds no more than [`MOST`]: kernels pass by once for all of them.
+const FEW: usize = 4;
+const MOST: usize = 4 * HELD;
+
+/// Whether convolutions of `shape`, whatever its items, sizes and padding, are computed here.
+pub fn takes(shape: Shape) -> bool {
+    shape.kernel == [3; 2]
+        && shape.stride == [1; 2]
+        && shape.dilation == [1; 2]
+        && shape.groups == 1
+        && shape.inputs.min(shape.outputs) >= LEAST
+}
+
+/// The kernels of the convolution; or, `turned`, of the one that gives the gradient of its input.
+pub fn pack(shape: Shape, weight: &[f32], turned: bool) -> Kernels {
+    let [inputs, outputs] = if turned { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
+    let shape = geometry::Shape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
+    Kernels::new(shape, weight, turned)
+}
+
+/// Tiles of 2 x 2 results, row by row, item by item.
+struct Grid {
+    /// Tiles of a column and of a row.
+    down: usize,
+    across: usize,
+    tiles: usize,
+}
+
+/// Tiles of a panel that are neighbours in one row.
+pub struct Run {
+    /// The first one's place in its panel.
+    lane: usize,
+    count: usize,
+    item: usize,
+    /// The first result's row and column.
+    at: [usize; 2],
+}
+
+impl Grid {
+    fn new(items: usize, results: [usize; 2]) -> Self {
+        let [down, across] = results.map(|n| n.div_ceil(2));
+        Self { down, across, tiles: items * down * across }
+    }
+
+    fn runs(&self, panel: usize) -> Vec<Run> {
+        let (mut next, end) = (panel * TILES, ((panel + 1) * TILES).min(self.tiles));
+        let mut runs = vec![];
+        while next < end {
+            let (line, column) = (next / self.across, next % self.across);
+            let count = (self.across - column).min(end - next);
+            let at = [2 * (line % self.down), 2 * column];
+            runs.push(Run { lane: next % TILES, count, item: line / self.down, at });
+            next += count;
+        }
+        runs
+    }
+}
+
+/// One task.
+struct Task {
+    panels: Range<usize>,
+    blocks: Range<usize>,
+}
+
+fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
+    let (panels, blocks) = (grid.tiles.div_ceil(TILES), call.outputs.div_ceil(OUT));
+    let threads = rayon::current_num_threads();
+    let held = |most: usize| most / (call.inputs + call.outputs);
+    let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
+    // As many for each thread.
+    let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
+    // Where panels are few, output channels are divided too; patches are then transformed several times.
+    let parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
+    let high = blocks.div_ceil(parts).max(1);
+    let at = |group: usize| group * panels / groups.max(1);
+    let of_group = |group: usize| {
+        let blocks = (0..blocks).step_by(high).map(move |first| first..(first + high).min(blocks));
+        blocks.map(move |blocks| Task { panels: at(group)..at(group + 1), blocks })
+    };
+    (0..groups).flat_map(of_group).collect()
+}
+
+/// Memory of a thread, for all calls: a few mebibytes where there are a thousand channels.
+struct Scratch {
+    patches: Vec<Line>,
+    sums: Vec<Line>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { patches: Vec::new(), sums: Vec::new() }) };
+}
+
+/// Computes the convolution, of an input with so many zeros above it and to the left; where the number is below zero, of one
+/// without its first rows or columns.
+pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
+    let grid = Grid::new(call.items, call.written);
+    let tasks = tasks(call, &grid);
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, &grid, task, scratch));
+    let work = (grid.tiles * PLACES).saturating_mul(call.inputs).saturating_mul(call.outputs);
+    match tasks.len() <= 1 || work <= ALONE {
+        true => tasks.iter().for_each(run),
+        false => tasks.par_iter().for_each(run),
+    }
+}
+
+fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &Task, scratch: &mut Scratch) {
+    let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
+    // Lines between two places. Odd, as the same numbers of all places would else fall on the same places of the cache.
+    let (pitch, apart) = (inputs | 1, (blocks * panels * SUMS / TILES) | 1);
+    let Scratch { patches, sums } = scratch;
+    patches.resize((panels * PLACES * pitch).max(patches.len()), Line::default());
+    sums.resize((PLACES * apart).max(sums.len()), Line::default());
+    let all: Vec<Vec<Run>> = task.panels.clone().map(|panel| grid.runs(panel)).collect();
+    for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(PLACES * pitch)) {
+        patches_of(call, before, runs, floats_mut(patches), pitch * TILES);
+    }
+    for place in 0..PLACES {
+        for (block, sums) in sums[place * apart..].chunks_exact_mut(panels * SUMS / TILES).take(blocks).enumerate() {
+            let weights = kernels.at(task.blocks.start + block, place);
+            for (panel, sums) in sums.chunks_exact_mut(SUMS / TILES).enumerate() {
+                let patches = floats(&patches[(panel * PLACES + place) * pitch..][..inputs]);
+                let Some(sums) = floats_mut(sums).first_chunk_mut() else { continue };
+                for first in (0..inputs).step_by(DEEP) {
+                    let range = first..(first + DEEP).min(inputs);
+                    let (weights, patches) = (&weights[first * OUT..range.end * OUT], &patches[first * TILES..]);
+                    accumulate(weights, &patches[..range.len() * TILES], sums, first > 0);
+                }
+            }
+        }
+    }
+    let sums = floats(sums);
+    for block in 0..blocks {
+        let first = (task.blocks.start + block) * OUT;
+        for (panel, runs) in all.iter().enumerate() {
+            let sums = &sums[(block * panels + panel) * SUMS..];
+            results_of(call, runs, first..(first + OUT).min(call.outputs), sums, apart * TILES);
+        }
+    }
+}
+
+/// Transforms the patches of a panel, place by place and in each input by input; places are `apart` from each other. What
+/// is beyond the last tile keeps what it has.
+fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32], apart: usize) {
+    let [rows, columns] = call.read;
+    let [left, skipped] = [before[1].max(0), (-before[1]).max(0)].map(|n| n as usize);
+    for input in 0..call.inputs {
+        for run in runs {
+            let plane = &call.x[(run.item * call.inputs + input) * rows * columns..][..rows * columns];
+            let mut edges = [[0.0; SPAN]; 4];
+            let mut seen = [&[0.0; SPAN]; 4];
+            for (i, (seen, edge)) in seen.iter_mut().zip(&mut edges).enumerate() {
+                let row = usize::try_from((run.at[0] + i) as isize - before[0]).ok().filter(|row| *row < rows);
+                if let Some(row) = row {
+                    *seen = span(&plane[row * columns..][..columns], run.at[1] + skipped, left, edge);
+                }
+            }
+            let out = &mut patches[input * TILES..];
+            if run.count == TILES {
+                whole_patches(seen, out, apart);
+                continue;
+            }
+            let mut all = [0.0; PLACES * TILES];
+            whole_patches(seen, &mut all, TILES);
+            for (place, tiles) in all.chunks_exact(TILES).enumerate() {
+                let out = &mut out[place * apart + run.lane..][..run.count];
+                out.iter_mut().zip(tiles).for_each(|(to, from)| *to = *from);
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Transforms the sums of a panel, of some output channels, back and finishes them. Places are `apart` from each other.
+    fn results_of(
+        call: &Call,
+        runs: &[Run],
+        channels: Range<usize>,
+        sums: &[f32],
+        apart: usize,
+    ) = results_of_body
+}
+
+#[inline(always)]
+fn results_of_body<M: MulAdd>(call: &Call, runs: &[Run], channels: Range<usize>, sums: &[f32], apart: usize) {
+    let [rows, columns] = call.written;
+    for (lane, channel) in channels.enumerate() {
+        let bias = call.bias.map_or(0.0, |bias| bias[channel]);
+        let mut tiles = result_transform(&sums[lane * TILES..], apart, bias);
+        for run in runs {
+            let plane = (run.item * call.outputs + channel) * rows;
+            for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
+                let to = (plane + row) * columns + run.at[1];
+                if run.count == TILES && columns - run.at[1] >= 2 * TILES {
+                    settle::<M>(call, channel, to, tiles);
+                    continue;
+                }
+                let count = (2 * run.count).min(columns - run.at[1]);
+                settle::<M>(call, channel, to, &mut tiles[2 * run.lane..][..count]);
+            }
+        }
+    }
+}

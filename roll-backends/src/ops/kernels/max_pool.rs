@@ -1,0 +1,211 @@
+//! The largest numbers of windows over two axes, and their gradient.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::simd::{MulAdd, vectorised};
+
+/// Sizes of one call. Axes are rows, columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Items times channels.
+    pub planes: usize,
+    /// Of the input.
+    pub size: [usize; 2],
+    /// The window's.
+    pub kernel: [usize; 2],
+    /// Steps between windows.
+    pub stride: [usize; 2],
+    /// Steps between the places of a window.
+    pub dilation: [usize; 2],
+    /// Places before each axis that hold less than any number.
+    pub before: [usize; 2],
+    /// Of the output.
+    pub output: [usize; 2],
+}
+
+/// A task sees at least about this many numbers.
+const TASK: usize = 1 << 16;
+
+impl Shape {
+    fn planes_per_task(&self) -> usize {
+        TASK.div_ceil((self.output[0] * self.output[1] * self.kernel[0] * self.kernel[1]).max(1))
+    }
+
+    /// Rows of the input that windows in a row of the output see.
+    fn rows(self, row: usize) -> impl Iterator<Item = usize> {
+        let from = move |tap: usize| (row * self.stride[0] + tap * self.dilation[0]).checked_sub(self.before[0]);
+        (0..self.kernel[0]).filter_map(from).filter(move |row| *row < self.size[0])
+    }
+
+    /// The columns of the output whose place `tap` is inside the input, and where the first of them is.
+    fn columns(&self, tap: usize) -> (Range<usize>, usize) {
+        let (step, at) = (self.stride[1], tap * self.dilation[1]);
+        let first = self.before[1].saturating_sub(at).div_ceil(step).min(self.output[1]);
+        let end = (self.size[1] + self.before[1]).saturating_sub(at).div_ceil(step).clamp(first, self.output[1]);
+        (first..end, (first * step + at).saturating_sub(self.before[1]))
+    }
+}
+
+/// Of x `[planes, size]`, to `[planes, output]`. What is no number is larger than all others; a window outside of the input
+/// has the least.
+pub fn forward(shape: Shape, x: &[f32]) -> Vec<f32> {
+    let ([rows, columns], [high, wide]) = (shape.size, shape.output);
+    assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
+    let mut y = vec![0.0; shape.planes * high * wide];
+    if !x.is_empty() && !y.is_empty() {
+        let planes = y.par_chunks_mut(high * wide).zip(x.par_chunks(rows * columns));
+        planes.with_min_len(shape.planes_per_task()).for_each(|(y, x)| plane(shape, x, y));
+    }
+    y
+}
+
+vectorised! {
+    fn plane(shape: Shape, x: &[f32], y: &mut [f32]) = plane_body
+}
+
+#[inline(always)]
+fn plane_body<M: MulAdd>(shape: Shape, x: &[f32], y: &mut [f32]) {
+    for (row, y) in y.chunks_exact_mut(shape.output[1]).enumerate() {
+        y.fill(f32::NEG_INFINITY);
+        for row in shape.rows(row) {
+            let x = &x[row * shape.size[1]..][..shape.size[1]];
+            for tap in 0..shape.kernel[1] {
+                let (range, from) = shape.columns(tap);
+                if range.is_empty() {
+                    continue;
+                }
+                let (y, x) = (&mut y[range], &x[from..]);
+                // The usual steps as constants: the compiler then moves whole registers.
+                match shape.stride[1] {
+                    1 => larger(y, x.iter()),
+                    2 => {
+                        let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
+                        larger(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
+                        larger(&mut y[last..], x[2 * last..].iter());
+                    }
+                    step => larger(y, x.iter().step_by(step)),
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn larger<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
+    for (y, x) in y.iter_mut().zip(x) {
+        // NaN is not less or equal to anything, and a NaN that is there stays.
+        let more = if *x <= *y { *y } else { *x };
+        *y = if y.is_nan() { f32::NAN } else { more };
+    }
+}
+
+/// The gradient of x, given the output `y` and its cotangent. Of equal largest numbers the first one has it, of several
+/// that are no numbers the last.
+pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
+    let ([rows, columns], [high, wide]) = (shape.size, shape.output);
+    assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
+    assert!(y.len() == shape.planes * high * wide && d_y.len() == y.len(), "the output of {shape:?}");
+    let mut d_x = vec![0.0; x.len()];
+    if !x.is_empty() && !y.is_empty() {
+        let outputs = y.par_chunks(high * wide).zip(d_y.par_chunks(high * wide));
+        let planes = d_x.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * columns)).zip(outputs);
+        planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |places, ((d_x, x), (y, d_y))| {
+            for row in 0..high {
+                let part = row * wide..(row + 1) * wide;
+                row_backward(shape, row, x, &y[part.clone()], &d_y[part], places, d_x);
+            }
+        });
+    }
+    d_x
+}
+
+/// Adds the cotangents of a row of the output to the places that they came from; `places` is memory.
+fn row_backward(
+    shape: Shape,
+    row: usize,
+    x: &[f32],
+    y: &[f32],
+    d_y: &[f32],
+    places: &mut Vec<Option<usize>>,
+    d_x: &mut [f32],
+) {
+    places.clear();
+    places.resize(y.len(), None);
+    for row in shape.rows(row) {
+        for tap in 0..shape.kernel[1] {
+            let (range, from) = shape.columns(tap);
+            let seen = (row * shape.size[1] + from..).step_by(shape.stride[1]);
+            for ((place, y), at) in places[range.clone()].iter_mut().zip(&y[range]).zip(seen) {
+                if place.is_none() && x[at] == *y || x[at].is_nan() {
+                    *place = Some(at);
+                }
+            }
+        }
+    }
+    for (place, d_y) in places.iter().zip(d_y) {
+        if let Some(place) = place {
+            d_x[*place] += d_y;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shapes() -> impl Iterator<Item = Shape> {
+        let windows: [([usize; 2], [usize; 2]); 5] =
+            [([1, 1], [1, 1]), ([2, 2], [2, 2]), ([3, 3], [2, 2]), ([3, 2], [1, 3]), ([5, 4], [4, 1])];
+        let around: [([usize; 2], [usize; 2]); 3] = [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 3], [2, 1])];
+        let all = windows.into_iter().flat_map(move |window| around.map(|around| (window, around)));
+        all.flat_map(|((kernel, stride), (dilation, before))| {
+            [[1usize, 1], [5, 7], [12, 40]].map(|size| (size, kernel, stride, dilation, before))
+        })
+        .filter_map(|(size, kernel, stride, dilation, before)| {
+            let room = |i: usize| (size[i] + 2 * before[i]).checked_sub((kernel[i] - 1) * dilation[i] + 1);
+            let output = [room(0)? / stride[0] + 1, room(1)? / stride[1] + 1];
+            Some(Shape { planes: 3, size, kernel, stride, dilation, before, output })
+        })
+    }
+
+    /// Every output's place in the input, by a search of its window.
+    fn places(s: Shape, x: &[f32]) -> Vec<Option<usize>> {
+        let one = |i: usize| {
+            let (plane, row, column) =
+                (i / (s.output[0] * s.output[1]), i / s.output[1] % s.output[0], i % s.output[1]);
+            let mut found: Option<usize> = None;
+            for tap in 0..s.kernel[0] * s.kernel[1] {
+                let row = (row * s.stride[0] + tap / s.kernel[1] * s.dilation[0]).checked_sub(s.before[0]);
+                let column = (column * s.stride[1] + tap % s.kernel[1] * s.dilation[1]).checked_sub(s.before[1]);
+                let (Some(row), Some(column)) = (row, column) else { continue };
+                if row < s.size[0] && column < s.size[1] {
+                    let at = (plane * s.size[0] + row) * s.size[1] + column;
+                    if found.is_none_or(|found| x[at] > x[found] || x[at].is_nan()) {
+                        found = Some(at);
+                    }
+                }
+            }
+            found
+        };
+        (0..s.planes * s.output[0] * s.output[1]).map(one).collect()
+    }
+
+    #[test]
+    fn every_window_has_its_largest_number_and_gives_it_the_gradient() {
+        for shape in shapes() {
+            let count = shape.planes * shape.size[0] * shape.size[1];
+            // Few different numbers, so that windows hold the same one twice, and one that is none.
+            let mut x: Vec<f32> = (0..count).map(|i| (i * 7919 % 13) as f32 - 6.0).collect();
+            x[count / 2] = f32::NAN;
+            let (y, places) = (forward(shape, &x), places(shape, &x));
+            let expected = places.iter().map(|place| place.map_or(f32::NEG_INFINITY, |place| x[place]).to_bits());
+            assert!(y.iter().map(|y| y.to_bits()).eq(expected), "{shape:?}");
+            let d_y: Vec<f32> = (0..y.len()).map(|i| i as f32 + 1.0).collect();
+            let mut d_x = vec![0.0; count];
+            places.iter().zip(&d_y).for_each(|(place, d)| place.iter().for_each(|place| d_x[*place] += d));
+            assert_eq!(backward(shape, &x, &y, &d_y), d_x, "{shape:?}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The largest numbers of windows over rows and columns.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, get_or_init_device_settings};
+use burn::tensor::Tensor;
+use burn::tensor::ops::PadMode;
+
+use super::record::record;
+
+/// A window that goes over rows and columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPoolWindow {
+    /// Its rows and columns.
+    pub kernel: [usize; 2],
+    /// Steps between windows.
+    pub stride: [usize; 2],
+    /// Steps between the places of a window.
+    pub dilation: [usize; 2],
+    /// Places before and after rows and columns that hold less than any number.
+    pub padding: [(usize, usize); 2],
+}
+
+impl MaxPoolWindow {
+    /// Rows and columns of the output for an input of `size`; `None` where the window does not fit.
+    pub fn output(&self, size: [usize; 2]) -> Option<[usize; 2]> {
+        let along = |i: usize| {
+            let ((before, after), reach) = (self.padding[i], self.kernel[i].checked_sub(1)? * self.dilation[i] + 1);
+            Some((size[i] + before + after).checked_sub(reach)? / self.stride[i] + 1)
+        };
+        Some([along(0)?, along(1)?])
+    }
+}
+
+/// Of x `[N, C, H, W]`, f32, to `[N, C, H', W']`. The gradient goes to the first largest number of a window. Panics when the
+/// window does not fit.
+pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
+    let [_, _, rows, columns] = x.dims();
+    assert!(
+        !window.stride.contains(&0) && window.output([rows, columns]).is_some(),
+        "{window:?} over {rows} rows and {columns} columns"
+    );
+    let (x, window) = match own_kernel(&x) {
+        true => (x, window),
+        false => {
+            let padding = [(0, 0); 2];
+            let x =
+                if window.padding == padding { x } else { x.pad(window.padding, PadMode::Constant(f32::NEG_INFINITY)) };
+            (x, MaxPoolWindow { padding, ..window })
+        }
+    };
+    Tensor::from_dispatch(<Dispatch as MaxPoolOps>::max_pool_of(x.into_dispatch(), window))
+}
+
+/// Whether padding is the kernel's own business.
+fn own_kernel(x: &Tensor<4>) -> bool {
+    cfg!(all(feature = "flex", not(feature = "portable-kernels")))
+        && x.device().without_autodiff() == burn::tensor::Device::flex()
+}
+
+/// The operator as the run-time dispatch calls it. A backend implements [`MaxPoolKernel`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "libtorch"),
+    Cube: cfg(feature = "cube"),
+    Autodiff
+)]
+pub trait MaxPoolOps: Backend {
+    /// See [`max_pool`].
+    fn max_pool_of(x: FloatTensor<Self>, window: MaxPoolWindow) -> FloatTensor<Self>;
+}
+
+/// The operator and its gradient on one backend. The default bodies are given windows without padding.
+pub trait MaxPoolKernel: Backend {
+    /// The result; and, if `keeps`, where its numbers came from, if the gradient wants to know.
+    fn max_pool_forward(
+        x: FloatTensor<Self>,
+        window: MaxPoolWindow,
+        keeps: bool,
+    ) -> (FloatTensor<Self>, Option<IntTensor<Self>>) {
+        let MaxPoolWindow { kernel, stride, dilation, .. } = window;
+        if !keeps {
+            return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, false), None);
+        }
+        let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
+        let found = Self::max_pool2d_with_indices(x, kernel, stride, [0; 2], dilation, false, dtype);
+        (found.output, Some(found.indices))
+    }
+
+    /// The gradient of x, given what the forward pass gave and the cotangent of its result.
+    fn max_pool_backward(
+        x: FloatTensor<Self>,
+        _y: FloatTensor<Self>,
+        places: Option<IntTensor<Self>>,
+        window: MaxPoolWindow,
+        d_y: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let MaxPoolWindow { kernel, stride, dilation, .. } = window;
+        let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
+        let places = places.unwrap_or_else(|| {
+            Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, false, dtype).indices
+        });
+        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, false, d_y, places).x_grad
+    }
+}
+
+impl<B: MaxPoolKernel> MaxPoolOps for B {
+    fn max_pool_of(x: FloatTensor<B>, window: MaxPoolWindow) -> FloatTensor<B> {
+        B::max_pool_forward(x, window, false).0
+    }
+}
+
+impl<B: MaxPoolKernel, C: CheckpointStrategy> MaxPoolOps for Autodiff<B, C> {
+    fn max_pool_of(x: FloatTensor<Self>, window: MaxPoolWindow) -> FloatTensor<Self> {
+        record::<B, C, _, 1>([x], |[x]| {
+            let (y, places) = B::max_pool_forward(x.clone(), window, true);
+            (y.clone(), move |d_y, _| [Some(B::max_pool_backward(x, y, places, window, d_y))])
+        })
+    }
+}
