@@ -10,7 +10,7 @@ slippery lake and Sokoban, whose start is made as roll-models/assets/demo_agent/
         roll run $L=gigpo --out runs/lake-gigpo-$s
         roll run $L=gae   --out runs/lake-gae-$s --set algo.lambd=1 --set algo.whiten_advantages=true
         roll run --config examples/demo_agent/slippery.yaml -q --set seed=$s --out runs/slippery-step_reinforce-$s
-        roll run --config examples/demo_agent/sokoban.yaml  -q --set seed=$s --out runs/sokoban-gigpo-$s
+        roll run --config examples/demo_agent/sokoban.yaml  -q --set seed=$s --out runs/sokoban-step_reinforce-$s
     done
     python3 bench/agents.py runs --output agents.png
 
