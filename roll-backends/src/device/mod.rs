@@ -259,7 +259,7 @@ pub fn is_gpu(device: &Device) -> bool {
 }
 
 /// Whether the device is the CPU with this project's kernels.
-pub(crate) fn is_flex(device: &Device) -> bool {
+pub fn is_flex(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     if let DispatchDevice::Flex(_) = device.clone().without_autodiff().as_dispatch() {
         return true;

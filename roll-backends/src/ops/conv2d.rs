@@ -11,6 +11,7 @@ use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::expression::Expression;
 use super::record::record;
+use crate::device::is_flex;
 
 /// A function of each output of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,9 +131,8 @@ impl Conv2d {
 }
 
 /// Whether padding that differs before and after is the kernel's own business.
-fn own_kernel(x: &Tensor<4>) -> bool {
-    cfg!(all(feature = "flex", not(feature = "portable-kernels")))
-        && x.device().without_autodiff() == burn::tensor::Device::flex()
+pub(super) fn own_kernel(x: &Tensor<4>) -> bool {
+    !cfg!(feature = "portable-kernels") && is_flex(&x.device())
 }
 
 /// One call.

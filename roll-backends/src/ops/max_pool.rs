@@ -6,6 +6,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extensi
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
 
+use super::conv2d::own_kernel;
 use super::record::record;
 
 /// A window that goes over rows and columns.
@@ -50,12 +51,6 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
         }
     };
     Tensor::from_dispatch(<Dispatch as MaxPoolOps>::max_pool_of(x.into_dispatch(), window))
-}
-
-/// Whether padding is the kernel's own business.
-fn own_kernel(x: &Tensor<4>) -> bool {
-    cfg!(all(feature = "flex", not(feature = "portable-kernels")))
-        && x.device().without_autodiff() == burn::tensor::Device::flex()
 }
 
 /// The operator as the run-time dispatch calls it. A backend implements [`MaxPoolKernel`].

@@ -1,12 +1,13 @@
-//! Where a whole pass runs.
+//! The thread pool around a whole pass.
 
 use burn::tensor::Device;
+use roll_backends::device::is_flex;
 
-/// What `f` gives. On the CPU's own backend `f` runs on a thread of rayon's pool. A pass is hundreds of short loops that
+/// The result of `f`. On the CPU's own backend `f` runs on a thread of rayon's pool. A pass is hundreds of short loops that
 /// the pool divides: from within, each begins at once; from outside, each would wait until a thread of the pool wakes, and
 /// then until the caller has woken. For networks of small pictures that is most of the time.
 pub(super) fn within<T: Send>(device: &Device, f: impl FnOnce() -> T + Send) -> T {
-    match roll_backends::device("flex").is_ok_and(|flex| flex == *device) {
+    match is_flex(device) {
         true => rayon::scope(|_| f()),
         false => f(),
     }

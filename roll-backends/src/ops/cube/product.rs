@@ -173,6 +173,10 @@ impl Routine {
         let [m, k, n] = PROBE;
         let (a, b) = (small(m * k, 3), small(k * n, 11));
         let is_checked = std::env::var(UNCHECKED).as_deref() != Ok("1");
+        if !is_checked {
+            static WARNED: std::sync::Once = std::sync::Once::new();
+            WARNED.call_once(|| tracing::warn!("{UNCHECKED}=1: products are not checked, and results may be wrong"));
+        }
         let mut expected = vec![0.0f32; m * n];
         for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
             for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
