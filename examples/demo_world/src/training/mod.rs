@@ -52,8 +52,14 @@ pub struct Trainer {
     step: u64,
     losses: f64,
     started: Instant,
-    pools: Vec<rayon::ThreadPool>,
+    workers: Vec<Worker>,
     muon: Option<Muon>,
+}
+
+/// Computes the gradient of a part of a batch.
+struct Worker {
+    pool: rayon::ThreadPool,
+    parameters: Parameters,
 }
 
 /// Largest global norm of a gradient.
@@ -80,7 +86,7 @@ impl Trainer {
             step: 0,
             losses: 0.0,
             started: Instant::now(),
-            pools: Vec::new(),
+            workers: Vec::new(),
             muon,
         })
     }
@@ -96,42 +102,36 @@ impl Trainer {
     }
 
     /// One update by the gradient of the mean of `loss` over the parts of a batch, each on a thread of its own, within
-    /// which nothing is split further: operators as small as these would wait for threads longer than they compute. `loss` gives a tensor of one element and reads parameters through
-    /// the scope. Returns the mean; fails, before the parameters change, when it is not finite.
+    /// which nothing is split further: operators as small as these would wait for threads longer than they compute.
+    /// `loss` gives a tensor of one element and reads parameters through the scope. Returns the mean; fails, before the
+    /// parameters change, when it is not finite.
     pub fn update<B: Send>(
         &mut self,
         parts: Vec<B>,
         loss: impl Fn(B, &Scope<'_>) -> Result<Tensor<1>> + Sync,
     ) -> Result<f32> {
         let count = parts.len() as f32;
-        while self.pools.len() < parts.len() {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-            self.pools.push(pool.map_err(|e| Error::Misuse(format!("starting a thread: {e}")))?);
+        while self.workers.len() < parts.len() {
+            self.workers.push(Worker::start(&self.specs, &self.device)?);
         }
-        let specs = self.specs.clone();
-        let (values, device, loss, pools) = (&self.values, &self.device, &loss, &self.pools);
-        let found: Vec<Result<(f32, Vec<f32>)>> = std::thread::scope(|scope| {
-            let mut threads = Vec::new();
-            for (part, pool) in parts.into_iter().zip(pools) {
-                let specs = specs.clone();
-                threads.push(
-                    scope.spawn(move || pool.install(|| gradient(specs, values, device, |scope| loss(part, scope)))),
-                );
-            }
-            let panicked = |_| Err(Error::Misuse("a thread that computes gradients panicked".into()));
-            threads
+        let (values, device, loss) = (&self.values, &self.device, &loss);
+        let found: Vec<Result<f32>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
                 .into_iter()
-                .map(|thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(panicked))
-                .collect()
+                .zip(&self.workers)
+                .map(|(part, worker)| scope.spawn(move || worker.gradient(values, device, |scope| loss(part, scope))))
+                .collect();
+            let panicked = |_| Err(Error::Misuse("a thread that computes gradients panicked".into()));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         });
         let mut value = 0.0;
         self.gradients.fill(0.0);
         // In the order of the parts: the sum has the same bits every time.
-        for part in found {
-            let (loss, gradient) = part?;
-            value += loss / count;
-            self.gradients.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g / count);
+        for (part, worker) in found.into_iter().zip(&self.workers) {
+            value += part? / count;
+            worker.parameters.take_gradients(&mut self.gradients)?;
         }
+        scale(&mut self.gradients, f64::from(1.0 / count));
         let size = norm(&self.gradients);
         if !value.is_finite() || !size.is_finite() {
             let problem = format!("{}: loss {value}, gradient norm {size} at step {}", self.plan.name, self.step);
@@ -162,33 +162,37 @@ impl Trainer {
     }
 }
 
-/// The value of `loss` at the parameters `values`, and its gradient.
-fn gradient(
-    specs: Vec<ParameterSpec>,
-    values: &[f32],
-    device: &Device,
-    loss: impl FnOnce(&Scope<'_>) -> Result<Tensor<1>>,
-) -> Result<(f32, Vec<f32>)> {
-    let zeros = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();
-    let parameters = Parameters::new(specs, zeros, device);
-    parameters.write(values)?;
-    let segment = parameters.snapshot().segment("")?;
-    let weights: Weights = Arc::new(HashMap::new());
-    let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
-        let scope = Scope {
-            weights: &weights,
-            trainable: Some(&segment),
-            lora_scale: 1.0,
-            tape,
-            products: burn::tensor::DType::F32,
-        };
-        Ok(vec![NdTensor::from(loss(&scope)?)])
-    })?;
-    let value = roll_backends::to_host(outputs[0].flat().clone())?.to_f32_vec();
-    recorded.pull(vec![Some(upload(vec![1.0], [1], device).into())], Some(&parameters));
-    let mut gradient = vec![0.0; values.len()];
-    parameters.take_gradients(&mut gradient)?;
-    Ok((value.iter().sum(), gradient))
+impl Worker {
+    fn start(specs: &[ParameterSpec], device: &Device) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+        let zeros = specs.iter().map(|spec| vec![0.0; spec.len()]).collect();
+        Ok(Self {
+            pool: pool.map_err(|e| Error::Misuse(format!("starting a thread: {e}")))?,
+            parameters: Parameters::new(specs.to_vec(), zeros, device),
+        })
+    }
+
+    /// The value of `loss` at the parameters `values`; its gradient is left in the worker's.
+    fn gradient(
+        &self,
+        values: &[f32],
+        device: &Device,
+        loss: impl FnOnce(&Scope<'_>) -> Result<Tensor<1>> + Send,
+    ) -> Result<f32> {
+        self.pool.install(|| {
+            self.parameters.write(values)?;
+            let segment = self.parameters.snapshot().segment("")?;
+            let weights: Weights = Arc::new(HashMap::new());
+            let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
+                let scope =
+                    Scope { weights: &weights, trainable: Some(&segment), lora_scale: 1.0, tape, products: DType::F32 };
+                Ok(vec![NdTensor::from(loss(&scope)?)])
+            })?;
+            let value = roll_backends::to_host(outputs[0].flat().clone())?.to_f32_vec();
+            recorded.pull(vec![Some(upload(vec![1.0], [1], device).into())], Some(&self.parameters));
+            Ok(value.iter().sum())
+        })
+    }
 }
 
 /// First values of `specs`: He's normal distribution for `*.weight`, 0.25 for `*.slope`, 0 for all others.

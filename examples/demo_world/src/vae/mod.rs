@@ -43,7 +43,7 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
         name: "vae".into(),
         steps: steps.unwrap_or(2200),
         parts: 2,
-        batch: 4,
+        batch: 8,
         learning_rate: 3e-3,
         warmup: 100,
         weight_decay: 1e-4,
@@ -101,7 +101,7 @@ fn reconstruct(part: Part, scope: &Scope<'_>, moments: &Moments, device: &Device
     let frames = upload(part.frames, part.shape, device).autodiff();
     let latents = match part.stage {
         Stage::Stills => vae.encode_stills(frames.clone())?,
-        Stage::Clips => vae.encode_recorded(frames.clone())?,
+        Stage::Clips | Stage::WholeClips => vae.encode_recorded(frames.clone())?,
     };
     let shape = latents.dims();
     let count = shape.iter().product();
@@ -109,7 +109,7 @@ fn reconstruct(part: Part, scope: &Scope<'_>, moments: &Moments, device: &Device
     let noisy = latents.clone() + noise;
     let decoded = match part.stage {
         Stage::Stills => vae.decode_stills(noisy)?,
-        Stage::Clips => vae.decode_recorded(noisy)?,
+        Stage::Clips | Stage::WholeClips => vae.decode_recorded(noisy)?,
     };
     let found = Moments::of(&roll_backends::to_host(latents.clone())?)?;
     let loss = loss::reconstruction(decoded, frames) + loss::latents(latents, moments, device);

@@ -1,4 +1,4 @@
-//! Training frames: first single pictures, then clips.
+//! Training frames: first details of single pictures, then details of clips, then whole clips.
 
 use rayon::prelude::*;
 use roll_core::{Noise, Purpose};
@@ -10,30 +10,42 @@ use crate::training::pictures::share;
 
 /// Identities that are drawn from.
 const IDENTITIES: f32 = 10_000.0;
-/// Share of the updates that see single pictures.
-const STILLS: f64 = 0.85;
+/// Share of the updates that see single pictures, and of those that see no whole clips.
+const STILLS: f64 = 0.8;
+const DETAILS: f64 = 0.98;
+/// Height and width of a detail. A quarter of a picture costs a quarter of its time, and holds most of a face.
+const DETAIL: usize = 32;
+/// How far from the middle of the face the middle of a detail may lie, in pixels.
+const JITTER: f32 = 14.0;
 const SEED: u64 = 11;
 
 /// The frames of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Single pictures, which teach nearly everything at a fraction of the cost.
+    /// Details of single pictures, which teach nearly everything at a fraction of the cost.
     Stills,
-    /// Clips, which teach the layers that look across time.
+    /// Details of clips, which teach the layers that look across time.
     Clips,
+    /// Whole clips, which teach the attention over all of a frame.
+    WholeClips,
 }
 
 impl Stage {
     /// That of update `step` of `steps`.
     pub fn at(step: u64, steps: u64) -> Self {
-        if (step as f64) < STILLS * steps as f64 { Self::Stills } else { Self::Clips }
+        let share = step as f64 / steps as f64;
+        match () {
+            () if share < STILLS => Self::Stills,
+            () if share < DETAILS => Self::Clips,
+            () => Self::WholeClips,
+        }
     }
 }
 
 /// A part of a batch.
 #[derive(Debug)]
 pub struct Part {
-    /// Whether the frames are one clip.
+    /// Tells whether the frames are one clip.
     pub stage: Stage,
     /// `[3, T, H, W]` in [-1, 1].
     pub frames: Vec<f32>,
@@ -53,16 +65,30 @@ fn draw(stage: Stage, step: u64, part: u64, size: usize) -> Part {
     let seed = step * 64 + part;
     let mut identity = || (share(&mut uniform) * IDENTITIES) as u64;
     let pictures: Vec<_> = match stage {
-        Stage::Clips => {
+        Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
+        Stage::Clips | Stage::WholeClips => {
             // Five frames are two chunks, nine are three: half as many updates of each cost as much.
             let frames = if step.is_multiple_of(2) { FRAMES } else { FRAMES.div_ceil(2) };
             let clip = face::clip(identity(), seed, FRAMES, [SIDE; 2]);
             clip.pictures.into_iter().take(frames).collect()
         }
-        Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
     };
-    let shape = [3, pictures.len(), SIDE, SIDE];
-    Part { stage, frames: by_channel(&pictures), shape, seed }
+    // Every still has a place of its own; the frames of a clip share one.
+    let mut place = |picture: &Picture| [1, 0].map(|axis| detail(picture, axis, &mut uniform));
+    let (places, side) = match stage {
+        Stage::Stills => (pictures.iter().map(place).collect(), DETAIL),
+        Stage::Clips => (vec![place(&pictures[0]); pictures.len()], DETAIL),
+        Stage::WholeClips => (vec![[0, 0]; pictures.len()], SIDE),
+    };
+    let shape = [3, pictures.len(), side, side];
+    Part { stage, frames: by_channel(&pictures, &places, side), shape, seed }
+}
+
+/// Where a detail begins along an axis of the picture, 0 for x and 1 for y: around the middle of the face.
+fn detail(picture: &Picture, axis: usize, uniform: &mut impl FnMut() -> f32) -> usize {
+    let middle = (picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0;
+    let start = middle + JITTER * uniform() - DETAIL as f32 / 2.0;
+    (start.max(0.0) as usize).min(SIDE - DETAIL)
 }
 
 /// A picture at a random angle, or the last frame of a clip: its expression and motion are at their strongest.
@@ -74,10 +100,17 @@ fn still(identity: u64, seed: u64, i: u64) -> Option<Picture> {
     face::clip(identity, seed, 2, [SIDE; 2]).pictures.pop()
 }
 
-/// Pictures `[3, H, W]` as one volume `[3, T, H, W]`.
-pub fn by_channel(pictures: &[Picture]) -> Vec<f32> {
-    let plane = SIDE * SIDE;
-    (0..3).flat_map(|c| pictures.iter().flat_map(move |p| p.pixels[c * plane..][..plane].iter().copied())).collect()
+/// Squares of `side` pixels of pictures `[3, H, W]`, from the given rows and columns on, as one volume
+/// `[3, T, side, side]`.
+fn by_channel(pictures: &[Picture], places: &[[usize; 2]], side: usize) -> Vec<f32> {
+    let mut volume = Vec::with_capacity(3 * pictures.len() * side * side);
+    for c in 0..3 {
+        for (picture, [top, left]) in pictures.iter().zip(places) {
+            let rows = picture.pixels[c * SIDE * SIDE..][..SIDE * SIDE].chunks_exact(SIDE);
+            rows.skip(*top).take(side).for_each(|row| volume.extend(&row[*left..][..side]));
+        }
+    }
+    volume
 }
 
 /// Normal values of the given standard deviation.
