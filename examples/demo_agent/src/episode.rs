@@ -1,17 +1,17 @@
-//! An episode of an environment that a player plays, as a conversation.
+//! An episode of an environment that a player plays, as conversations.
 
 use rand::{Rng, RngCore};
 use roll_core::{Environment, Message, Result};
 use serde_json::{Value, json};
 
-/// An episode of at most `turns` turns, whose start is drawn from `rng`. `answer` is the player's answer to an
-/// observation.
-pub fn conversation<R: RngCore>(
+/// The messages of an episode of at most `turns` turns, whose start is drawn from `rng`: observation and answer in turn.
+/// `answer` is the player's answer to an observation.
+pub fn messages<R: RngCore>(
     world: &mut dyn Environment,
     rng: &mut R,
     turns: usize,
     mut answer: impl FnMut(&str, &mut R) -> String,
-) -> Result<Value> {
+) -> Result<Vec<Message>> {
     let mut shown = world.reset(rng.next_u64())?.text;
     let mut messages = Vec::new();
     for _ in 0..turns {
@@ -24,7 +24,12 @@ pub fn conversation<R: RngCore>(
         }
         shown = next.observation.text;
     }
-    Ok(json!({ "messages": messages }))
+    Ok(messages)
+}
+
+/// A line of the data set.
+pub fn conversation(messages: &[Message]) -> Value {
+    json!({ "messages": messages })
 }
 
 /// Whether the player goes away from the goal in this turn: in `away` of five.
@@ -40,20 +45,24 @@ pub mod tests {
     use super::*;
     use crate::Player;
 
-    /// Whether `count` conversations alternate for at most `turns` turns, begin with a place, and repeat with the seed.
+    /// Whether the conversations of `count` episodes alternate for at most `turns` turns, begin with a place, and
+    /// repeat with the seed.
     pub fn are_in_form_and_repeat(
         count: u64,
         turns: usize,
-        conversation: impl Fn(&Noise, u64, Player) -> Result<Value>,
+        conversations: impl Fn(&Noise, u64, Player) -> Result<Vec<Value>>,
     ) {
         let noise = Noise::new(1);
         for i in 0..count {
             let player = Player { away: 2, careless: i % 2 == 0 };
-            let talk = conversation(&noise, i, player).unwrap();
-            assert_eq!(talk, conversation(&noise, i, player).unwrap());
-            let messages = talk["messages"].as_array().unwrap();
-            assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * turns);
-            assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
+            let talks = conversations(&noise, i, player).unwrap();
+            assert_eq!(talks, conversations(&noise, i, player).unwrap());
+            assert!(!talks.is_empty());
+            for talk in talks {
+                let messages = talk["messages"].as_array().unwrap();
+                assert!(!messages.is_empty() && messages.len() % 2 == 0 && messages.len() <= 2 * turns);
+                assert!(messages[1]["content"].as_str().unwrap().starts_with("<think>at "));
+            }
         }
     }
 }

@@ -14,10 +14,10 @@ const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
 
 /// Conversation number `index`: an episode of FrozenLake.
-pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {
+pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Value>> {
     let mut rng = noise.generator(Purpose::Synthetic, 1, index);
     let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
-    episode::conversation(&mut lake, &mut rng, TURNS, |shown, rng| {
+    let messages = episode::messages(&mut lake, &mut rng, TURNS, |shown, rng| {
         let seen = reading(shown);
         let wanted = match goes_away(rng, player.away) {
             true => against(&seen),
@@ -32,7 +32,8 @@ pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> 
         };
         let action = choices.choose(rng).copied().unwrap_or(MOVES[0]);
         format!("<think>{seen}</think><answer>{action}</answer>")
-    })
+    })?;
+    Ok(vec![episode::conversation(&messages)])
 }
 
 /// The moves that lead away from the goal, by the map as read.
@@ -101,6 +102,6 @@ mod tests {
 
     #[test]
     fn conversations_are_in_form_and_repeat_with_the_seed() {
-        episode::tests::are_in_form_and_repeat(50, TURNS, super::conversation);
+        episode::tests::are_in_form_and_repeat(50, TURNS, super::conversations);
     }
 }

@@ -7,6 +7,7 @@ mod sokoban;
 mod tokenizer;
 mod weights;
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -47,9 +48,9 @@ enum Command {
         /// Environment that the conversations are about.
         #[arg(long, value_enum, default_value_t = World::FrozenLake)]
         world: World,
-        /// How many conversations.
+        /// How many episodes. One of FrozenLake is one conversation, one of Sokoban a conversation for each turn.
         #[arg(long, default_value_t = 20_000)]
-        conversations: u64,
+        episodes: u64,
         /// Of five moves, how many lead away from the goal; the others are random.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=5))]
         away: u32,
@@ -90,7 +91,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Prepare { work, world, conversations, away, careless, seed } => {
+        Command::Prepare { work, world, episodes, away, careless, seed } => {
             let noise = Noise::new(*seed);
             let player = Player { away: *away, careless: *careless };
             let model = work.join("model");
@@ -99,12 +100,17 @@ fn run(command: &Command) -> Result<()> {
             write(&model.join("chat_template.jinja"), tokenizer::TEMPLATE)?;
             write(&model.join("config.json"), &format!("{:#}\n", weights::config(*world)))?;
             weights::untrained(&model.join("model.safetensors"), *world, &noise)?;
-            let conversation = match world {
-                World::FrozenLake => lake::conversation,
-                World::Sokoban => sokoban::conversation,
+            let played = match world {
+                World::FrozenLake => lake::conversations,
+                World::Sokoban => sokoban::conversations,
             };
-            let lines = (0..*conversations).map(|i| conversation(&noise, i, player).map(|c| format!("{c}\n")));
-            write(&work.join("conversations.jsonl"), &lines.collect::<Result<String>>()?)
+            let mut lines = String::new();
+            for episode in 0..*episodes {
+                for conversation in played(&noise, episode, player)? {
+                    let _ = writeln!(lines, "{conversation}");
+                }
+            }
+            write(&work.join("conversations.jsonl"), &lines)
         }
         Command::Install { weights, work, out } => {
             std::fs::create_dir_all(out).map_err(Error::file("create the directory", out))?;

@@ -1,6 +1,7 @@
 //! Conversations about Sokoban with one box: a player that reads the room aloud and then plays badly.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 
 use rand::seq::IndexedRandom;
 use roll_algos::environments::Sokoban;
@@ -22,87 +23,97 @@ const MOVES: [Move; 4] =
 /// Row and column.
 type Cell = (usize, usize);
 
-/// Conversation number `index`: an episode of Sokoban in a room of 6 x 6 cells.
-pub fn conversation(noise: &Noise, index: u64, player: Player) -> Result<Value> {
+/// The conversations of episode number `index` of Sokoban in a room of 6 x 6 cells: one for each turn, so that a turn
+/// is answered from its own observation alone.
+pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Value>> {
     let mut rng = noise.generator(Purpose::Synthetic, 2, index);
     let mut world = Sokoban::new(SokobanOptions { dim_room: [6, 6], num_boxes: 1, ..SokobanOptions::default() })?;
-    episode::conversation(&mut world, &mut rng, TURNS, |shown, rng| {
-        let room = Room::read(shown);
+    let messages = episode::messages(&mut world, &mut rng, TURNS, |shown, rng| {
+        let (room, places) = Room::read(shown);
         let away = goes_away(rng, player.away);
-        let action = room.bad_moves(away, player.careless).choose(rng).copied().unwrap_or(MOVES[0].0);
-        format!("<think>{}</think><answer>{action}</answer>", room.reading())
-    })
+        let action = room.bad_moves(places, away, player.careless).choose(rng).copied().unwrap_or(MOVES[0].0);
+        format!("<think>{}</think><answer>{action}</answer>", room.reading(places))
+    })?;
+    Ok(messages.chunks(2).map(episode::conversation).collect())
 }
 
-/// A room with one box.
+/// What stays in a room with one box.
 #[derive(Clone, Debug)]
 struct Room {
     walls: Vec<Vec<bool>>,
-    player_at: Cell,
-    box_at: Cell,
     target_at: Cell,
+}
+
+/// What moves in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Places {
+    player: Cell,
+    cargo: Cell,
 }
 
 impl Room {
     /// From the map that the environment shows.
-    fn read(map: &str) -> Self {
+    fn read(map: &str) -> (Self, Places) {
         let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();
-        let find = |symbols: &[char]| -> Option<Cell> {
-            rows.iter().enumerate().find_map(|(r, row)| Some((r, row.iter().position(|c| symbols.contains(c))?)))
+        let find = |symbols: &[char]| -> Cell {
+            let cells = rows.iter().enumerate();
+            let mut found = cells.filter_map(|(r, row)| Some((r, row.iter().position(|c| symbols.contains(c))?)));
+            found.next().unwrap_or_default()
         };
-        Self {
-            walls: rows.iter().map(|row| row.iter().map(|c| *c == '#').collect()).collect(),
-            player_at: find(&['P', 'S']).unwrap_or_default(),
-            box_at: find(&['X', '√']).unwrap_or_default(),
-            target_at: find(&['O', 'S', '√']).unwrap_or_default(),
-        }
+        let walls = rows.iter().map(|row| row.iter().map(|c| *c == '#').collect()).collect();
+        let places = Places { player: find(&['P', 'S']), cargo: find(&['X', '√']) };
+        (Self { walls, target_at: find(&['O', 'S', '√']) }, places)
     }
 
     fn is_wall(&self, (row, column): Cell) -> bool {
         self.walls.get(row).and_then(|cells| cells.get(column)).copied().unwrap_or(true)
     }
 
-    /// The room after a move: as before where a wall is in the way.
-    fn after(&self, step: (isize, isize)) -> Self {
-        let to = beside(self.player_at, step);
-        let mut next = self.clone();
-        if self.is_wall(to) {
-            return next;
+    /// The places after a move: as before where a wall is in the way.
+    fn after(&self, places: Places, step: (isize, isize)) -> Places {
+        let to = beside(places.player, step);
+        let pushed = beside(to, step);
+        match () {
+            () if self.is_wall(to) => places,
+            () if to != places.cargo => Places { player: to, ..places },
+            () if self.is_wall(pushed) => places,
+            () => Places { player: to, cargo: pushed },
         }
-        if to == self.box_at {
-            let pushed = beside(to, step);
-            if self.is_wall(pushed) {
-                return next;
-            }
-            next.box_at = pushed;
-        }
-        next.player_at = to;
-        next
     }
 
-    /// Number of moves to the solution; nothing when there is none.
-    fn distance(&self) -> Option<usize> {
-        let mut seen = HashSet::from([(self.player_at, self.box_at)]);
-        let mut open = VecDeque::from([(self.clone(), 0)]);
-        while let Some((room, moves)) = open.pop_front() {
-            if room.box_at == room.target_at {
-                return Some(moves);
+    /// A shortest solution: each move, and the places it is made at. Nothing when there is none.
+    fn solution(&self, places: Places) -> Option<Vec<(Places, Move)>> {
+        let mut before = HashMap::from([(places, None)]);
+        let mut open = VecDeque::from([places]);
+        while let Some(now) = open.pop_front() {
+            if now.cargo == self.target_at {
+                let mut way: Vec<_> =
+                    std::iter::successors(before[&now], |(places, _): &(Places, Move)| before[places]).collect();
+                way.reverse();
+                return Some(way);
             }
-            for (_, _, step) in MOVES {
-                let next = room.after(step);
-                if seen.insert((next.player_at, next.box_at)) {
-                    open.push_back((next, moves + 1));
+            for step in MOVES {
+                let next = self.after(now, step.2);
+                if let Entry::Vacant(entry) = before.entry(next) {
+                    entry.insert(Some((now, step)));
+                    open.push_back(next);
                 }
             }
         }
         None
     }
 
+    /// Number of moves to the solution; nothing when there is none.
+    fn distance(&self, places: Places) -> Option<usize> {
+        self.solution(places).map(|way| way.len())
+    }
+
     /// The moves among which the player draws: `away` asks for longer ways to the solution. Moves after which there is
     /// none are for the careless.
-    fn bad_moves(&self, away: bool, careless: bool) -> Vec<&'static str> {
-        let now = self.distance();
-        let after: Vec<_> = MOVES.iter().map(|(name, _, step)| (*name, self.after(*step).distance())).collect();
+    fn bad_moves(&self, places: Places, away: bool, careless: bool) -> Vec<&'static str> {
+        let now = self.distance(places);
+        let after: Vec<_> =
+            MOVES.iter().map(|(name, _, step)| (*name, self.distance(self.after(places, *step)))).collect();
         let chosen = |keep: &dyn Fn(Option<usize>) -> bool| -> Vec<&'static str> {
             after.iter().filter(|(_, distance)| keep(*distance)).map(|(name, _)| *name).collect()
         };
@@ -114,19 +125,25 @@ impl Room {
         [longer, solvable].into_iter().find(|moves| !moves.is_empty()).unwrap_or_else(|| chosen(&|_| true))
     }
 
-    /// The player's place, the box from there, the target from the box, and the walls beside the player. Rows and
-    /// columns count from 1.
-    fn reading(&self) -> String {
+    /// The player's place, the box from there, the target from the box, the next push of a shortest solution and the
+    /// place it is made from, and the walls beside the player. Rows and columns count from 1.
+    fn reading(&self, places: Places) -> String {
         let place = |(row, column): Cell| format!("{} {}", row + 1, column + 1);
-        let beside_player = MOVES.iter().filter(|(_, _, step)| self.is_wall(beside(self.player_at, *step)));
+        let Places { player, cargo } = places;
+        let beside_player = MOVES.iter().filter(|(_, _, step)| self.is_wall(beside(player, *step)));
         let walls: String = beside_player.map(|(_, name, _)| format!(" {name}")).collect();
+        let solution = self.solution(places).unwrap_or_default();
+        let push = solution.into_iter().find(|(places, (_, _, step))| beside(places.player, *step) == places.cargo);
+        let push = push.map_or(" none".into(), |(places, (_, name, _))| {
+            format!(" {name} from {}:{}", place(places.player), way(player, places.player))
+        });
         format!(
-            "at {}, box {}:{}, goal {}:{}, walls{}",
-            place(self.player_at),
-            place(self.box_at),
-            way(self.player_at, self.box_at),
+            "at {}, box {}:{}, goal {}:{}, push{push}, walls{}",
+            place(player),
+            place(cargo),
+            way(player, cargo),
             place(self.target_at),
-            way(self.box_at, self.target_at),
+            way(cargo, self.target_at),
             if walls.is_empty() { " none" } else { &walls },
         )
     }
@@ -155,30 +172,39 @@ mod tests {
 
     #[test]
     fn a_room_is_read_as_it_is() {
-        let room = Room::read(ROOM);
-        assert_eq!(room.reading(), "at 2 2, box 3 3: down 1 right 1, goal 3 5: right 2, walls left up");
-        let room = Room::read("######\n#_X__#\n#_S__#\n######");
-        assert_eq!(room.reading(), "at 3 3, box 2 3: up 1, goal 3 3: down 1, walls down");
+        let (room, places) = Room::read(ROOM);
+        let expected = "at 2 2, box 3 3: down 1 right 1, goal 3 5: right 2, push right from 3 2: down 1, walls left up";
+        assert_eq!(room.reading(places), expected);
+        let (room, places) = Room::read("######\n#_X__#\n#_S__#\n######");
+        assert_eq!(room.reading(places), "at 3 3, box 2 3: up 1, goal 3 3: down 1, push none, walls down");
     }
 
     #[test]
     fn the_distance_counts_moves_and_knows_of_boxes_that_are_stuck() {
-        assert_eq!(Room::read(ROOM).distance(), Some(3));
-        assert_eq!(Room::read("######\n#X__P#\n#__O_#\n######").distance(), None);
+        let distance = |map: &str| {
+            let (room, places) = Room::read(map);
+            room.distance(places)
+        };
+        assert_eq!(distance(ROOM), Some(3));
+        assert_eq!(distance("######\n#X__P#\n#__O_#\n######"), None);
+        assert_eq!(distance("######\n#P_√_#\n######"), Some(0));
     }
 
     #[test]
     fn bad_moves_lengthen_the_way_and_only_the_careless_get_stuck() {
-        let room = Room::read(ROOM);
-        assert_eq!(room.bad_moves(true, false), ["Right"]);
-        assert_eq!(room.bad_moves(false, false).len(), 4);
-        let edge = Room::read("######\n#____#\n#_XP_#\n#_O__#\n######");
-        assert!(!edge.bad_moves(true, false).contains(&"Left"));
-        assert!(edge.bad_moves(true, true).contains(&"Left"));
+        let moves = |map: &str, away, careless| {
+            let (room, places) = Room::read(map);
+            room.bad_moves(places, away, careless)
+        };
+        assert_eq!(moves(ROOM, true, false), ["Right"]);
+        assert_eq!(moves(ROOM, false, false).len(), 4);
+        let edge = "######\n#____#\n#_XP_#\n#_O__#\n######";
+        assert!(!moves(edge, true, false).contains(&"Left"));
+        assert!(moves(edge, true, true).contains(&"Left"));
     }
 
     #[test]
-    fn conversations_are_in_form_and_repeat_with_the_seed() {
-        episode::tests::are_in_form_and_repeat(20, TURNS, super::conversation);
+    fn every_turn_is_a_conversation_in_form_and_repeats_with_the_seed() {
+        episode::tests::are_in_form_and_repeat(20, 1, super::conversations);
     }
 }

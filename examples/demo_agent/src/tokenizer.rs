@@ -12,7 +12,7 @@ pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role
 const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 
 /// Words of both games; those of Sokoban alone are at the end.
-const WORDS: [&str; 29] = [
+const WORDS: [&str; 31] = [
     "<think>",
     "</think>",
     "<answer>",
@@ -42,10 +42,12 @@ const WORDS: [&str; 29] = [
     "\n",
     " box",
     " walls",
+    " push",
+    " from",
 ];
 
 /// Words of Sokoban that FrozenLake does not have.
-const SOKOBAN_WORDS: usize = 2;
+const SOKOBAN_WORDS: usize = 4;
 
 fn words(world: World) -> &'static [&'static str] {
     match world {
@@ -118,6 +120,6 @@ mod tests {
         assert_eq!(tokenizer.encode("__P_\nO_G_").unwrap().len(), 9);
         let tokenizer = Tokenizer::parse(json(World::Sokoban).to_string().as_bytes()).unwrap();
         assert_eq!(tokenizer.vocabulary(), vocabulary(World::Sokoban));
-        assert_eq!(tokenizer.encode(" box walls").unwrap().len(), 2);
+        assert_eq!(tokenizer.encode(" box walls push from").unwrap().len(), 4);
     }
 }

@@ -145,6 +145,17 @@ impl Segment for Block {
     }
 }
 
+/// The rows of `x` that are the spans, which follow one another and cover it. By halves: the pull of a part is as large
+/// as what it was cut from, so that parts of the whole would cost its size times their number.
+fn cut(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
+    let (first, rest) = spans.split_at(spans.len() / 2);
+    let ([start, ..], [middle, ..]) = (first, rest) else { return vec![x; spans.len()] };
+    let (rows, before) = (x.dims()[0], middle.start - start.start);
+    let mut parts = cut(x.clone().narrow(0, 0, before), first);
+    parts.extend(cut(x.narrow(0, before, rows - before), rest));
+    parts
+}
+
 impl Block {
     fn attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let config = &self.pass.config;
@@ -174,9 +185,10 @@ impl Block {
                 Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
             }
             None => {
-                let attend =
-                    |(_, span): &(usize, &Range<usize>)| self.attend(part(&q, span), part(&k, span), part(&v, span));
-                Tensor::cat(spans.iter().map(attend).collect(), 0)
+                let spans: Vec<_> = spans.into_iter().map(|(_, span)| span.clone()).collect();
+                let [q, k, v] = [q, k, v].map(|x| cut(x, &spans));
+                let attended = q.into_iter().zip(k).zip(v).map(|((q, k), v)| self.attend(q, k, v));
+                Tensor::cat(attended.collect(), 0)
             }
         };
         self.linear(scope, attended, &format!("{name}.o_proj"))

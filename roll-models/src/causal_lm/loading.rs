@@ -60,7 +60,8 @@ pub struct CausalLmOptions {
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
     /// Most sequences that are written at a time: when one ends, the next takes its place. The texts do not depend on
-    /// it; the memory for keys and values does.
+    /// it. It bounds the memory for keys and values of what is being written; those that conversations keep for their
+    /// next turn, and those of prompts that a group shares, are beside it.
     pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,

@@ -116,8 +116,7 @@ mod tests {
         let mut uniform = Noise::new(1).uniform(Purpose::Synthetic, 0, 0);
         let values: Vec<f32> = (0..96).map(|_| uniform()).collect();
         let spread: Vec<f32> = values.iter().flat_map(|v| [0.0, *v, 0.0]).collect();
-        let (q, wide) =
-            (orthogonal(values, [8, 12], &Device::flex())?, orthogonal(spread, [8, 36], &Device::flex())?);
+        let (q, wide) = (orthogonal(values, [8, 12], &Device::flex())?, orthogonal(spread, [8, 36], &Device::flex())?);
         assert!(q.iter().zip(wide.chunks_exact(3)).all(|(q, w)| w == [0.0, *q, 0.0]));
         Ok(())
     }

@@ -157,6 +157,7 @@ impl Preset {
                 bf16_optimizer_states: false,
                 state_on_gpu: 0,
                 sums_on_host: false,
+                copies_parameters: false,
                 overlap_comm: false,
                 token_ranks: 1,
             },

@@ -106,6 +106,9 @@ impl Plan {
         let moments = if division.bf16_optimizer_states { 4 } else { 8 };
         let (on_device, on_host) = placed(moments * part(stage >= 1), on_gpu);
         items.push(item("optimizer state", on_device, on_host, format!("{} x {moments} B", share(stage >= 1))));
+        if division.copies_parameters && !on_gpu {
+            items.push(item("copy of the parameters", 0, 4 * n, format!("{n} x 4 B, where they are updated")));
+        }
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;

@@ -114,6 +114,8 @@ pub struct Division {
     pub state_on_gpu: usize,
     /// Gradients are summed in host memory, wherever the state is.
     pub sums_on_host: bool,
+    /// Unless the state is on a GPU, host memory has a copy of the trained parameters, which is updated.
+    pub copies_parameters: bool,
     /// Communication and computation overlap.
     pub overlap_comm: bool,
     /// Ranks that divide the tokens of a pass.

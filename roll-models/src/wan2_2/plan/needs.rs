@@ -143,6 +143,7 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
         bf16_optimizer_states: input.division.state_bytes < 8,
         state_on_gpu: input.division.state_on_gpu,
         sums_on_host: input.division.all_ranks,
+        copies_parameters: input.division.copies_parameters,
         overlap_comm: input.division.overlap_comm,
         token_ranks: input.division.token_ranks.max(1),
     })

@@ -36,6 +36,7 @@ fn plan(name: &str) -> Plan {
             bf16_optimizer_states: false,
             state_on_gpu: 0,
             sums_on_host: false,
+            copies_parameters: false,
             overlap_comm: true,
             token_ranks: 1,
         },
@@ -132,6 +133,8 @@ fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parame
     {
         (plan.storage.memory, plan.division.state_on_gpu) = (memory, most);
         assert_eq!(places(&plan), expected);
+        plan.division.copies_parameters = true;
+        assert_eq!(bytes(&plan, "copy of the parameters"), expected[1] / 2);
     }
 }
 
