@@ -48,8 +48,7 @@ pub fn detector(out: &Path) -> Result<()> {
 
 /// Measures the embedder of `role` with the detector beside it, prints the figures and puts them into `quality.json`.
 pub fn embedder(role: Role, out: &Path) -> Result<()> {
-    let directory = out.join(role.file()).parent().map(Path::to_path_buf).unwrap_or_default();
-    let networks = FaceNetworks::load(&directory, &config(&directory), &roll_backends::device("flex")?)?;
+    let networks = networks(role, out)?;
     let name = match role {
         Role::Reward => "embedder",
         Role::Check => "embedder_check",
@@ -58,6 +57,12 @@ pub fn embedder(role: Role, out: &Path) -> Result<()> {
         record(out, &name, &verification::measure(&networks, look)?)?;
     }
     Ok(())
+}
+
+/// The embedder of `role` below `out`, with the detector beside it.
+fn networks(role: Role, out: &Path) -> Result<FaceNetworks> {
+    let directory = out.join(role.file()).parent().map(Path::to_path_buf).unwrap_or_default();
+    FaceNetworks::load(&directory, &config(&directory), &roll_backends::device("flex")?)
 }
 
 /// The settings under which the reward runs in the demo.

@@ -8,7 +8,8 @@ use roll_models::wan2_2::vae::{Chunking, Vae};
 use roll_models::weights::Checkpoint;
 use serde::Serialize;
 
-use super::{HELD_OUT, record, rounded};
+use super::{HELD_OUT, networks, record, rounded, verification};
+use crate::embedder::Role;
 use crate::face::{self, Picture};
 use crate::vae::{FILE, FRAMES, SIDE};
 
@@ -33,6 +34,9 @@ struct Figures {
     psnr_first_frame: f64,
     /// That of the other frames, four to a latent.
     psnr_other_frames: f64,
+    /// How alike the faces of frames and of their reconstructions are to the embedder that is never a reward: the mean
+    /// cosine over frames.
+    likeness: f64,
     /// Smallest and largest mean of a channel of the normalised latents.
     latent_means: [f64; 2],
     /// Smallest and largest standard deviation of a channel.
@@ -44,8 +48,8 @@ struct Figures {
 pub fn measure(out: &Path) -> Result<()> {
     let state = Checkpoint::open(out.join(FILE))?.all()?;
     let vae = Vae::load(&state, &roll_backends::device("flex")?)?;
-    let mut errors = Vec::new();
-    let mut latents = Vec::new();
+    let judge = networks(Role::Check, out)?;
+    let (mut errors, mut latents, mut likeness) = (Vec::new(), Vec::new(), Vec::new());
     let mut sheet = RgbImage::new(ZOOM * (SIDE * SHOWN) as u32, ZOOM * (SIDE * 2 * SHOWN_FRAMES.len()) as u32);
     for i in 0..CLIPS {
         let clip = face::clip(HELD_OUT + i, i, FRAMES, [SIDE; 2]);
@@ -53,6 +57,7 @@ pub fn measure(out: &Path) -> Result<()> {
         let encoded = vae.encode(&video)?;
         let decoded = vae.decode_clamped(&encoded, &Chunking::default(), Grad::Skip)?.frames;
         errors.push(frame_errors(&video, &decoded)?);
+        likeness.push(verification::likeness(&judge, &each(&video)?, &each(&decoded)?)?);
         latents.push(encoded);
         if (i as usize) < SHOWN {
             for (row, frame) in SHOWN_FRAMES.into_iter().enumerate() {
@@ -71,6 +76,7 @@ pub fn measure(out: &Path) -> Result<()> {
         psnr_worst: psnr(worst),
         psnr_first_frame: psnr(mean(&first)),
         psnr_other_frames: psnr(mean(&others)),
+        likeness: rounded(mean(&likeness)),
         latent_means: range(&means),
         latent_deviations: range(&deviations),
     };
@@ -83,6 +89,11 @@ pub fn measure(out: &Path) -> Result<()> {
 /// `[T, 3, H, W]`.
 fn frames(pictures: &[Picture]) -> Vec<f32> {
     pictures.iter().flat_map(|p| p.pixels.iter().copied()).collect()
+}
+
+/// The frames of a video, `[3, H, W]` each.
+fn each(video: &Tensor) -> Result<Vec<Vec<f32>>> {
+    Ok(video.f32s()?.chunks_exact(3 * SIDE * SIDE).map(<[f32]>::to_vec).collect())
 }
 
 /// Mean squared error of each frame.

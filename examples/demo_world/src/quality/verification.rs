@@ -82,6 +82,15 @@ fn pairs(networks: &FaceNetworks, people: std::ops::Range<u64>, look: Look) -> R
     Ok(pairs)
 }
 
+/// How alike the largest faces of frames and of their copies are: the mean cosine of their embeddings. A copy without a
+/// detected face counts as 0; a frame without one is left out.
+pub fn likeness(networks: &FaceNetworks, frames: &[Vec<f32>], copies: &[Vec<f32>]) -> Result<f64> {
+    let (frames, copies) = (embed(networks, frames)?, embed(networks, copies)?);
+    let seen = frames.iter().zip(&copies).filter(|(frame, _)| frame.is_some());
+    let cosines: Vec<f64> = seen.map(|(frame, copy)| cosine(frame, copy).unwrap_or(0.0)).collect();
+    Ok(cosines.iter().sum::<f64>() / cosines.len().max(1) as f64)
+}
+
 /// The embedding of the largest face of each frame, through detection and alignment as the reward does them.
 fn embed(networks: &FaceNetworks, frames: &[Vec<f32>]) -> Result<Vec<Option<Vec<f32>>>> {
     let numbered: Vec<(usize, &[f32])> = frames.iter().map(Vec::as_slice).enumerate().collect();
