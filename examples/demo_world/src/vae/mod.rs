@@ -41,7 +41,7 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
     let device = roll_backends::device("flex")?;
     let plan = Plan {
         name: "vae".into(),
-        steps: steps.unwrap_or(2200),
+        steps: steps.unwrap_or(8000),
         parts: 2,
         batch: 8,
         learning_rate: 3e-3,
