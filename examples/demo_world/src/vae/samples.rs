@@ -118,3 +118,39 @@ pub fn noise(seed: u64, count: usize, deviation: f32) -> Vec<f32> {
     let mut uniform = Noise::new(SEED).uniform(Purpose::Latents, seed, 0);
     (0..count).map(|_| deviation * gaussian(&mut uniform)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn details_are_squares_of_the_pictures_and_hold_the_middle_of_the_face() {
+        let picture = face::clip(1, 1, 1, [SIDE; 2]).pictures.remove(0);
+        let volume = by_channel(&[picture.clone(), picture.clone()], &[[0, 0], [5, 7]], DETAIL);
+        let pixel = |c: usize, row: usize, column: usize| picture.pixels[(c * SIDE + row) * SIDE + column];
+        for (c, row, column) in [(0, 0, 0), (1, 31, 0), (2, 20, 31)] {
+            let at = |t: usize| volume[((c * 2 + t) * DETAIL + row) * DETAIL + column];
+            assert_eq!((at(0), at(1)), (pixel(c, row, column), pixel(c, row + 5, column + 7)));
+        }
+        let mut uniform = Noise::new(1).uniform(Purpose::Synthetic, 0, 0);
+        for axis in [0, 1] {
+            let middle = ((picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0) as usize;
+            let places: Vec<_> = (0..50).map(|_| detail(&picture, axis, &mut uniform)).collect();
+            assert!(places.iter().all(|start| (*start..*start + DETAIL).contains(&middle) && start + DETAIL <= SIDE));
+            assert!(places.iter().any(|start| *start != places[0]));
+        }
+    }
+
+    #[test]
+    fn a_batch_repeats_and_has_the_shape_of_its_stage() {
+        let stages = [(Stage::Stills, [3, 2, DETAIL, DETAIL]), (Stage::Clips, [3, FRAMES, DETAIL, DETAIL])];
+        for (stage, shape) in stages.into_iter().chain([(Stage::WholeClips, [3, FRAMES, SIDE, SIDE])]) {
+            let [one, again] = [0, 1].map(|_| batch(stage, 4, 2, 2));
+            for (one, again) in one.iter().zip(&again) {
+                assert_eq!((one.shape, one.frames.len()), (shape, shape.iter().product()));
+                assert_eq!(one.frames, again.frames);
+            }
+            assert_ne!(one[0].frames, one[1].frames);
+        }
+    }
+}
