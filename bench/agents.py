@@ -1,7 +1,7 @@
 """Draws how agents learn: success on starts that training never sees, over the steps, for each world and estimator.
 
 Runs are named WORLD-ESTIMATOR-SEED, as these commands leave them. On one core a run takes 7 to 8 minutes on FrozenLake, 11
-on slippery ice and about 20 on Sokoban, whose start is made as roll-models/assets/demo_agent/README.md says:
+on slippery ice and 15 on Sokoban, whose start is made as roll-models/assets/demo_agent/README.md says:
 
     for s in 1 2 3; do
         A="--algo agentic_ppo --model causal_lm -q --set seed=$s"
