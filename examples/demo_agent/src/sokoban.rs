@@ -56,9 +56,8 @@ impl Room {
     fn read(map: &str) -> (Self, Places) {
         let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();
         let find = |symbols: &[char]| -> Cell {
-            let cells = rows.iter().enumerate();
-            let mut found = cells.filter_map(|(r, row)| Some((r, row.iter().position(|c| symbols.contains(c))?)));
-            found.next().unwrap_or_default()
+            let mut cells = rows.iter().enumerate();
+            cells.find_map(|(r, row)| Some((r, row.iter().position(|c| symbols.contains(c))?))).unwrap_or_default()
         };
         let walls = rows.iter().map(|row| row.iter().map(|c| *c == '#').collect()).collect();
         let places = Places { player: find(&['P', 'S']), cargo: find(&['X', '√']) };
@@ -73,12 +72,10 @@ impl Room {
     fn after(&self, places: Places, step: (isize, isize)) -> Places {
         let to = beside(places.player, step);
         let pushed = beside(to, step);
-        match () {
-            () if self.is_wall(to) => places,
-            () if to != places.cargo => Places { player: to, ..places },
-            () if self.is_wall(pushed) => places,
-            () => Places { player: to, cargo: pushed },
+        if self.is_wall(to) || to == places.cargo && self.is_wall(pushed) {
+            return places;
         }
+        Places { player: to, cargo: if to == places.cargo { pushed } else { places.cargo } }
     }
 
     /// A shortest solution: each move, and the places it is made at. Nothing when there is none.

@@ -126,10 +126,13 @@ impl Trainer {
         });
         let mut value = 0.0;
         self.gradients.fill(0.0);
-        // In the order of the parts: the sum has the same bits every time.
-        for (part, worker) in found.into_iter().zip(&self.workers) {
-            value += part? / count;
+        // In the order of the parts: the sum has the same bits every time. Also after a failure, so that no worker keeps a
+        // gradient for the next update.
+        for worker in &self.workers {
             worker.parameters.take_gradients(&mut self.gradients)?;
+        }
+        for part in found {
+            value += part? / count;
         }
         scale(&mut self.gradients, f64::from(1.0 / count));
         let size = norm(&self.gradients);

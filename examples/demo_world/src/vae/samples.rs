@@ -34,10 +34,12 @@ impl Stage {
     /// That of update `step` of `steps`.
     pub fn at(step: u64, steps: u64) -> Self {
         let share = step as f64 / steps as f64;
-        match () {
-            () if share < STILLS => Self::Stills,
-            () if share < DETAILS => Self::Clips,
-            () => Self::WholeClips,
+        if share < STILLS {
+            Self::Stills
+        } else if share < DETAILS {
+            Self::Clips
+        } else {
+            Self::WholeClips
         }
     }
 }
