@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, exp, sigmoid, vectorised};
 
 /// Elements per task: large against the cost of a task, small against the cache.
@@ -21,7 +22,8 @@ pub enum Activation {
 /// The function.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
-    y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| match activation {
+    let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
+    chunks.with_min_len(least(CHUNK * 2 * ELEMENT)).for_each(|(y, x)| match activation {
         Activation::Gelu => gelu(x, y),
         Activation::GeluTanh => gelu_tanh(x, y),
         Activation::Silu => silu(x, y),
@@ -33,7 +35,7 @@ pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
 pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let chunks = d_x.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(d_y.par_chunks(CHUNK));
-    chunks.for_each(|((d_x, x), d_y)| match activation {
+    chunks.with_min_len(least(CHUNK * 2 * ELEMENT)).for_each(|((d_x, x), d_y)| match activation {
         Activation::Gelu => gelu_backward(x, d_y, d_x),
         Activation::GeluTanh => gelu_tanh_backward(x, d_y, d_x),
         Activation::Silu => silu_backward(x, d_y, d_x),

@@ -7,6 +7,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
+use super::parallel::{ELEMENT, least};
 use super::simd::{LANES, MulAdd, exp, sum_lanes, vectorised};
 
 /// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
@@ -110,7 +111,7 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
             blocks.enumerate().map(move |(i, (out, softmax))| (head, i * block, out, softmax))
         })
         .collect();
-    tasks.into_par_iter().for_each_init(
+    tasks.into_par_iter().with_min_len(least(2 * block * shape.keys * (shape.width + ELEMENT))).for_each_init(
         || vec![0.0; block * shape.keys],
         |scores, (head, first, mut out, softmax)| {
             let rows = out.rows();
@@ -185,7 +186,8 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
                 dv,
             })
             .collect();
-        tasks.into_par_iter().for_each_init(
+        let work = rows_per_share * keys * (5 * shape.width + 2 * ELEMENT);
+        tasks.into_par_iter().with_min_len(least(work)).for_each_init(
             || Scratch {
                 probabilities: vec![0.0; block * keys],
                 d_scores: vec![0.0; block * keys],

@@ -6,6 +6,7 @@
 use rayon::prelude::*;
 
 use super::matrix::ViewMut;
+use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, sigmoid, vectorised};
 
 /// Positions per task.
@@ -30,19 +31,18 @@ pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
     let mut factors = vec![0.0; positions];
-    stretches(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(STRETCH)).enumerate().for_each(
-        |(task, (mut y, factors))| {
-            let part = |c: usize| &x[c * positions + task * STRETCH..][..factors_len(positions, task)];
-            (0..channels).for_each(|c| add_square(part(c), factors));
-            factors_of_squares(factors, (channels as f32).sqrt());
-            for c in 0..channels {
-                match then {
-                    Then::Nothing => scale(part(c), factors, gain[c], y.row(c)),
-                    Then::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
-                }
+    let tasks = stretches(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(STRETCH)).enumerate();
+    tasks.with_min_len(least(STRETCH * channels * ELEMENT)).for_each(|(task, (mut y, factors))| {
+        let part = |c: usize| &x[c * positions + task * STRETCH..][..factors_len(positions, task)];
+        (0..channels).for_each(|c| add_square(part(c), factors));
+        factors_of_squares(factors, (channels as f32).sqrt());
+        for c in 0..channels {
+            match then {
+                Then::Nothing => scale(part(c), factors, gain[c], y.row(c)),
+                Then::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
             }
-        },
-    );
+        }
+    });
     (y, factors)
 }
 
@@ -66,6 +66,7 @@ pub fn backward(
     let clamped = (channels as f32).sqrt() / SMALLEST;
     let parts: Vec<Vec<f32>> = outputs
         .into_par_iter()
+        .with_min_len(least(STRETCH * channels * 2 * ELEMENT))
         .enumerate()
         .map(|(task, d_x)| {
             let n = factors_len(positions, task);

@@ -9,14 +9,27 @@ use super::correlate::{Packed, correlate};
 pub use super::geometry::Shape;
 use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, ViewMut};
+use super::parallel::within;
 
 /// `x` `[inputs, size]` convolved with `weight` `[outputs, inputs, kernel]`, plus a bias for each output channel.
 pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
-    correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
+    within(products(shape), || {
+        correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
+    })
 }
 
 /// The wanted ones of the gradients of x, weight and bias.
 pub fn backward(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+    within(products(shape), || backward_here(shape, x, weight, d_y, wanted))
+}
+
+/// Multiply-adds of a pass.
+fn products(shape: Shape) -> usize {
+    let taps: usize = shape.kernel.iter().product();
+    shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
+}
+
+fn backward_here(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
     let Some(output) = shape.output() else { return [None, None, None] };
     let d_x = wanted[0].then(|| {
         let transposed = shape.transposed(output);

@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::matrix::View;
+use super::parallel::{ELEMENT, least};
 
 /// Positions that the inner loop takes at a time. It may read this far beyond the last position of a padded input.
 pub const WIDE: usize = 16;
@@ -62,6 +63,7 @@ impl Padded {
         let mut values = vec![0.0; channels * frames * rows * columns + WIDE];
         values[..channels * frames * rows * columns]
             .par_chunks_mut((frames * rows * columns).max(1))
+            .with_min_len(least(frames * rows * columns * ELEMENT / 4))
             .enumerate()
             .for_each(|(c, channel)| {
                 for t in 0..inner[0] {

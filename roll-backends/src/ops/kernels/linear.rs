@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::matrix::{Threads, View, ViewMut};
 use super::narrow_products::{By, Narrow};
 use super::norm::backward_shift;
+use super::parallel::{ELEMENT, least, within};
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,11 @@ pub struct Lora<'a> {
 }
 
 impl Shape {
+    /// Multiply-adds of the product with the weight.
+    fn products(&self) -> usize {
+        self.rows * self.inputs * self.outputs
+    }
+
     fn x<'a>(&self, x: &'a [f32]) -> View<'a> {
         View::new(x, self.rows, self.inputs)
     }
@@ -68,9 +74,14 @@ impl Shape {
 
 /// The result, and `x A^T` if there is a low-rank part.
 pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
+    within(shape.products(), || forward_here(shape, x, weight, bias, lora))
+}
+
+fn forward_here(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
-        y.par_chunks_mut(shape.outputs).for_each(|row| row.copy_from_slice(bias));
+        let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
+        rows.for_each(|row| row.copy_from_slice(bias));
     }
     if let Weight::Bf16(weight) = weight {
         shape.narrow(weight).add_product(x, By::Transpose, &mut y);
@@ -87,6 +98,17 @@ pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opti
 
 /// The wanted ones of the gradients of x, weight, bias, a and b. `inner` is `x A^T` as the forward found it.
 pub fn backward(
+    shape: Shape,
+    x: &[f32],
+    weight: Weight,
+    lora: Option<(Lora, &[f32])>,
+    d_y: &[f32],
+    wanted: [bool; 5],
+) -> [Option<Vec<f32>>; 5] {
+    within(shape.products(), || backward_here(shape, x, weight, lora, d_y, wanted))
+}
+
+fn backward_here(
     shape: Shape,
     x: &[f32],
     weight: Weight,

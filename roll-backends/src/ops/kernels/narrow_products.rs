@@ -9,6 +9,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::ViewMut;
+use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, vectorised};
 use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
@@ -55,7 +56,8 @@ impl Narrow<'_> {
         for (a, out) in a.chunks(TOGETHER * depth).zip(out.chunks_mut(TOGETHER * columns)) {
             let left = blocks_of_rows(a, depth);
             let stripes = ViewMut::new(out, a.len() / depth, columns).stretches(WIDE);
-            stripes.into_par_iter().enumerate().for_each_init(Scratch::default, |scratch, (i, out)| {
+            let stripes = stripes.into_par_iter().with_min_len(least(left.len() * WIDE));
+            stripes.enumerate().for_each_init(Scratch::default, |scratch, (i, out)| {
                 self.add_stripe(&left, depth, by, i * WIDE..columns.min((i + 1) * WIDE), scratch, out);
             });
         }
@@ -137,7 +139,8 @@ struct Scratch {
 /// Rows in blocks of [`ROWS`], step by step; zeros fill the last.
 fn blocks_of_rows(a: &[f32], depth: usize) -> Vec<f32> {
     let mut left = vec![0.0; (a.len() / depth).div_ceil(ROWS) * ROWS * depth];
-    left.par_chunks_mut(ROWS * depth).zip(a.par_chunks(ROWS * depth)).for_each(|(left, a)| {
+    let blocks = left.par_chunks_mut(ROWS * depth).zip(a.par_chunks(ROWS * depth));
+    blocks.with_min_len(least(ROWS * depth * ELEMENT)).for_each(|(left, a)| {
         let rows: Vec<&[f32]> = a.chunks_exact(depth).collect();
         match <[&[f32]; ROWS]>::try_from(rows) {
             Ok(rows) => {

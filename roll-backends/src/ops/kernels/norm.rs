@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::parallel::{ELEMENT, least};
 use super::rows::{RowOperand, rows_per_task, sum_rows};
 use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
 
@@ -40,7 +41,8 @@ pub fn forward(
         return (y, moments);
     }
     let step = rows_per_task(width);
-    y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate().for_each(|(task, (y, moments))| {
+    let tasks = y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate();
+    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, (y, moments))| {
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
             let i = task * step + i;
             let x = &x[i * width..][..width];
@@ -62,7 +64,8 @@ pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperan
         return d_x;
     }
     let step = rows_per_task(width);
-    d_x.par_chunks_mut(step * width).enumerate().for_each(|(task, d_x)| {
+    let tasks = d_x.par_chunks_mut(step * width).enumerate();
+    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, d_x)| {
         for (i, d_x) in d_x.chunks_exact_mut(width).enumerate() {
             let i = task * step + i;
             let at = i * width..(i + 1) * width;
@@ -130,7 +133,8 @@ fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) + Syn
         return;
     }
     let step = rows_per_task(width);
-    data.par_chunks_mut(step * width).enumerate().for_each(|(task, data)| {
+    let tasks = data.par_chunks_mut(step * width).enumerate();
+    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, data)| {
         data.chunks_exact_mut(width).enumerate().for_each(|(i, row)| run(task * step + i, row));
     });
 }

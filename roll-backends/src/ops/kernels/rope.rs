@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::parallel::{ELEMENT, least};
 use super::rows::rows_per_task;
 use super::simd::{MulAdd, vectorised};
 
@@ -25,7 +26,8 @@ pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, tu
     }
     let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
     let step = rows_per_task(width);
-    y.par_chunks_mut(step * width).enumerate().for_each(|(task, y)| {
+    let tasks = y.par_chunks_mut(step * width).enumerate();
+    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, y)| {
         for (i, y) in y.chunks_exact_mut(width).enumerate() {
             let i = task * step + i;
             let angles = i * half..(i + 1) * half;

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::parallel::{ELEMENT, least};
 /// Rows per task: about 16 K numbers.
 pub fn rows_per_task(width: usize) -> usize {
     ((1 << 14) / width.max(1)).max(1)
@@ -42,6 +43,7 @@ pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Syn
     let parts: Vec<Vec<f32>> = (0..rows)
         .into_par_iter()
         .step_by(step)
+        .with_min_len(least(step * width * ELEMENT))
         .map(|first| {
             let mut sum = vec![0.0; width];
             (first..(first + step).min(rows)).for_each(|i| add(i, &mut sum));

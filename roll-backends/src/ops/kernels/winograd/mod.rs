@@ -16,6 +16,7 @@ pub mod transforms;
 use rayon::prelude::*;
 
 use super::geometry::Shape;
+use super::parallel::within;
 use super::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
@@ -34,7 +35,9 @@ const MOST_THREADS: usize = 8;
 /// `[outputs, inputs, kernel]`; or, `turned`, that of the convolution whose cotangent x is, `[inputs, outputs, kernel]`,
 /// and its taps are taken in reverse. Panics unless the kernel has three rows and three columns.
 pub fn convolve(shape: Shape, x: &[f32], weight: &[f32], turned: bool, bias: Option<&[f32]>) -> Vec<f32> {
-    convolve_within(TOGETHER * rayon::current_num_threads().min(MOST_THREADS), shape, x, weight, turned, bias)
+    let bytes = TOGETHER * rayon::current_num_threads().min(MOST_THREADS);
+    let places: usize = shape.output().map_or(0, |size| size.iter().product());
+    within(places * weight.len(), || convolve_within(bytes, shape, x, weight, turned, bias))
 }
 
 /// [`convolve`] with so many bytes of transformed tiles and sums at a time, or one panel. The bits are the same for all.
