@@ -162,7 +162,6 @@ impl Block {
         let [q, k, v] = self.projections(scope, h, name)?;
         let q = self.positioned(scope, q, &format!("{name}.q_norm"), config.heads)?;
         let k = self.positioned(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
-        let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
             Some((cache, Reads::Tokens(places))) => {
@@ -177,6 +176,7 @@ impl Block {
             }
             Some((cache, Reads::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
+                let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
                 // Few tokens of a prompt may be left to read: that is less work than waking a thread for it.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
                     let whole = cache.prompt(first + i);

@@ -55,6 +55,11 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         return Err(Error::Unsupported(format!("a plan counts up to {MOST} conversations of a step, found {most}")));
     }
     let plan = Plan::new(&options, work, input, context)?;
+    let (samples, ranks) = (plan.work.samples, plan.ranks);
+    if plan.work.rollout.is_none() && samples % ranks != 0 {
+        let problem = format!("{samples} conversations cannot be shared out among {ranks} ranks");
+        return Err(Error::config("algo.batch_size", problem));
+    }
     let (n, length) = (plan.trained(), plan.length());
     let weights: usize = plan.config.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Needs {

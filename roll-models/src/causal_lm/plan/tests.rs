@@ -340,6 +340,10 @@ fn what_a_run_refuses_is_refused_and_named() {
         let refused = told(options, &input(work()));
         assert!(refused.contains(&format!("`{key}`")), "{key}: {refused}");
     }
+    let mut texts = work();
+    (texts.rollout, texts.samples) = (None, 5);
+    let refused = told(json!({}), &PlanInput { passes: input(texts).passes, ..zero(1, 2) });
+    assert!(refused.contains("`algo.batch_size`") && refused.contains("5 conversations"), "{refused}");
     let mut endless = work();
     endless.rollout.as_mut().unwrap().groups = usize::MAX;
     assert!(told(json!({}), &input(endless)).contains("16777216 conversations"));
