@@ -18,7 +18,7 @@ pub fn make(out: &Path, work: &Path, config: &Path) -> Result<()> {
     for seed in EMBEDDERS {
         embedder::train(seed, None, out)?;
     }
-    vae::train(None, out)?;
+    vae::train(None, None, out)?;
     text::train(None, out)?;
     experts::train(out, work, config, None)?;
     data(out)?;

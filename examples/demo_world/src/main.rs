@@ -76,9 +76,12 @@ enum Command {
     },
     /// Train the VAE.
     Vae {
-        /// Updates, instead of the plan's.
+        /// Updates of each round, instead of the plan's.
         #[arg(long)]
         steps: Option<u64>,
+        /// VAE file to go on from with the last round.
+        #[arg(long)]
+        from: Option<PathBuf>,
     },
     /// Make the tokenizer and train the text encoder.
     Text {
@@ -131,8 +134,8 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
         Command::Sheet => sheet::write(&out.join("faces.png")),
         Command::Clips { count, first_identity, seed } => clips::write(out, first_identity, count, seed),
         Command::Experts { steps, ref work, ref config } => experts::train(out, work, config, steps),
-        Command::Vae { steps } => {
-            vae::train(steps, out)?;
+        Command::Vae { steps, ref from } => {
+            vae::train(steps, from.as_deref(), out)?;
             quality::vae::measure(out)
         }
         Command::Text { steps } => {

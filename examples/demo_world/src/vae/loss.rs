@@ -5,8 +5,6 @@ use burn::tensor::{Device, Tensor};
 use super::moments::Moments;
 use crate::training::upload;
 
-/// Weight of the squared error beside the absolute one.
-const SQUARED: f32 = 0.5;
 /// Weight of the error of neighbours' differences: edges are where a blurred picture is wrong.
 const EDGES: f32 = 0.5;
 /// Weight of the latents' mean square.
@@ -14,14 +12,14 @@ const SIZE: f32 = 1e-3;
 /// Weight of the distance of each channel's mean from 0 and variance from 1.
 const MOMENTS: f32 = 1e-2;
 
-/// Error of `decoded` against `frames`, `[3, T, H, W]`.
-pub fn reconstruction(decoded: Tensor<4>, frames: Tensor<4>) -> Tensor<1> {
+/// Error of `decoded` against `frames`, `[3, T, H, W]`: absolute, and squared with the weight `squared`.
+pub fn reconstruction(decoded: Tensor<4>, frames: Tensor<4>, squared: f32) -> Tensor<1> {
     let [_, _, h, w] = frames.dims();
     let error = decoded - frames;
     let across = error.clone().narrow(3, 1, w - 1) - error.clone().narrow(3, 0, w - 1);
     let down = error.clone().narrow(2, 1, h - 1) - error.clone().narrow(2, 0, h - 1);
     let edges = across.abs().mean() + down.abs().mean();
-    error.clone().abs().mean() + error.square().mean() * SQUARED + edges * EDGES
+    error.clone().abs().mean() + error.square().mean() * squared + edges * EDGES
 }
 
 /// Keeps normalised latents `[C, T, H, W]` near a standard normal distribution.

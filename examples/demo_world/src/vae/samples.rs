@@ -10,9 +10,6 @@ use crate::training::pictures::share;
 
 /// Identities that are drawn from.
 const IDENTITIES: f32 = 10_000.0;
-/// Share of the updates that see single pictures, and of those that see no whole clips.
-const STILLS: f64 = 0.8;
-const DETAILS: f64 = 0.98;
 /// Height and width of a detail. A quarter of a picture costs a quarter of its time, and holds most of a face.
 const DETAIL: usize = 32;
 /// How far from the middle of the face the middle of a detail may lie, in pixels.
@@ -30,18 +27,15 @@ pub enum Stage {
     WholeClips,
 }
 
-impl Stage {
-    /// That of update `step` of `steps`.
-    pub fn at(step: u64, steps: u64) -> Self {
-        let share = step as f64 / steps as f64;
-        if share < STILLS {
-            Self::Stills
-        } else if share < DETAILS {
-            Self::Clips
-        } else {
-            Self::WholeClips
-        }
-    }
+/// In which order a round of training sees what.
+#[derive(Clone, Copy, Debug)]
+pub struct Curriculum {
+    /// Share of the updates, from the first on, that see details of single pictures.
+    pub stills: f64,
+    /// Share of those that see details of single pictures or clips; the rest sees whole clips.
+    pub details: f64,
+    /// Share of the details that lie anywhere in the picture, not around the face.
+    pub anywhere: f32,
 }
 
 /// A part of a batch.
@@ -57,40 +51,62 @@ pub struct Part {
     pub seed: u64,
 }
 
-/// The batch of update `step` in `parts` parts, of `size` pictures or of one clip each.
-pub fn batch(stage: Stage, step: u64, parts: usize, size: usize) -> Vec<Part> {
-    (0..parts as u64).into_par_iter().map(|part| draw(stage, step, part, size)).collect()
-}
-
-fn draw(stage: Stage, step: u64, part: u64, size: usize) -> Part {
-    let mut uniform = Noise::new(SEED).uniform(Purpose::Synthetic, step, part);
-    let seed = step * 64 + part;
-    let mut identity = || (share(&mut uniform) * IDENTITIES) as u64;
-    let pictures: Vec<_> = match stage {
-        Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
-        Stage::Clips | Stage::WholeClips => {
-            // Five frames are two chunks, nine are three: half as many updates of each cost as much.
-            let frames = if step.is_multiple_of(2) { FRAMES } else { FRAMES.div_ceil(2) };
-            let clip = face::clip(identity(), seed, FRAMES, [SIDE; 2]);
-            clip.pictures.into_iter().take(frames).collect()
+impl Curriculum {
+    /// What is seen after a share of the updates.
+    fn stage(&self, done: f64) -> Stage {
+        if done < self.stills {
+            Stage::Stills
+        } else if done < self.details {
+            Stage::Clips
+        } else {
+            Stage::WholeClips
         }
-    };
-    // Every still has a place of its own; the frames of a clip share one.
-    let mut place = |picture: &Picture| [1, 0].map(|axis| detail(picture, axis, &mut uniform));
-    let (places, side) = match stage {
-        Stage::Stills => (pictures.iter().map(place).collect(), DETAIL),
-        Stage::Clips => (vec![place(&pictures[0]); pictures.len()], DETAIL),
-        Stage::WholeClips => (vec![[0, 0]; pictures.len()], SIDE),
-    };
-    let shape = [3, pictures.len(), side, side];
-    Part { stage, frames: by_channel(&pictures, &places, side), shape, seed }
-}
+    }
 
-/// Where a detail begins along an axis of the picture, 0 for x and 1 for y: around the middle of the face.
-fn detail(picture: &Picture, axis: usize, uniform: &mut impl FnMut() -> f32) -> usize {
-    let middle = (picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0;
-    let start = middle + JITTER * uniform() - DETAIL as f32 / 2.0;
-    (start.max(0.0) as usize).min(SIDE - DETAIL)
+    /// The batch of update `step`, after the share `done` of the updates, in `parts` parts of `size` pictures or of one
+    /// clip each.
+    pub fn batch(&self, done: f64, step: u64, parts: usize, size: usize) -> Vec<Part> {
+        let stage = self.stage(done);
+        (0..parts as u64).into_par_iter().map(|part| self.draw(stage, step, part, size)).collect()
+    }
+
+    fn draw(&self, stage: Stage, step: u64, part: u64, size: usize) -> Part {
+        let mut uniform = Noise::new(SEED).uniform(Purpose::Synthetic, step, part);
+        let seed = step * 64 + part;
+        let mut identity = || (share(&mut uniform) * IDENTITIES) as u64;
+        let pictures: Vec<_> = match stage {
+            Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
+            Stage::Clips | Stage::WholeClips => {
+                // Five frames are two chunks, nine are three: half as many updates of each cost as much.
+                let frames = if step.is_multiple_of(2) { FRAMES } else { FRAMES.div_ceil(2) };
+                let clip = face::clip(identity(), seed, FRAMES, [SIDE; 2]);
+                clip.pictures.into_iter().take(frames).collect()
+            }
+        };
+        // Every still has a place of its own; the frames of a clip share one.
+        let mut place = |picture: &Picture| self.place(picture, &mut uniform);
+        let (places, side) = match stage {
+            Stage::Stills => (pictures.iter().map(place).collect(), DETAIL),
+            Stage::Clips => (vec![place(&pictures[0]); pictures.len()], DETAIL),
+            Stage::WholeClips => (vec![[0, 0]; pictures.len()], SIDE),
+        };
+        let shape = [3, pictures.len(), side, side];
+        Part { stage, frames: by_channel(&pictures, &places, side), shape, seed }
+    }
+
+    /// Row and column of the picture where a detail begins.
+    fn place(&self, picture: &Picture, uniform: &mut impl FnMut() -> f32) -> [usize; 2] {
+        // A share of 0 draws nothing, so that the published VAE's first round sees its squares again.
+        let anywhere = self.anywhere > 0.0 && share(uniform) < self.anywhere;
+        [1, 0].map(|axis| {
+            if anywhere {
+                return (share(uniform) * (SIDE - DETAIL + 1) as f32) as usize;
+            }
+            let middle = (picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0;
+            let start = middle + JITTER * uniform() - DETAIL as f32 / 2.0;
+            (start.max(0.0) as usize).min(SIDE - DETAIL)
+        })
+    }
 }
 
 /// A picture at a random angle, or the last frame of a clip: its expression and motion are at their strongest.
@@ -125,6 +141,8 @@ pub fn noise(seed: u64, count: usize, deviation: f32) -> Vec<f32> {
 mod tests {
     use super::*;
 
+    const CLIPS: Curriculum = Curriculum { stills: 0.0, details: 1.0, anywhere: 0.0 };
+
     #[test]
     fn details_are_squares_of_the_pictures_and_hold_the_middle_of_the_face() {
         let picture = face::clip(1, 1, 1, [SIDE; 2]).pictures.remove(0);
@@ -135,11 +153,17 @@ mod tests {
             assert_eq!((at(0), at(1)), (pixel(c, row, column), pixel(c, row + 5, column + 7)));
         }
         let mut uniform = Noise::new(1).uniform(Purpose::Synthetic, 0, 0);
+        let mut places = |anywhere| -> Vec<[usize; 2]> {
+            let curriculum = Curriculum { anywhere, ..CLIPS };
+            (0..200).map(|_| curriculum.place(&picture, &mut uniform)).collect()
+        };
+        let (around, anywhere) = (places(0.0), places(1.0));
         for axis in [0, 1] {
             let middle = ((picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0) as usize;
-            let places: Vec<_> = (0..50).map(|_| detail(&picture, axis, &mut uniform)).collect();
-            assert!(places.iter().all(|start| (*start..*start + DETAIL).contains(&middle) && start + DETAIL <= SIDE));
-            assert!(places.iter().any(|start| *start != places[0]));
+            assert!(around.iter().all(|place| (place[1 - axis]..place[1 - axis] + DETAIL).contains(&middle)));
+            assert!(around.iter().any(|place| *place != around[0]));
+            let starts: Vec<usize> = anywhere.iter().map(|place| place[axis]).collect();
+            assert_eq!((starts.iter().min(), starts.iter().max()), (Some(&0), Some(&(SIDE - DETAIL))));
         }
     }
 
@@ -147,12 +171,20 @@ mod tests {
     fn a_batch_repeats_and_has_the_shape_of_its_stage() {
         let stages = [(Stage::Stills, [3, 2, DETAIL, DETAIL]), (Stage::Clips, [3, FRAMES, DETAIL, DETAIL])];
         for (stage, shape) in stages.into_iter().chain([(Stage::WholeClips, [3, FRAMES, SIDE, SIDE])]) {
-            let [one, again] = [0, 1].map(|_| batch(stage, 4, 2, 2));
+            let [one, again] = [0, 1].map(|_| [0, 1].map(|part| CLIPS.draw(stage, 4, part, 2)));
             for (one, again) in one.iter().zip(&again) {
                 assert_eq!((one.shape, one.frames.len()), (shape, shape.iter().product()));
                 assert_eq!(one.frames, again.frames);
             }
             assert_ne!(one[0].frames, one[1].frames);
         }
+    }
+
+    #[test]
+    fn a_curriculum_goes_from_stills_to_clips_to_whole_clips() {
+        let curriculum = Curriculum { stills: 0.5, details: 0.75, anywhere: 0.0 };
+        let stages = [0.0, 0.49, 0.5, 0.74, 0.75, 0.99].map(|done| curriculum.stage(done));
+        use Stage::{Clips, Stills, WholeClips};
+        assert_eq!(stages, [Stills, Stills, Clips, Clips, WholeClips, WholeClips]);
     }
 }
