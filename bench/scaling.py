@@ -31,7 +31,7 @@ AXES = {
     "frames": [9, 17, 33, 49, 81],
     "tokens": [64, 128, 256, 384],
     "steps": [2, 4, 8, 16],
-    "rank": [4, 16, 64, 256],
+    "rank": [4, 16, 64, 128],
     "samples": [1, 2, 4, 8],
     "ranks": [1, 2, 3, 4],
 }
@@ -175,6 +175,11 @@ def plot(result, path):
             panel.set(xlabel=LABELS[axis], ylabel="MiB at the peak" if row else "seconds of a step")
             if panel.get_legend_handles_labels()[1]:
                 panel.legend(frameon=False, fontsize=7)
+            values = [p["x"] for p in found["points"]]
+            panel.set_xticks(values, labels=[str(value) for value in values])
+            panel.set_xticks([], minor=True)
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
             panel.grid(alpha=0.25, which="both")
             panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
