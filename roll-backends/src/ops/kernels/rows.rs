@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
+
 /// Rows per task: about 16 K numbers.
 pub fn rows_per_task(width: usize) -> usize {
     ((1 << 14) / width.max(1)).max(1)
