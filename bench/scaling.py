@@ -7,12 +7,12 @@ writes OUTPUT.json after each point and OUTPUT.png at the end; `--plot` draws an
 transformer, which it counts, are fitted too. With `--compare` (PYTHON names a Python with torch and safetensors) the
 same phases are timed in PyTorch. The other axes are `roll run` of the demo without evaluations: seconds are the median
 step, the first left out. `steps` trains the second half, where the demo's trained expert works; `ranks` has one sample
-for each rank and one thread for each, so more ranks than cores share these.
+for each rank and one thread for each, so more ranks than cores share these; `threads` is the demo on more cores.
 
 Memory is the largest resident set of a process from start to end, the program and its weights included, so a power
 below that of the seconds is expected. The power of all points is a least-squares line through the logarithms; costs
 that do not depend on the axis lower it. That of the last two points is closer to the law of large sizes.
-Needs matplotlib for the plot, and mpirun for `ranks`.
+Needs matplotlib for the plot.
 """
 
 import argparse
@@ -34,6 +34,7 @@ AXES = {
     "rank": [4, 16, 64, 128],
     "samples": [1, 2, 4, 8],
     "ranks": [1, 2, 3, 4],
+    "threads": [1, 2],
 }
 LABELS = {
     "frames": "frames of 32x32",
@@ -42,12 +43,13 @@ LABELS = {
     "rank": "rank of the LoRA",
     "samples": "samples of a step",
     "ranks": "ranks, one sample each",
+    "threads": "threads of one rank, one sample",
 }
 SERIES = {"seconds": "#1b6ca8", "pytorch_seconds": "#d1495b", "flops": "#7b5ea7", "peak_bytes": "#edae49"}
 
 
 def measured(command, **variables):
-    """Output, wall seconds and peak resident bytes of the command; with mpirun, the bytes of its largest process."""
+    """Output, wall seconds and peak resident bytes of the command."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, env={**os.environ, **variables})
@@ -89,21 +91,23 @@ def bench(roll, axis, value, compare):
 
 def demo(roll, axis, value, optimizer_steps):
     keys = {"algo.num_inference_steps": 4, "algo.mid_timestep": 2, "algo.final_timestep": 3}
-    keys |= {"training.per_device_train_batch_size": 1, "save_steps": 0, "sample_steps": 0}
-    launcher, variables = [], {}
+    keys |= {"training.per_device_train_batch_size": 1, "save_steps": 0, "sample_steps": 0, "ranks": 1}
+    variables = {}
     if axis == "steps":
         keys |= {"algo.num_inference_steps": value, "algo.mid_timestep": value // 2, "algo.final_timestep": value - 1}
     elif axis == "rank":
         keys["model.lora_rank"] = value
+    elif axis == "threads":
+        variables = {"RAYON_NUM_THREADS": str(value)}
     elif axis == "samples":
         keys["training.per_device_train_batch_size"] = value
     else:
-        keys["strategy.name"] = "zero"
-        launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(value)]
-        variables = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        keys["ranks"] = value
+        # The ranks divide them.
+        variables = {"RAYON_NUM_THREADS": str(value)}
     with tempfile.TemporaryDirectory() as directory:
         out = pathlib.Path(directory) / "run"
-        command = [*launcher, roll, "run", "-q", "--algo", "reward_fl", "--model", "wan2_2", "--unset", "evaluation"]
+        command = [roll, "run", "-q", "--algo", "reward_fl", "--model", "wan2_2", "--unset", "evaluation"]
         command += ["--steps", str(optimizer_steps), "--out", str(out)]
         command += [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         _, wall, peak = measured(command, **variables)

@@ -14,16 +14,7 @@ fn roll_run(directory: &Path, arguments: &[&str]) -> Output {
     program::roll().current_dir(directory).arg("run").args(arguments).output().unwrap()
 }
 
-const SHORT: [&str; 8] = [
-    "--steps",
-    "2",
-    "--set",
-    "evaluation.samples=2",
-    "--set",
-    "evaluation.train_samples=2",
-    "--set",
-    "training.per_device_train_batch_size=2",
-];
+const SHORT: [&str; 6] = ["--steps", "2", "--set", "evaluation.samples=2", "--set", "evaluation.train_samples=2"];
 
 fn summary(run: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap()

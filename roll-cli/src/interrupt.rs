@@ -1,6 +1,7 @@
 //! Signals that ask a run to stop.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use roll_core::{Error, Result};
 use roll_train::StopSignal;
@@ -22,8 +23,13 @@ const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 const SIGHUP: i32 = 1;
 
 /// From now on the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll run`,
-/// which begins with SIGHUP ignored, goes on when the terminal is closed.
+/// which begins with SIGHUP ignored, goes on when the terminal is closed. Ranks that are threads get one and the same.
 pub fn catch() -> Result<StopSignal> {
+    static CAUGHT: Mutex<Option<StopSignal>> = Mutex::new(None);
+    let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(signal) = &*caught {
+        return Ok(signal.clone());
+    }
     let signal = StopSignal::default();
     for number in SIGNALS.into_iter().filter(|number| *number != SIGHUP || !is_ignored(SIGHUP)) {
         let asked = signal.flag();
@@ -39,6 +45,7 @@ pub fn catch() -> Result<StopSignal> {
             .and_then(|_| signal_hook::flag::register(number, signal.flag()))
             .map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
+    *caught = Some(signal.clone());
     Ok(signal)
 }
 

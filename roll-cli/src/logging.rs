@@ -4,6 +4,9 @@ use std::fmt::Result as Formatted;
 use std::io::{IsTerminal, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use roll_core::communicator;
+use tracing::Level;
+use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
@@ -27,7 +30,8 @@ pub struct Verbosity {
 }
 
 impl Verbosity {
-    fn filter(self, rank: Option<usize>) -> EnvFilter {
+    /// The filter, and whether somebody asked for it.
+    fn filter(self) -> (EnvFilter, bool) {
         let said = match self {
             Self { quiet: true, .. } => Some("warn"),
             Self { verbose: 1, .. } => Some("info,roll=debug"),
@@ -36,16 +40,16 @@ impl Verbosity {
         };
         let of_variable = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
         match (said, FILTERS.iter().find_map(of_variable)) {
-            (Some(said), _) => EnvFilter::new(said),
-            (None, Some(filter)) => EnvFilter::new(filter),
-            // Of several ranks those after the first only warn.
-            (None, None) => EnvFilter::new(if rank.is_some_and(|rank| rank > 0) { "warn" } else { "info" }),
+            (Some(said), _) => (EnvFilter::new(said), true),
+            (None, Some(filter)) => (EnvFilter::new(filter), true),
+            (None, None) => (EnvFilter::new("info"), false),
         }
     }
 }
 
 /// Starts logging. In a terminal that can do it there are colours and progress bars; elsewhere each line has its time. Of
-/// several ranks each says which it is.
+/// several processes each says which rank it is, and so do ranks that are threads, but for the first. Ranks after the
+/// first only warn, unless all is asked for.
 pub fn init(verbosity: Verbosity, rank: Option<usize>) {
     let terminal = std::io::stderr().is_terminal();
     let dumb = variable("TERM").is_some_and(|term| term == "dumb");
@@ -53,12 +57,15 @@ pub fn init(verbosity: Verbosity, rank: Option<usize>) {
     if verbosity.quiet || !terminal || dumb {
         progress::hide();
     }
-    let prefix = prefix(rank);
-    let lines = fmt::layer().with_writer(move || Line { prefix: prefix.clone() }).with_target(false).with_ansi(colours);
-    let filter = verbosity.filter(rank);
+    let own = move || rank.or_else(|| Some(communicator::current().rank().0).filter(|rank| *rank > 0));
+    let lines = fmt::layer().with_writer(move || Line { prefix: prefix(own()) }).with_target(false).with_ansi(colours);
+    let (filter, asked) = verbosity.filter();
+    let of_rank = dynamic_filter_fn(move |event, _| {
+        asked || *event.level() <= Level::WARN || communicator::current().rank().0 == 0
+    });
     match terminal && verbosity.verbose == 0 {
-        true => tracing_subscriber::registry().with(filter).with(lines.without_time()).init(),
-        false => tracing_subscriber::registry().with(filter).with(lines.with_timer(Utc)).init(),
+        true => tracing_subscriber::registry().with(filter).with(lines.without_time().with_filter(of_rank)).init(),
+        false => tracing_subscriber::registry().with(filter).with(lines.with_timer(Utc).with_filter(of_rank)).init(),
     }
 }
 
@@ -141,9 +148,9 @@ mod tests {
 
     #[test]
     fn the_arguments_come_before_the_variables() {
-        let filter = |quiet, verbose, rank| Verbosity { quiet, verbose }.filter(rank).to_string();
-        assert_eq!(filter(true, 0, None), "warn");
-        assert!(filter(false, 1, None).contains("roll=debug"));
-        assert!(filter(false, 3, Some(2)).contains("roll=trace"));
+        let filter = |quiet, verbose| Verbosity { quiet, verbose }.filter().0.to_string();
+        assert_eq!(filter(true, 0), "warn");
+        assert!(filter(false, 1).contains("roll=debug"));
+        assert!(filter(false, 3).contains("roll=trace"));
     }
 }

@@ -233,6 +233,9 @@ impl Set {
         // Ranks come to the collectives of a round together: each gives one clip, or none when it has no more.
         means.progress.set(*done);
         for round in 0..open.iter().map(Vec::len).max().unwrap_or(0) {
+            if means.progress.is_asked_to_stop(ranks)? {
+                return Err(Error::Interrupted);
+            }
             let own = match open[ranks.rank().0].get(round) {
                 Some(&i) => {
                     let first = part(self.clips, ranks.rank().0, world).start;

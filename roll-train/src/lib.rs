@@ -30,7 +30,7 @@
 //! ```
 //!
 //! `examples/own_reward.rs` trains with a reward that the program defines. To show progress or to stop a run, see
-//! [`RunSession`].
+//! [`RunSession`]. A program that allows several ranks (the key `ranks`) puts all of this into [`ranks::run`].
 
 pub mod cache;
 pub mod checkpoint;
@@ -39,6 +39,7 @@ pub mod evaluation;
 pub mod metrics;
 pub mod on_finish;
 pub mod progress;
+pub mod ranks;
 pub mod results;
 pub mod run_dir;
 mod sample_prompts;

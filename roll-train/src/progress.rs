@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use roll_core::{Communicator, Result};
+
 /// `3 clips`, `1 clip`.
 pub fn counted(count: u64, one: &str) -> String {
     match count {
@@ -109,14 +111,23 @@ impl StopSignal {
 /// One bar, and the signal that may end the work in its middle.
 pub(crate) struct Watch {
     bar: Box<dyn Bar>,
-    stop: Option<StopSignal>,
+    stop: StopSignal,
+    /// The work may be left in its middle.
+    anywhere: bool,
 }
 
 impl Watch {
-    /// Shows `total` units where `shown`; with `stop` the work may be left in its middle.
-    pub(crate) fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, stop: bool) -> Self {
+    /// Shows `total` units where `shown`; `anywhere` says that the work may be left in its middle.
+    pub(crate) fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
         let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
-        Self { bar, stop: stop.then(|| session.stop.clone()) }
+        Self { bar, stop: session.stop.clone(), anywhere }
+    }
+
+    /// Whether any rank was asked to stop: signals do not reach all of them at once. A collective.
+    pub(crate) fn is_asked_to_stop(&self, ranks: &dyn Communicator) -> Result<bool> {
+        let mut asked = [f32::from(u8::from(self.stop.is_asked()))];
+        ranks.all_reduce(&mut asked)?;
+        Ok(asked[0] > 0.0)
     }
 
     pub(crate) fn set(&self, done: u64) {
@@ -134,7 +145,7 @@ impl roll_core::Progress for Watch {
     }
 
     fn interrupted(&self) -> bool {
-        self.stop.as_ref().is_some_and(StopSignal::is_asked)
+        self.anywhere && self.stop.is_asked()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use roll_core::communicator;
 
 use super::ConfigArgs;
 
@@ -17,6 +18,9 @@ pub struct Run {
     /// Number of optimizer steps, as `steps`.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
+    /// Number of ranks of this process, as `ranks`: threads that divide the samples of a step among them.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
     /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
     /// given here override its configuration. Its config.yaml may name plugins and programs, which are started: read it
     /// before you continue the run of another person.
@@ -25,6 +29,20 @@ pub struct Run {
     /// Check everything that the run needs, as `roll check` does, and do not train.
     #[arg(long)]
     pub dry_run: bool,
+}
+
+impl Run {
+    /// Keys that arguments of their own set, with value and argument.
+    pub fn keys(&self) -> Vec<(&'static str, String, &'static str)> {
+        let steps = self.steps.map(|n| ("steps", n.to_string(), "--steps"));
+        let ranks = self.ranks.map(|n| ("ranks", n.to_string(), "--ranks"));
+        steps.into_iter().chain(ranks).collect()
+    }
+
+    /// Ranks of the job, as far as the arguments and the launcher say.
+    pub fn all_ranks(&self) -> usize {
+        communicator::current().world_size().max(self.ranks.unwrap_or(1))
+    }
 }
 
 /// Arguments of `roll check`.

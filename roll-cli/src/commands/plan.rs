@@ -107,10 +107,15 @@ pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
         }
         None => {
             let device = roll_backends::device(&loaded.config.backend)?;
+            // Ranks that are threads have equal shares of the cores.
+            let (devices, share) = match args.devices {
+                Some(_) => (devices, 1),
+                None => (loaded.config.ranks, loaded.config.ranks),
+            };
             let flops = match args.tflops {
                 // Replaced below.
                 Some(_) => 1.0,
-                None => roll_backends::sustained_flops(&device),
+                None => roll_backends::sustained_flops(&device) / share as f64,
             };
             let speed = Speed { flops, link: 5e9, read: 2e9 };
             let shared = !roll_backends::device::is_gpu(&device);

@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt, communicator};
-use roll_train::config::{ConfigLayers, RunConfig};
+use roll_core::{Error, Registry, Result, ResultExt, communicator};
+use roll_train::config::{ConfigLayers, LoadedConfig, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{RunSession, RunSummary, Trainer, checkpoint};
+use roll_train::{RunSession, RunSummary, Trainer, checkpoint, ranks};
 
 use super::{Ended, check};
 use crate::args::Run;
 use crate::configuration::{Configuration, build_context};
 use crate::{interrupt, progress};
 
-/// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
+/// Trains, on every rank of this process.
 pub fn run(args: Run) -> Result<Ended> {
     let mut args = args;
     if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
@@ -23,8 +23,7 @@ pub fn run(args: Run) -> Result<Ended> {
     if let Some(dir) = &resumed {
         args.config.config.insert(0, dir.config_path());
     }
-    let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
-    let configuration = Configuration::read(&args.config, steps.as_slice())?;
+    let configuration = Configuration::read_for(&args.config, &args.keys(), args.all_ranks())?;
     resumed.as_ref().map(|dir| same_algorithm(dir, configuration.algorithm())).transpose()?;
     let registry = configuration.registry()?;
     let half_named = configuration.half_named();
@@ -32,48 +31,78 @@ pub fn run(args: Run) -> Result<Ended> {
     if resumed.is_some() {
         tell_programs(&loaded.config);
     }
-    let context = build_context(&loaded);
-    let name = loaded.config.experiment().to_string();
-    let output_dir = loaded.config.output_dir.clone();
     let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
-    let mut trainer = match (Trainer::new(loaded, &registry, &context), half_named) {
-        // The missing part would be there in the demo.
-        (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
-        (opened, _) => opened,
-    }?;
-    if let Some(dir) = &resumed {
-        match checkpoint::newest_whole(&dir.checkpoints())? {
-            Some(newest) => {
-                trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display()))?;
-            }
-            None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
-                tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
-            }
-            None => return Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
+    let begun = Begun { loaded, registry, half_named, resumed, out: args.out, estimated };
+    ranks::run(&begun.loaded.config, || begun.train())
+}
+
+/// The things that a run begins with, the same on all ranks of this process.
+struct Begun {
+    loaded: LoadedConfig,
+    registry: Registry,
+    /// See [`Configuration::half_named`].
+    half_named: Option<String>,
+    resumed: Option<RunDir>,
+    /// Of `--out`.
+    out: Option<PathBuf>,
+    /// A line about memory and time.
+    estimated: Option<String>,
+}
+
+impl Begun {
+    /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
+    fn train(&self) -> Result<Ended> {
+        let (loaded, first) = (self.loaded.clone(), communicator::current().rank().0 == 0);
+        let config = &self.loaded.config;
+        let mut trainer = match Trainer::new(loaded, &self.registry, &build_context(&self.loaded)) {
+            // The missing part would be there in the demo.
+            Err(error) if is_of_a_key(&error) => match &self.half_named {
+                Some(why) => Err(error).while_doing(|| why.clone()),
+                None => Err(error),
+            },
+            opened => opened,
+        }?;
+        if let Some(dir) = &self.resumed {
+            go_on(&mut trainer, dir)?;
         }
+        let dir = match (first, &self.resumed) {
+            (true, Some(dir)) => Some(dir.clone()),
+            (true, None) => {
+                let out = self.out.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
+                Some(RunDir::create(out, Existing::Refuse)?)
+            }
+            (false, _) => None,
+        };
+        let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
+        dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
+        self.estimated.iter().filter(|_| first).for_each(|line| tracing::info!("{line}"));
+        let session = RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
+        let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
+            // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
+            dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
+        })?;
+        // One rank tells: `mpirun` ends the whole job with the first that leaves with another code than 0.
+        let Some(dir) = dir else { return Ok(Ended::Done) };
+        if let Some(why) = &summary.stopped {
+            let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
+            tracing::warn!("ended after {steps} by `evaluation.stop_when`: {why}");
+            tracing::warn!("go on all the same with: roll run --resume {path} --set evaluation.stop_when=null");
+        }
+        print(&summary, &dir);
+        Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
     }
-    let dir = match (communicator::current().rank().0, resumed) {
-        (0, Some(dir)) => Some(dir),
-        (0, None) => Some(RunDir::create(args.out.unwrap_or_else(|| unused(&output_dir, &name)), Existing::Refuse)?),
-        _ => None,
-    };
-    let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
-    dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
-    estimated.iter().for_each(|line| tracing::info!("{line}"));
-    let session = RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
-    let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
-        // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
-        dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
-    })?;
-    // One rank tells: `mpirun` ends the whole job with the first that leaves with another code than 0.
-    let Some(dir) = dir else { return Ok(Ended::Done) };
-    if let Some(why) = &summary.stopped {
-        let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
-        tracing::warn!("ended after {steps} by `evaluation.stop_when`: {why}");
-        tracing::warn!("go on all the same with: roll run --resume {path} --set evaluation.stop_when=null");
+}
+
+/// Goes on from the newest whole checkpoint of a run.
+fn go_on(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
+    match checkpoint::newest_whole(&dir.checkpoints())? {
+        Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
+        None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
+            tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
+            Ok(())
+        }
+        None => Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
     }
-    print(&summary, &dir);
-    Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
 /// Fails when a run is to go on with another algorithm: its state is of no use to that one.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Communicator, Rank, RanksError, check_lengths, join, sum_in_order, within};
-use crate::{Error, Result};
+use crate::{Error, Fault, Result};
 
-/// One of several ranks that are threads of this process. For tests, and for trying things on one machine.
+/// One of several ranks that are threads of this process: for tests, and for jobs of one machine.
 pub struct ThreadRanks {
     rank: Rank,
     timeout: Mutex<Duration>,
@@ -55,7 +55,7 @@ impl ThreadRanks {
     }
 
     /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and gives the results in their order.
-    /// A rank that returns an error or panics fails the others.
+    /// A rank that returns an error or panics fails the others. An interrupt does not: all ranks agreed on it.
     pub fn run<T: Send>(
         size: usize,
         timeout: Duration,
@@ -69,7 +69,9 @@ impl ThreadRanks {
                 let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
                 Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(said))
             });
-            if let Err(error) = &result {
+            if let Err(error) = &result
+                && error.fault() != Fault::Interrupt
+            {
                 ranks.fail(&error.chain());
             }
             result

@@ -30,6 +30,12 @@ pub struct RunConfig {
     /// Tensor backend and device: `flex` (CPU), `libtorch` (CPU), `libtorch-cuda:N`, `cuda:N` or `wgpu:N`; all but
     /// `flex` are cargo features.
     pub backend: String,
+    /// Number of ranks of this process: threads, each with a copy of the networks and an equal share of the cores, which
+    /// divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For networks too
+    /// small to keep all cores busy. On a GPU the ranks share it. Processes that `mpirun` starts are ranks already: there
+    /// it has no effect.
+    #[schemars(range(min = 1))]
+    pub ranks: usize,
     /// Number of optimizer steps. `null`: the number that `training.num_train_epochs` epochs take.
     pub steps: Option<u64>,
     /// Upper limit on the number of optimizer steps; used only when `steps` is unset. `null`: no limit.
@@ -83,6 +89,7 @@ impl Default for RunConfig {
             exp_name: None,
             output_dir: "runs".into(),
             backend: "flex".into(),
+            ranks: 1,
             steps: None,
             max_steps: None,
             save_steps: 25,

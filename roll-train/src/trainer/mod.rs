@@ -142,7 +142,7 @@ impl Trainer {
                 self.end_early(journal)?;
                 break;
             }
-            if self.is_asked_to_stop(session)? {
+            if bar.is_asked_to_stop(self.strategy.communicator())? {
                 return Err(Error::Interrupted);
             }
             let want_videos = journal.dir.is_some() && self.wants_samples();
@@ -270,13 +270,6 @@ impl Trainer {
     /// One process alone may leave a step in its middle; of several, all must do the same.
     fn may_stop_within_steps(&self) -> bool {
         self.strategy.communicator().world_size() == 1
-    }
-
-    /// Whether any rank was asked to stop: signals do not reach all of them at once.
-    fn is_asked_to_stop(&self, session: &RunSession) -> Result<bool> {
-        let mut asked = [f32::from(u8::from(session.stop.is_asked()))];
-        self.strategy.communicator().all_reduce(&mut asked)?;
-        Ok(asked[0] > 0.0)
     }
 
     fn step(&mut self, step: u64, want_videos: bool, bar: &Watch) -> Result<(StepReport, f64)> {

@@ -15,13 +15,19 @@ use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 
 impl Trainer {
-    /// Opens data and networks.
+    /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let notes = loaded.without_effect(registry)?;
         if communicator::current().rank().0 == 0 {
             notes.iter().for_each(|note| tracing::warn!("{note}"));
         }
         let config = &loaded.config;
+        if config.ranks > 1 && communicator::current().world_size() == 1 {
+            let found = config.ranks;
+            return Err(Error::Misuse(format!(
+                "`ranks: {found}`: a trainer of several ranks is opened by `ranks::run`"
+            )));
+        }
         let data_config = config.data.resolved(|path| context.resolve(path));
         // Before the components, which open it too: an error is not theirs.
         roll_backends::device(&context.backend)?;

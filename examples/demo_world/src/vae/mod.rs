@@ -50,7 +50,7 @@ struct Round {
 const CLIPS: Curriculum = Curriculum { stills: 0.0, details: 0.97, anywhere: 0.25 };
 
 /// The first round teaches eyes and mouths, mostly in single pictures; the others motion, and the rest of the picture.
-const ROUNDS: [Round; 3] = [
+const ROUNDS: [Round; 4] = [
     Round {
         steps: 8000,
         learning_rate: 3e-3,
@@ -59,6 +59,7 @@ const ROUNDS: [Round; 3] = [
     },
     Round { steps: 5000, learning_rate: 5e-4, squared: 4.0, curriculum: CLIPS },
     Round { steps: 2700, learning_rate: 4e-4, squared: 4.0, curriculum: CLIPS },
+    Round { steps: 5000, learning_rate: 5e-4, squared: 4.0, curriculum: CLIPS },
 ];
 
 /// Trains the VAE and writes its file below `out`. `steps` replaces those of each round. With a VAE to go on `from`, only

@@ -7,6 +7,7 @@ use half::bf16;
 
 use super::{Values, rounded, tensor};
 use crate::ops::kernels::linear::{self as kernels, Shape, Weight};
+use crate::ops::kernels::parallel::within;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
@@ -64,8 +65,9 @@ impl LinearKernel for Flex {
         let shape = shape(&x, &weight);
         let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
         let lora = lora.map(LoraValues::of);
-        let (y, inner) =
-            kernels::forward(shape, x.slice(), weight.stored(), bias.slice(), lora.as_ref().map(LoraValues::kernel));
+        let parts = lora.as_ref().map(LoraValues::kernel);
+        let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
+        let (y, inner) = within(shape.products(), || kernels::forward(shape, x, weight, bias, parts));
         let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
@@ -90,8 +92,9 @@ impl LinearKernel for Flex {
         let (x, weight, d_y) = (Values::of(saved.x), InOrder::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
         let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
-        let [d_x, d_weight, d_bias, d_down, d_up] =
-            kernels::backward(shape, x.slice(), weight.stored(), parts, d_y.slice(), wanted);
+        let (stored, values, d_y) = (weight.stored(), x.slice(), d_y.slice());
+        let pull = || kernels::backward(shape, values, stored, parts, d_y, wanted);
+        let [d_x, d_weight, d_bias, d_down, d_up] = within(shape.products(), pull);
         let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
             d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
         };

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::matrix::{Threads, View, ViewMut};
 use super::narrow_products::{By, Narrow};
 use super::norm::backward_shift;
-use super::parallel::{ELEMENT, least, within};
+use super::parallel::{ELEMENT, least};
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct Lora<'a> {
 
 impl Shape {
     /// Multiply-adds of the product with the weight.
-    fn products(&self) -> usize {
+    pub fn products(&self) -> usize {
         self.rows * self.inputs * self.outputs
     }
 
@@ -74,10 +74,6 @@ impl Shape {
 
 /// The result, and `x A^T` if there is a low-rank part.
 pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
-    within(shape.products(), || forward_here(shape, x, weight, bias, lora))
-}
-
-fn forward_here(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
         let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
@@ -98,17 +94,6 @@ fn forward_here(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opt
 
 /// The wanted ones of the gradients of x, weight, bias, a and b. `inner` is `x A^T` as the forward found it.
 pub fn backward(
-    shape: Shape,
-    x: &[f32],
-    weight: Weight,
-    lora: Option<(Lora, &[f32])>,
-    d_y: &[f32],
-    wanted: [bool; 5],
-) -> [Option<Vec<f32>>; 5] {
-    within(shape.products(), || backward_here(shape, x, weight, lora, d_y, wanted))
-}
-
-fn backward_here(
     shape: Shape,
     x: &[f32],
     weight: Weight,

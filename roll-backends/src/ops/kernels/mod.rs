@@ -23,7 +23,7 @@ pub mod matrix;
 pub mod max_pool;
 pub mod narrow_products;
 pub mod norm;
-mod parallel;
+pub mod parallel;
 pub mod rope;
 pub mod row_products;
 pub mod rows;

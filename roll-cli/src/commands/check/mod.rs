@@ -23,8 +23,7 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(dir) = &run.resume {
         run.config.config.insert(0, RunDir::open(dir)?.config_path());
     }
-    let steps = run.steps.map(|n| ("steps", n.to_string(), "--steps"));
-    let configuration = Configuration::read(&run.config, steps.as_slice())?;
+    let configuration = Configuration::read_for(&run.config, &run.keys(), run.all_ranks())?;
     let registry = configuration.registry()?;
     let half_named = configuration.half_named();
     let loaded = configuration.or_demo()?.load(&registry)?;
@@ -80,7 +79,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
-    let together = gigabytes(needs.peak(|item| item.device + item.host).0);
+    let together = gigabytes(needs.peak(|item| item.device + item.host).0) * config.ranks as f64;
     let memory = match on_the_host(config) {
         true => format!("{together:.1} of {:.1} GB", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),

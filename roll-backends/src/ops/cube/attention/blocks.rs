@@ -23,6 +23,9 @@ const STAGE: usize = 128;
 const TILE: usize = 16;
 /// Bytes of a device's memory for a score of a block. The few temporaries of a block are then a fiftieth of the memory.
 const MEMORY_PER_SCORE: u64 = 512;
+/// Query rows of a head that a block has, rather than more heads: each further block of the same heads adds to their whole
+/// cotangents of keys and values.
+const ROWS: usize = 16 * STAGE;
 /// Scores that a block has at least, 64 MiB, and at most: with them the products of 8 heads of 20,000 tokens fill a GPU.
 const SCORES: Range<u64> = 1 << 24..1 << 28;
 
@@ -52,8 +55,8 @@ impl Blocks {
     fn of_scores(scores: usize, [q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let (rows, columns) = (whole(queries), whole(keys));
-        // As many heads as have a stage of rows each; then all the rows that there is room for.
-        let most = (scores / (rows.min(4 * STAGE) * columns)).clamp(1, call.heads);
+        // As many heads as have this many rows each; then all the rows that there is room for.
+        let most = (scores / (rows.min(ROWS) * columns)).clamp(1, call.heads);
         // Groups of one size: those of another would have kernels of their own.
         let heads_at_once = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
         let rows_at_once = (scores / (heads_at_once * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));

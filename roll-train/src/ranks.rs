@@ -1,0 +1,118 @@
+//! Ranks that are threads of this process.
+
+use roll_core::{Error, RanksError, Result, ThreadRanks, communicator};
+
+use crate::config::RunConfig;
+
+/// Bytes of a rank's stack: as the main thread has on Linux.
+const STACK: usize = 8 << 20;
+/// A rank waits this long for another one until its strategy says how long.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
+
+/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and gives the
+/// result of rank 0.
+///
+/// There are [`RunConfig::ranks`] of them, unless the process is one of several ranks already (`mpirun`). Each is a thread
+/// with an equal share of the threads of rayon's pool. Where ranks fail because one did, the error is that one's.
+pub fn run<T: Send>(config: &RunConfig, f: impl Fn() -> Result<T> + Sync) -> Result<T> {
+    let ranks = config.ranks;
+    if ranks <= 1 || communicator::current().world_size() > 1 {
+        return f();
+    }
+    let threads = (rayon::current_num_threads() / ranks).max(1);
+    let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {
+        let rank = communicator.rank().0;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .stack_size(STACK)
+            .thread_name(move |i| format!("rank {rank}, thread {i}"));
+        let pool = pool.build().map_err(Error::failed("the threads of a rank cannot be started"))?;
+        pool.install(|| communicator::within(communicator, &f))
+    });
+    of_rank_0(results)
+}
+
+/// The result of rank 0, or the error that made others fail.
+fn of_rank_0<T>(results: Vec<Result<T>>) -> Result<T> {
+    let mut succeeded = Vec::new();
+    let mut failed = Vec::new();
+    for result in results {
+        match result {
+            Ok(result) => succeeded.push(result),
+            Err(error) => failed.push(error),
+        }
+    }
+    let cause = failed.iter().position(|error| !is_of_another_rank(error)).unwrap_or(0);
+    match failed.is_empty() {
+        true => Ok(succeeded.swap_remove(0)),
+        false => Err(failed.swap_remove(cause)),
+    }
+}
+
+/// Whether a rank failed because it could not work with the others any more.
+fn is_of_another_rank(error: &Error) -> bool {
+    match error {
+        Error::Component { source, .. } => source.is::<RanksError>(),
+        Error::Context { source, .. } => is_of_another_rank(source),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::ResultExt;
+
+    use super::*;
+
+    fn with(ranks: usize) -> RunConfig {
+        RunConfig { ranks, ..RunConfig::default() }
+    }
+
+    #[test]
+    fn every_rank_has_its_share_of_the_threads_and_rank_0_answers() {
+        for ranks in [1, 2, 3] {
+            let all = rayon::current_num_threads();
+            let [found, threads, world] = run(&with(ranks), || {
+                let own = communicator::current();
+                let mut one = [1.0];
+                own.all_reduce(&mut one)?;
+                assert_eq!(one[0] as usize, own.world_size());
+                Ok([own.rank().0, rayon::current_num_threads(), own.world_size()])
+            })
+            .unwrap();
+            assert_eq!([found, world], [0, ranks]);
+            assert_eq!(threads, (all / ranks).max(1));
+        }
+        assert_eq!(communicator::current().world_size(), 1);
+    }
+
+    #[test]
+    fn ranks_of_a_job_stay_what_they_are() {
+        let found = ThreadRanks::run(3, PATIENCE, |_| run(&with(2), || Ok(communicator::current().world_size())));
+        assert!(found.into_iter().all(|world| world.unwrap() == 3));
+    }
+
+    #[test]
+    fn the_error_is_that_of_the_rank_that_failed_first() {
+        let told = run(&with(3), || {
+            let own = communicator::current();
+            match own.rank().0 {
+                1 => Err(Error::bad_file("1.mp4", "is no video")).while_doing(|| "reading row 7".into()),
+                _ => own.barrier().while_doing(|| "ending the step".into()),
+            }
+        });
+        let told = told.unwrap_err().chain();
+        assert!(told.starts_with("reading row 7") && told.contains("1.mp4"), "{told}");
+    }
+
+    #[test]
+    fn a_rank_that_panics_is_an_error() {
+        let told = run(&with(2), || match communicator::current().rank().0 {
+            1 => panic!("a hundred faces"),
+            _ => communicator::current().barrier(),
+        });
+        let told = told.unwrap_err().chain();
+        assert!(told.contains("rank 1 panicked") && told.contains("a hundred faces"), "{told}");
+    }
+}
