@@ -42,7 +42,7 @@ fn a_run_without_files_leaves_curves_trajectories_and_figures() {
         assert!(summary[key].as_f64().is_some_and(f64::is_finite), "{key}: {}", summary[key]);
     }
     let peaks = summary["peak_memory"].as_array().unwrap();
-    assert_eq!(peaks.len(), 1, "one of each rank");
+    assert_eq!(peaks.len(), 1, "one of each process: the ranks are threads");
     assert!(peaks[0].as_u64().is_none_or(|bytes| bytes > 1 << 20), "{peaks:?}");
     for file in ["curves.png", "report.html", "config.yaml", "checkpoints/step-000002/adapter_model.safetensors"] {
         assert!(run.join(file).exists(), "{file}");

@@ -6,6 +6,8 @@
  * that is page-locked is ordinary memory. What a driver refuses is refused: blocks or shared memory that are too large,
  * a kernel that is not in its module, more memory than there is.
  *
+ * With ROLL_PTX, the code of every module is left in that directory, for `registers.py`.
+ *
  * `count_mark(name)` ends a phase: what was counted since the last mark is appended to the file that the variable
  * ROLL_COUNTS names, one JSON object a line. The end of the process is a mark too. To be called when the device has
  * caught up.
@@ -266,9 +268,23 @@ API Result cuEventElapsedTime_v2(float *ms, Handle start, Handle end) { return c
 
 /* --- modules and launches --- */
 
+/* Writes PTX to the directory that the variable ROLL_PTX names, the same text to the same file. */
+static void keep(const char *ptx) {
+    const char *directory = getenv("ROLL_PTX");
+    if (!directory) return;
+    uint64_t hash = 14695981039346656037u;
+    for (const char *c = ptx; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%016llx.ptx", directory, (unsigned long long)hash);
+    FILE *file = fopen(path, "w");
+    if (!file) return;
+    fputs(ptx, file);
+    fclose(file);
+}
 API Result cuModuleLoadData(Handle *module, const void *image) {
     /* PTX is text, and the module is that text. */
     *module = strdup(image);
+    keep(image);
     return *module ? counted(&modules) : OUT_OF_MEMORY;
 }
 API Result cuModuleUnload(Handle module) { free(module); return SUCCESS; }

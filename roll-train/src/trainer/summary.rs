@@ -1,10 +1,12 @@
 //! Results of a run, written at its end.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use roll_backends::device::memory;
-use roll_core::{Error, Headline, Result, communicator};
+use roll_core::{Communicator, Error, Headline, Result, communicator};
 
 use super::{Trainer, state};
 use crate::cache::CacheStore;
@@ -23,8 +25,8 @@ pub struct RunSummary {
     pub stopped: Option<String>,
     /// Wall-clock seconds of the loop.
     pub seconds: f64,
-    /// The most bytes of host memory that each rank's process had at a time, mapped files included, in the order of the
-    /// ranks; `null` where the system does not count them. Of a run that was resumed, those of the last process.
+    /// The most bytes of host memory that each process had at a time, mapped files included, in the order of the ranks;
+    /// `null` where the system does not count them. Of a run that was resumed, those of the last process.
     pub peak_memory: Vec<Option<u64>>,
     /// Trainable parameters.
     pub parameters: usize,
@@ -68,7 +70,7 @@ impl Trainer {
         if let Some([found, computed]) = encodings {
             tracing::info!("encodings: {found} read from the cache, {computed} computed");
         }
-        let peak_memory = communicator::join(self.strategy.communicator(), &memory::host_peak())?;
+        let peak_memory = peak_memory(self.strategy.communicator())?;
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = RunSummary {
             steps: self.done,
@@ -97,4 +99,13 @@ impl Trainer {
         summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
         Ok(summary)
     }
+}
+
+/// The peak of each process: ranks that are threads have one together.
+fn peak_memory(ranks: &dyn Communicator) -> Result<Vec<Option<u64>>> {
+    // Not the process id, which may be the same on two machines.
+    static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    let mut peaks = communicator::join(ranks, &(*PROCESS, memory::host_peak()))?;
+    peaks.dedup_by_key(|(process, _)| *process);
+    Ok(peaks.into_iter().map(|(_, bytes)| bytes).collect())
 }

@@ -59,7 +59,12 @@ const ROUNDS: [Round; 4] = [
     },
     Round { steps: 5000, learning_rate: 5e-4, squared: 4.0, curriculum: CLIPS },
     Round { steps: 2700, learning_rate: 4e-4, squared: 4.0, curriculum: CLIPS },
-    Round { steps: 5000, learning_rate: 5e-4, squared: 4.0, curriculum: CLIPS },
+    Round {
+        steps: 12000,
+        learning_rate: 6e-4,
+        squared: 32.0,
+        curriculum: Curriculum { stills: 0.0, details: 0.9, anywhere: 0.5 },
+    },
 ];
 
 /// Trains the VAE and writes its file below `out`. `steps` replaces those of each round. With a VAE to go on `from`, only
