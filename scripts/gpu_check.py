@@ -556,7 +556,7 @@ def demo(backend):
     def part(run):
         on = {"gpu": run.gpu, "second": run.second}[backend]
         directory, steps, taken = run.scratch / f"demo-{run.part.id}", 3 if run.tiny else 8, []
-        keys = {"training.per_device_train_batch_size": 1, "save_steps": 0, "sample_steps": 0}
+        keys = {"ranks": 1, "training.per_device_train_batch_size": 1, "save_steps": 0, "sample_steps": 0}
         if run.tiny:
             keys |= {"algo.num_inference_steps": 2, "algo.mid_timestep": 1, "algo.final_timestep": 1}
         command = [run.program("roll"), "run", "-q", "--algo", "reward_fl", "--model", "wan2_2"]

@@ -98,3 +98,18 @@ fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
         assert!(said.contains(&format!("{named} is set, so this is not the demo")) && said.contains(lacking), "{said}");
     }
 }
+
+#[test]
+fn a_gpu_has_one_rank_with_the_samples_of_four() {
+    let dir = tempfile::tempdir().unwrap();
+    for (backend, ranks, samples) in [("flex", "4", "1"), ("libtorch", "4", "1"), ("cuda:1", "1", "4")] {
+        let output = program::roll().current_dir(dir.path()).args(["config", "--backend", backend]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let value = |key: &str| {
+            let line = said.lines().find(|line| line.starts_with(&format!("{key}:")))?;
+            line.split_whitespace().nth(1)
+        };
+        let found = [value("ranks"), value("training.per_device_train_batch_size")];
+        assert_eq!(found, [Some(ranks), Some(samples)], "{backend}: {said}");
+    }
+}

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+use burn::tensor::DType;
 use roll_algos::reward_fl::Loss;
 use roll_core::{Noise, Purpose, Tensor};
 
@@ -43,6 +44,7 @@ struct Case<'a> {
 /// The operators to time on one backend.
 struct Fixtures {
     block: block::Fixture,
+    block_narrow: block::Fixture,
     decode: decode::Fixture,
     step: RefCell<reward_fl_step::Bench>,
 }
@@ -58,7 +60,8 @@ fn main() -> Result<(), Failure> {
     let fixtures = |setting: &case::Setting| -> Result<Fixtures, Failure> {
         let step = case::Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;
         Ok(Fixtures {
-            block: block::Fixture::new(&setting.device)?,
+            block: block::Fixture::new(DType::F32, &setting.device)?,
+            block_narrow: block::Fixture::new(DType::BF16, &setting.device)?,
             decode: decode::Fixture::new(&scratch.path().join("decode.safetensors"), &setting.device)?,
             step: RefCell::new(reward_fl_step::Bench::open(&step)?),
         })
@@ -77,6 +80,17 @@ fn main() -> Result<(), Failure> {
             name: "block_pull".into(),
             shown: "DiT block, forward and pull",
             work: everywhere(|on| on.block.pull().map(|()| None)),
+        },
+        // PyTorch has them in f32.
+        Case {
+            name: "block_forward".into(),
+            shown: "DiT block, frozen weights in bf16, forward",
+            work: everywhere(|on| on.block_narrow.forward().map(|()| None)),
+        },
+        Case {
+            name: "block_pull".into(),
+            shown: "DiT block, frozen weights in bf16, forward and pull",
+            work: everywhere(|on| on.block_narrow.pull().map(|()| None)),
         },
         Case {
             name: format!("decode {}", fixtures[0].decode.path().display()),

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use roll_backends::Backend;
 use roll_core::{Error, Result};
 use roll_train::config::{ConfigLayers, MergedConfig};
 use serde_json::json;
@@ -31,6 +32,11 @@ const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
 const AGENT: &str = include_str!("demo_agent.yaml");
 const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
 
+/// On a GPU, one rank has the samples of the four: the demo has trained on one so, and never with several threads.
+const GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
+/// The same where samples are not counted by rank.
+const GPU_TEXT: &str = "ranks: 1\n";
+
 /// Keys that name the files of a video model, and the clips that it is trained on.
 const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
 const WAN_CLIPS: &str = "data.metadata";
@@ -44,19 +50,28 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
     };
     for (algorithm, config) in ALGORITHMS {
         if of(algorithm, "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
-            return faces(own, config).map(Some);
+            return on_one_gpu(own, faces(own, config)?, GPU).map(Some);
         }
     }
     if of("flow_matching", "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
-        return clips().map(Some);
+        return on_one_gpu(own, clips()?, GPU).map(Some);
     }
     if of("sft", "causal_lm", &["model.model_path", "algo.data"]) {
-        return conversations().map(Some);
+        return on_one_gpu(own, conversations()?, GPU_TEXT).map(Some);
     }
     if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
-        return agent(own).map(Some);
+        return on_one_gpu(own, agent(own)?, GPU_TEXT).map(Some);
     }
     Ok(None)
+}
+
+/// With `on_gpu` on top where the backend is a GPU's.
+fn on_one_gpu(own: &MergedConfig, layers: ConfigLayers, on_gpu: &str) -> Result<ConfigLayers> {
+    let backend = own.peek("backend").and_then(|name| name.as_str()?.split(':').next());
+    match backend.is_some_and(Backend::is_numbered_name) {
+        true => Ok(ConfigLayers::new().text("the demo on a GPU", on_gpu)?.over(layers)),
+        false => Ok(layers),
+    }
 }
 
 /// Algorithms that train video models, and those that train language models; the built-in model of each kind.

@@ -33,7 +33,8 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    pub fn new(device: &Device) -> Result<Self, Failure> {
+    /// With the frozen weights in `dtype`.
+    pub fn new(dtype: DType, device: &Device) -> Result<Self, Failure> {
         let mut weights = StateDict::new();
         for (i, (name, shape)) in CONFIG.weights().into_iter().enumerate() {
             if name.starts_with("blocks.") {
@@ -49,7 +50,7 @@ impl Fixture {
         let (cos, sin) = rotary_tables(&grid, CONFIG.head_dim())?;
         let pass = Pass {
             config: CONFIG,
-            store: Arc::new(Resident::new(&weights, DType::F32, device)),
+            store: Arc::new(Resident::new(&weights, dtype, device)),
             trainable: Some(parameters.snapshot()),
             full: false,
             lora_scale: 1.0,

@@ -35,6 +35,12 @@ pub fn has_avx2_fma() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
+/// Whether loops compiled for AVX-512's base instructions may run.
+#[cfg(target_arch = "x86_64")]
+pub fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+}
+
 /// Defines `pub fn name(args)` that runs the `#[inline(always)]` body, generic over [`MulAdd`], in its AVX2 version
 /// where the processor has it.
 macro_rules! vectorised {

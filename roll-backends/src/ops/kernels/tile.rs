@@ -16,6 +16,11 @@ pub const DEEP: usize = 288;
 /// `[steps, COLUMNS]`.
 pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     #[cfg(target_arch = "x86_64")]
+    if simd::has_avx512() {
+        // SAFETY: the features were detected just now.
+        return unsafe { wider(left, right, sums, add) };
+    }
+    #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
         return unsafe { wide(left, right, sums, add) };
@@ -59,6 +64,34 @@ fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
+/// The same sums, to the bit, in half as many registers of twice the length.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn wider(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+        _mm512_storeu_ps,
+    };
+    for row in sums.chunks_exact(COLUMNS) {
+        _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
+    }
+    let mut all = [_mm512_setzero_ps(); ROWS];
+    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+        // SAFETY: there are sixteen numbers.
+        let columns = unsafe { _mm512_loadu_ps(columns.as_ptr()) };
+        for o in 0..ROWS {
+            all[o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, all[o]);
+        }
+    }
+    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(COLUMNS)) {
+        // SAFETY: the chunk has sixteen numbers.
+        unsafe {
+            let sum = if add { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *all) } else { *all };
+            _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+    }
+}
+
 /// The same sums on any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn plain<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
@@ -79,11 +112,34 @@ pub fn plain<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add
 mod tests {
     use super::*;
 
+    fn operands(steps: usize) -> [Vec<f32>; 2] {
+        [(ROWS, 0.37), (COLUMNS, 0.61)].map(|(n, turn)| (0..steps * n).map(|i| (i as f32 * turn).sin()).collect())
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn registers_of_twice_the_length_give_the_same_bits() {
+        if !(simd::has_avx512() && simd::has_avx2_fma()) {
+            roll_testing::skip!("the processor has no AVX-512");
+        }
+        for steps in [0, 1, 50, DEEP] {
+            let [left, right] = operands(steps);
+            let (mut one, mut other) = ([1.0; SUMS], [1.0; SUMS]);
+            for add in [true, false] {
+                // SAFETY: the features were detected above.
+                unsafe {
+                    wide(&left, &right, &mut one, add);
+                    wider(&left, &right, &mut other, add);
+                }
+                assert_eq!(one.map(f32::to_bits), other.map(f32::to_bits));
+            }
+        }
+    }
+
     #[test]
     fn sums_without_vector_registers_are_near() {
         let steps = 50;
-        let left: Vec<f32> = (0..steps * ROWS).map(|i| (i as f32 * 0.37).sin()).collect();
-        let right: Vec<f32> = (0..steps * COLUMNS).map(|i| (i as f32 * 0.61).cos()).collect();
+        let [left, right] = operands(steps);
         let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
         for add in [false, true] {
             accumulate(&left, &right, &mut fast, add);
