@@ -12,8 +12,8 @@ import re
 import subprocess
 import sys
 
-# Kernels of CubeK, by the names of its functions. The others are this project's, and CubeCL's smallest.
-FOREIGN = re.compile("matmul|attention_kernel|convolution|reduce|into_contiguous", re.I)
+# This project's own kernels, by the names of their functions. The others are CubeCL's, CubeK's and Burn's.
+OWN = re.compile("(adam|backward|cotangents|exponentials|finish|forward|turn)_")
 FACTS = {
     "registers": r"Used (\d+) registers",
     "shared": r"(\d+) bytes smem",
@@ -45,17 +45,27 @@ def main():
         kernels = [k for found in pool.map(lambda module: assembled(ptxas, architecture, module), modules) for k in found]
     refused = [kernel for kernel in kernels if "refused" in kernel]
     kernels = sorted((k for k in kernels if "refused" not in k), key=lambda k: (-k["stores"], -k["registers"], k["name"]))
-    spilling = [kernel for kernel in kernels if kernel["stores"] or kernel["loads"]]
-    ours = [kernel for kernel in spilling if not FOREIGN.search(kernel["name"])]
-    print(f"{'kernel':<72}{'registers':>10}{'shared':>9}{'spilled':>9}{'loaded':>9}")
-    for kernel in kernels:
-        print(f"{kernel['name'][:70]:<72}{kernel['registers']:>10}{kernel['shared']:>9}"
-              f"{kernel['stores']:>9}{kernel['loads']:>9}")
+    own = [kernel for kernel in kernels if OWN.match(kernel["name"])]
+    others = [kernel for kernel in kernels if not OWN.match(kernel["name"])]
+    table("this project's own", own)
+    table("of others, those that spill", [kernel for kernel in others if spills(kernel)])
     for kernel in refused:
         print(f"{kernel['name']}: {kernel['refused']}")
-    print(f"{len(kernels)} kernels for {architecture}: {len(refused)} refused, {len(spilling)} spill, "
-          f"{len(ours)} of these are this project's own")
-    sys.exit(bool(refused or ours))
+    print(f"{len(kernels)} kernels for {architecture}: {len(refused)} refused; {sum(map(spills, own))} of this project's "
+          f"{len(own)} spill, {sum(map(spills, others))} of {len(others)} others")
+    sys.exit(bool(refused or any(map(spills, own))))
+
+
+def spills(kernel):
+    return bool(kernel["stores"] or kernel["loads"])
+
+
+def table(title, kernels):
+    print(f"{title:<72}{'registers':>10}{'shared':>9}{'stored':>9}{'loaded':>9}")
+    for kernel in kernels:
+        print(f"  {kernel['name'][:68]:<70}{kernel['registers']:>10}{kernel['shared']:>9}"
+              f"{kernel['stores']:>9}{kernel['loads']:>9}")
+    print()
 
 
 main()
