@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 # This project's own kernels, by the names of their functions. The others are CubeCL's, CubeK's and Burn's.
-OWN = re.compile("(adam|backward|cotangents|exponentials|finish|forward|turn)_")
+OWN = re.compile("(backward|cotangents|exponentials|finish|forward|turn)_")
 FACTS = {
     "registers": r"Used (\d+) registers",
     "shared": r"(\d+) bytes smem",
