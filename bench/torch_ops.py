@@ -109,9 +109,9 @@ class Block:
 
 def main():
     r = torch.randn
-    case("linear 1536x1536", F.linear, [r(TOKENS, DIM), r(DIM, DIM), r(DIM)], [0])
-    case("linear 1536x8960", F.linear, [r(TOKENS, DIM), r(FFN, DIM), r(FFN)], [0])
-    case("linear 8960x1536", F.linear, [r(TOKENS, FFN), r(DIM, FFN), r(DIM)], [0])
+    others = [(197, 768, 3072), (197, 3072, 768), (18900, 128, 128), (12, DIM, DIM), (1, DIM, DIM)]
+    for rows, inputs, outputs in [(TOKENS, DIM, DIM), (TOKENS, DIM, FFN), (TOKENS, FFN, DIM), *others]:
+        case(f"linear {rows} {inputs}x{outputs}", F.linear, [r(rows, inputs), r(outputs, inputs), r(outputs)], [0])
     case("linear all 1536x8960", F.linear, [r(TOKENS, DIM), r(FFN, DIM), r(FFN)], [0, 1, 2])
     lora = lambda x, w, b, a, u: F.linear(x, w, b) + (x @ a.T) @ u.T
     case("lora 1536x1536", lora, [r(TOKENS, DIM), r(DIM, DIM), r(DIM), r(RANK, DIM), r(DIM, RANK)], [0, 3, 4])

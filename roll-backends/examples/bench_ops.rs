@@ -29,7 +29,7 @@ fn best(mut run: impl FnMut()) -> String {
         cpu = cpu.min(cpu_seconds() - c);
         count += 1;
     }
-    format!("{wall:.4}\t{cpu:.4}")
+    format!("{wall:.6}\t{cpu:.6}")
 }
 
 /// What all threads of this process have used so far (0 where the system does not say).
@@ -154,18 +154,21 @@ fn sizes() -> Vec<[usize; 2]> {
 fn main() {
     let bench = Bench { device: Device::flex(), filter: std::env::args().nth(1).unwrap_or_default() };
     let r = |n: usize| bench.random([n]);
-    for [inputs, outputs] in [[DIM, DIM], [DIM, FFN], [FFN, DIM]] {
-        let xwb = || vec![r(TOKENS * inputs), r(outputs * inputs), r(outputs)];
-        bench.case(&format!("linear {inputs}x{outputs}"), xwb(), &[0], |x| {
+    let [square, wider, deeper] = [[TOKENS, DIM, DIM], [TOKENS, DIM, FFN], [TOKENS, FFN, DIM]];
+    // Those of a picture's transformer, and of many and of few rows.
+    let others = [[197, 768, 3072], [197, 3072, 768], [18_900, 128, 128], [12, DIM, DIM], [1, DIM, DIM]];
+    for [tokens, inputs, outputs] in [square, wider, deeper].into_iter().chain(others) {
+        let xwb = || vec![r(tokens * inputs), r(outputs * inputs), r(outputs)];
+        bench.case(&format!("linear {tokens} {inputs}x{outputs}"), xwb(), &[0], |x| {
             flat(ops::linear(
-                x[0].clone().reshape([TOKENS, inputs]),
+                x[0].clone().reshape([tokens, inputs]),
                 x[1].clone().reshape([outputs, inputs]),
                 Some(x[2].clone()),
             ))
         });
-        bench.case(&format!("burn linear {inputs}x{outputs}"), xwb(), &[0], |x| {
+        bench.case(&format!("burn linear {tokens} {inputs}x{outputs}"), xwb(), &[0], |x| {
             let weight: Tensor<2> = x[1].clone().reshape([outputs, inputs]);
-            flat(x[0].clone().reshape([TOKENS, inputs]).matmul(weight.transpose()) + x[2].clone().unsqueeze())
+            flat(x[0].clone().reshape([tokens, inputs]).matmul(weight.transpose()) + x[2].clone().unsqueeze())
         });
     }
     bench.case("linear all 1536x8960", vec![r(TOKENS * DIM), r(FFN * DIM), r(FFN)], &[0, 1, 2], |x| {

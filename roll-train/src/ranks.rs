@@ -9,14 +9,22 @@ const STACK: usize = 8 << 20;
 /// A rank waits this long for another one until its strategy says how long.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
+/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already (`mpirun`).
+pub fn of_process(config: &RunConfig) -> usize {
+    match communicator::current().world_size() {
+        1 => config.ranks,
+        _ => 1,
+    }
+}
+
 /// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and gives the
 /// result of rank 0.
 ///
-/// There are [`RunConfig::ranks`] of them, unless the process is one of several ranks already (`mpirun`). Each is a thread
-/// with an equal share of the threads of rayon's pool. Where ranks fail because one did, the error is that one's.
+/// There are [`of_process`] of them. Each is a thread with an equal share of the threads of rayon's pool. Where ranks fail
+/// because one did, the error is that one's.
 pub fn run<T: Send>(config: &RunConfig, f: impl Fn() -> Result<T> + Sync) -> Result<T> {
-    let ranks = config.ranks;
-    if ranks <= 1 || communicator::current().world_size() > 1 {
+    let ranks = of_process(config);
+    if ranks <= 1 {
         return f();
     }
     let threads = (rayon::current_num_threads() / ranks).max(1);
@@ -91,6 +99,9 @@ mod tests {
     fn ranks_of_a_job_stay_what_they_are() {
         let found = ThreadRanks::run(3, PATIENCE, |_| run(&with(2), || Ok(communicator::current().world_size())));
         assert!(found.into_iter().all(|world| world.unwrap() == 3));
+        let found = ThreadRanks::run(3, PATIENCE, |_| Ok(of_process(&with(2))));
+        assert!(found.into_iter().all(|ranks| ranks.unwrap() == 1));
+        assert_eq!(of_process(&with(2)), 2);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_core::plan::{LanguageWork, MemoryItem, Needs, Passes, PlanInput, RolloutWork, Speed};
-use roll_core::{Error, Registry, Result, VideoUnit};
+use roll_core::{Error, Registry, Result, VideoUnit, communicator};
 use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
+use roll_train::ranks;
 
 use super::bench::preset;
 use crate::args;
@@ -108,10 +109,8 @@ pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
         None => {
             let device = roll_backends::device(&loaded.config.backend)?;
             // Ranks that are threads have equal shares of the cores.
-            let (devices, share) = match args.devices {
-                Some(_) => (devices, 1),
-                None => (loaded.config.ranks, loaded.config.ranks),
-            };
+            let share = args.devices.map_or(ranks::of_process(&loaded.config), |_| 1);
+            let devices = args.devices.map_or(share * communicator::current().world_size(), |_| devices);
             let flops = match args.tflops {
                 // Replaced below.
                 Some(_) => 1.0,

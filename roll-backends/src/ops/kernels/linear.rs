@@ -4,8 +4,8 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
-use super::narrow_products::{By, Narrow};
 use super::norm::backward_shift;
+use super::panel_products::{By, Right};
 use super::parallel::{ELEMENT, least};
 
 /// Sizes of one layer.
@@ -55,12 +55,20 @@ impl Shape {
         View::new(y, self.rows, self.outputs)
     }
 
-    fn weight<'a>(&self, weight: &'a [f32]) -> View<'a> {
-        View::new(weight, self.outputs, self.inputs)
-    }
-
-    fn narrow<'a>(&self, values: &'a [bf16]) -> Narrow<'a> {
-        Narrow { values, outputs: self.outputs, inputs: self.inputs }
+    /// Adds the product of `a` and the weight, or its transpose, to `out`.
+    fn add_product(&self, a: &[f32], weight: Weight, by: By, out: &mut [f32]) {
+        let &Self { rows, inputs, outputs } = self;
+        match weight {
+            // A product of a matrix and a vector: nothing is worth arranging.
+            Weight::F32(values) if rows == 1 => {
+                let weight = View::new(values, outputs, inputs);
+                let weight = if by == By::Itself { weight } else { weight.t() };
+                let [depth, columns] = if by == By::Itself { [outputs, inputs] } else { [inputs, outputs] };
+                ViewMut::new(out, rows, columns).product(View::new(a, rows, depth), weight, 1.0, true, Threads::All);
+            }
+            Weight::F32(values) => Right { values, outputs, inputs }.add_product(a, by, out),
+            Weight::Bf16(values) => Right { values, outputs, inputs }.add_product(a, by, out),
+        }
     }
 
     fn a<'a>(&self, lora: Lora<'a>) -> View<'a> {
@@ -79,14 +87,9 @@ pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opti
         let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
         rows.for_each(|row| row.copy_from_slice(bias));
     }
-    if let Weight::Bf16(weight) = weight {
-        shape.narrow(weight).add_product(x, By::Transpose, &mut y);
-    }
-    let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
-    if let Weight::F32(weight) = weight {
-        out.product(shape.x(x), shape.weight(weight).t(), 1.0, true, Threads::All);
-    }
+    shape.add_product(x, weight, By::Transpose, &mut y);
     let Some(lora) = lora else { return (y, Vec::new()) };
+    let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
     let inner = product(shape.rows, lora.rank, shape.x(x), shape.a(lora).t(), 1.0);
     out.product(View::new(&inner, shape.rows, lora.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
     (y, inner)
@@ -108,14 +111,8 @@ pub fn backward(
         .filter(|_| wanted[0] || wanted[3])
         .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
     let d_x = wanted[0].then(|| {
-        let mut d_x = match weight {
-            Weight::F32(weight) => product(rows, inputs, d, shape.weight(weight), 1.0),
-            Weight::Bf16(weight) => {
-                let mut d_x = vec![0.0; rows * inputs];
-                shape.narrow(weight).add_product(d_y, By::Itself, &mut d_x);
-                d_x
-            }
-        };
+        let mut d_x = vec![0.0; rows * inputs];
+        shape.add_product(d_y, weight, By::Itself, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
             let d_inner = View::new(d_inner, rows, lora.rank);
             ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);

@@ -111,6 +111,13 @@ impl<'a> ViewMut<'a> {
             .collect()
     }
 
+    /// Some of its columns, for as long as the borrow lives.
+    pub fn part_of_columns(&mut self, columns: Range<usize>) -> ViewMut<'_> {
+        assert!(columns.start <= columns.end && columns.end <= self.columns);
+        let start = self.start.wrapping_add(columns.start);
+        ViewMut { start, columns: columns.len(), owner: PhantomData, ..*self }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -7,8 +7,9 @@
 //! replace only the run-time choice, one macro here, and in return every loop would be written in its vector type; the
 //! loops as they are were measured against PyTorch (`benches/speed.rs` of roll-cli). They are fused: one pass over memory
 //! does what several calls of a vector library would. Products of matrices, where a library is the better choice, go
-//! through `gemm` ([`matrix`]), but where an operand is made in the order in which the inner loop reads it: by Winograd's
-//! transforms ([`winograd`]), or by widening bf16 ([`narrow_products`]). `gemm` would arrange it once more.
+//! through `gemm` ([`matrix`]), but where an operand is made in the order in which the inner loop reads it, by Winograd's
+//! transforms ([`winograd`]), and in linear layers ([`panel_products`]): bf16 is widened as it is arranged, and f32 with the
+//! same code was as fast or faster for every number of rows but one (`bench_ops linear`).
 
 pub mod activation;
 pub mod attention;
@@ -21,8 +22,8 @@ mod geometry;
 pub mod linear;
 pub mod matrix;
 pub mod max_pool;
-pub mod narrow_products;
 pub mod norm;
+pub mod panel_products;
 pub mod parallel;
 pub mod rope;
 pub mod row_products;

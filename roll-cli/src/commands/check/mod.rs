@@ -8,6 +8,7 @@ use roll_core::plan::in_words;
 use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{counted, duration, overview_line};
+use roll_train::ranks;
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
@@ -79,9 +80,10 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
-    let together = gigabytes(needs.peak(|item| item.device + item.host).0) * config.ranks as f64;
+    let together = gigabytes(needs.peak(|item| item.device + item.host).0) * ranks::of_process(config) as f64;
+    let each = if communicator::current().world_size() > 1 { " for each rank" } else { "" };
     let memory = match on_the_host(config) {
-        true => format!("{together:.1} of {:.1} GB", machine.memory / 1e9),
+        true => format!("{together:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
     // Clips of sizes of their own: the estimate is for the largest that a run would take.
