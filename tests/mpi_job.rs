@@ -33,7 +33,7 @@ impl Job {
 
     /// Of any algorithm.
     fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
-        let mut command = mpirun(ranks);
+        let mut command = mpirun(ranks, "run");
         command.args(arguments).current_dir(self.path("."));
         let base = ["strategy.name=zero", "sample_steps=0", "algo.num_inference_steps=2"];
         for setting in SETTINGS.iter().chain(&base).chain(settings) {
@@ -47,16 +47,16 @@ impl Job {
     }
 }
 
-/// `roll run` on this many ranks.
-fn mpirun(ranks: usize) -> Command {
-    let mut command = Command::new("mpirun");
-    command
-        .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), "run"])
+/// A command of `roll` on this many ranks.
+fn mpirun(ranks: usize, command: &str) -> Command {
+    let mut mpirun = Command::new("mpirun");
+    mpirun
+        .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), command])
         .env("ROLL_CACHE", "none")
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("RAYON_NUM_THREADS", "1");
-    command
+    mpirun
 }
 
 fn said(output: &Output) -> String {
@@ -108,6 +108,17 @@ fn four_ranks_train_as_one_and_one_of_them_writes() {
 }
 
 #[test]
+fn a_plan_is_for_the_ranks_of_the_launcher_whatever_the_key_says() {
+    for ranks in [1, 2] {
+        let settings = ["strategy.name=zero", "ranks=4"].map(|setting| ["--set", setting]);
+        let output = mpirun(ranks, "plan").args(settings.as_flattened()).arg("--json").output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(planned["ranks"], if ranks == 1 { 4 } else { ranks });
+    }
+}
+
+#[test]
 fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
     let world = World::new(0);
     let here = world.path(".");
@@ -115,7 +126,7 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
     std::fs::remove_dir_all(world.path("tiny")).unwrap();
     roll_yaml::demo_world(&here);
     for ranks in [1, 2] {
-        let mut command = mpirun(ranks);
+        let mut command = mpirun(ranks, "run");
         command.current_dir(&here).args(["--config", roll_yaml::FILE]).args(roll_yaml::DEMO_SETTINGS);
         let output = command.args(["--out", &format!("on{ranks}")]).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));

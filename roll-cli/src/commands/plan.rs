@@ -20,6 +20,10 @@ pub fn plan(args: args::Plan) -> Result<()> {
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
+    // All ranks of a launcher plan the same.
+    if communicator::current().rank().0 > 0 {
+        return Ok(());
+    }
     let (input, needs) = estimate(&loaded, &registry, args.network.as_deref().map(network_name), None, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
