@@ -68,24 +68,32 @@ impl<N: Number> Right<'_, N> {
         let rows = out.len() / columns;
         assert_eq!(a.len(), rows * depth, "{rows} rows of {depth}");
         let tasks = TASKS * rayon::current_num_threads();
-        // Threads share out the columns, so that each part of this matrix is arranged once, or rows where columns are few.
-        if columns.div_ceil(WIDE) < tasks && rows > ALONE {
-            let parts = out.par_chunks_mut(ALONE * columns).zip(a.par_chunks(ALONE * depth));
-            let parts = parts.with_min_len(least(ALONE * depth * columns));
-            parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
-                for deep in ranges(depth, DEEPER) {
-                    let left = grown(left, length_of_blocks(a, depth, &deep));
-                    let blocks = left.chunks_exact_mut(ROWS * deep.len()).zip(a.chunks(ROWS * depth));
-                    blocks.for_each(|(block, rows)| arrange_rows(rows, depth, deep.clone(), block));
-                    let mut out = ViewMut::new(out, a.len() / depth, columns);
-                    for stripe in ranges(columns, WIDE) {
-                        self.add_stripe(left, deep.clone(), by, stripe.clone(), scratch, out.part_of_columns(stripe));
-                    }
-                }
-            });
-            return;
+        match columns.div_ceil(WIDE) < tasks && rows > ALONE {
+            true => self.add_by_rows(a, by, [depth, columns], out),
+            false => self.add_by_columns(a, by, [depth, columns], out),
         }
-        let width = columns.div_ceil(tasks).next_multiple_of(COLUMNS).min(WIDE);
+    }
+
+    /// Threads share out the rows, where columns are few.
+    fn add_by_rows(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
+        let parts = out.par_chunks_mut(ALONE * columns).zip(a.par_chunks(ALONE * depth));
+        let parts = parts.with_min_len(least(ALONE * depth * columns));
+        parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
+            for deep in ranges(depth, DEEPER) {
+                let left = grown(left, length_of_blocks(a, depth, &deep));
+                let blocks = left.chunks_exact_mut(ROWS * deep.len()).zip(a.chunks(ROWS * depth));
+                blocks.for_each(|(block, rows)| arrange_rows(rows, depth, deep.clone(), block));
+                let mut out = ViewMut::new(out, a.len() / depth, columns);
+                for stripe in ranges(columns, WIDE) {
+                    self.add_stripe(left, deep.clone(), by, stripe.clone(), scratch, out.part_of_columns(stripe));
+                }
+            }
+        });
+    }
+
+    /// Threads share out the columns, so that each part of this matrix is arranged once.
+    fn add_by_columns(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
+        let width = columns.div_ceil(TASKS * rayon::current_num_threads()).next_multiple_of(COLUMNS).min(WIDE);
         let mut left = Vec::new();
         for (a, out) in a.chunks(TOGETHER * depth).zip(out.chunks_mut(TOGETHER * columns)) {
             for deep in ranges(depth, DEEPER) {
@@ -348,9 +356,19 @@ mod tests {
     use super::*;
     use crate::ops::test_noise::noise;
 
-    /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do.
-    const SIZES: [[usize; 3]; 7] =
-        [[1, 1, 1], [7, 21, 37], [100, 16, 304], [5, 150, 16], [13, 300, 9], [6, 128, 288], [1540, 5, 3]];
+    /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do; some with rows or sums for
+    /// more than one round.
+    const SIZES: [[usize; 3]; 9] = [
+        [1, 1, 1],
+        [7, 21, 37],
+        [100, 16, 304],
+        [5, 150, 16],
+        [13, 300, 9],
+        [6, 128, 288],
+        [1540, 5, 3],
+        [400, 7, 1160],
+        [1540, 600, 5],
+    ];
 
     /// A matrix of noise.
     trait Noise: Number {
@@ -397,7 +415,7 @@ mod tests {
     }
 
     fn a_row_has_the_same_bits_anywhere<N: Noise>() {
-        let [rows, outputs, inputs] = [110, 150, 300];
+        let [rows, outputs, inputs] = [ALONE + 7, 150, DEEPER + 300];
         let values = N::all(outputs * inputs, 4);
         let w = Right { values: &values, outputs, inputs };
         let a = noise(rows * inputs, 5);
@@ -407,7 +425,7 @@ mod tests {
             out
         };
         let together = product(&a);
-        for (threads, first, count) in [(1, 0, rows), (3, 0, rows), (2, 5, 1), (1, 93, 17)] {
+        for (threads, first, count) in [(1, 0, rows), (3, 0, rows), (2, 5, 1), (1, 93, 17), (4, 1, 380)] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let found = pool.install(|| product(&a[first * inputs..][..count * inputs]));
             assert_eq!(found, together[first * outputs..][..count * outputs], "{count} from {first}");

@@ -357,6 +357,9 @@ fn fused_kernels_compile_for_gpus_and_spill_no_registers() {
             Err(error) => roll_testing::skip!(format!("spills are not counted without ptxas: {error}")),
         };
         let said = String::from_utf8_lossy(&report.stderr);
+        if said.contains("Unsupported .version") {
+            roll_testing::skip!(format!("spills are not counted with a ptxas older than NVRTC: {said}"));
+        }
         assert!(report.status.success(), "{said}");
         eprintln!("{said}");
         let spills: Vec<_> = said.lines().filter(|line| line.contains("spill stores")).collect();
