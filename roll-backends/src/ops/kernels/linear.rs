@@ -7,6 +7,7 @@ use super::matrix::{Threads, View, ViewMut};
 use super::norm::backward_shift;
 use super::panel_products::{By, Right};
 use super::parallel::{ELEMENT, least};
+use super::tile;
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +60,8 @@ impl Shape {
     fn add_product(&self, a: &[f32], weight: Weight, by: By, out: &mut [f32]) {
         let &Self { rows, inputs, outputs } = self;
         match weight {
-            // A product of a matrix and a vector: nothing is worth arranging.
-            Weight::F32(values) if rows == 1 => {
+            // Of a matrix and a vector, nothing is worth arranging.
+            Weight::F32(values) if rows == 1 || !tile::is_written_out() => {
                 let weight = View::new(values, outputs, inputs);
                 let weight = if by == By::Itself { weight } else { weight.t() };
                 let [depth, columns] = if by == By::Itself { [outputs, inputs] } else { [inputs, outputs] };

@@ -9,7 +9,7 @@
 //! does what several calls of a vector library would. Products of matrices, where a library is the better choice, go
 //! through `gemm` ([`matrix`]), but where an operand is made in the order in which the inner loop reads it, by Winograd's
 //! transforms ([`winograd`]), and in linear layers ([`panel_products`]): bf16 is widened as it is arranged, and f32 with the
-//! same code was as fast or faster for every number of rows but one (`bench_ops linear`).
+//! same code was as fast or faster for every number of rows but one (`bench_ops linear`, AVX-512).
 
 pub mod activation;
 pub mod attention;

@@ -12,6 +12,15 @@ pub const SUMS: usize = ROWS * COLUMNS;
 /// Products of one sum between two visits to memory: their right operand (18 KiB) stays in the first cache.
 pub const DEEP: usize = 288;
 
+/// Whether the loop below is written for this processor. On others the compiler's version was never compared with the
+/// kernels of a library.
+pub fn is_written_out() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return simd::has_avx2_fma();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
 /// Adds to the sums, or sets them, the product of `left` `[ROWS, steps]`, which lies step by step, and `right`
 /// `[steps, COLUMNS]`.
 pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
