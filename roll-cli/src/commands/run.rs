@@ -1,8 +1,9 @@
 //! `roll run`: train.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use roll_core::{Error, Registry, Result, ResultExt, communicator};
+use roll_core::{Error, Fault, Registry, Result, ResultExt, communicator};
 use roll_train::config::{ConfigLayers, LoadedConfig, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
@@ -32,8 +33,15 @@ pub fn run(args: Run) -> Result<Ended> {
         tell_programs(&loaded.config);
     }
     let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
-    let begun = Begun { loaded, registry, half_named, resumed, out: args.out, estimated };
-    ranks::run(&begun.loaded.config, || begun.train())
+    let begun = Begun { loaded, registry, half_named, resumed, out: args.out, estimated, made: OnceLock::new() };
+    let ended = ranks::run(&begun.loaded.config, || begun.train());
+    // Where another rank came upon the mistake first, rank 0 did not know that it was one.
+    if let (Err(error), Some(dir)) = (&ended, begun.made.get())
+        && error.fault() == Fault::User
+    {
+        dir.discard_beginning()?;
+    }
+    ended
 }
 
 /// The things that a run begins with, the same on all ranks of this process.
@@ -47,6 +55,8 @@ struct Begun {
     out: Option<PathBuf>,
     /// A line about memory and time.
     estimated: Option<String>,
+    /// The run directory that rank 0 made.
+    made: OnceLock<RunDir>,
 }
 
 impl Begun {
@@ -69,7 +79,8 @@ impl Begun {
             (true, Some(dir)) => Some(dir.clone()),
             (true, None) => {
                 let out = self.out.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
-                Some(RunDir::create(out, Existing::Refuse)?)
+                let made = RunDir::create(out, Existing::Refuse)?;
+                Some(self.made.get_or_init(|| made).clone())
             }
             (false, _) => None,
         };
