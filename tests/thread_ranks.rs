@@ -110,6 +110,21 @@ fn the_first_rank_speaks_and_each_warns() {
 }
 
 #[test]
+fn a_mistake_leaves_no_run_directory_whichever_rank_comes_upon_it() {
+    let world = World::new(4);
+    // Both ranks have two of these at the first step.
+    for clip in 0..4 {
+        let path = world.path(&format!("{clip}.mp4"));
+        let good = std::fs::read(&path).unwrap();
+        std::fs::write(&path, "no video").unwrap();
+        let output = training(&world, "run", 2, 2, &["data.on_bad_sample=error"]).output().unwrap();
+        fails(&output, 2, &[&format!("{clip}.mp4")]);
+        assert!(!world.path("run").exists(), "clip {clip} left a run directory");
+        std::fs::write(&path, good).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_divided_says_what_to_do() {
     let world = World::new(4);
     fails(

@@ -20,7 +20,7 @@ pub fn plan(args: args::Plan) -> Result<()> {
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
-    // All ranks of a launcher plan the same.
+    // All ranks of a launcher plan the same. They measured the machine together, as they would share it.
     if communicator::current().rank().0 > 0 {
         return Ok(());
     }

@@ -64,7 +64,7 @@ impl Shape {
             Weight::F32(values) if rows == 1 || !tile::is_written_out() => {
                 let weight = View::new(values, outputs, inputs);
                 let weight = if by == By::Itself { weight } else { weight.t() };
-                let [depth, columns] = if by == By::Itself { [outputs, inputs] } else { [inputs, outputs] };
+                let [depth, columns] = by.depth_and_columns(outputs, inputs);
                 ViewMut::new(out, rows, columns).product(View::new(a, rows, depth), weight, 1.0, true, Threads::All);
             }
             Weight::F32(values) => Right { values, outputs, inputs }.add_product(a, by, out),

@@ -54,13 +54,20 @@ pub enum By {
     Transpose,
 }
 
+impl By {
+    /// The depth and the columns of a product with a matrix of these sizes.
+    pub fn depth_and_columns(self, outputs: usize, inputs: usize) -> [usize; 2] {
+        match self {
+            Self::Itself => [outputs, inputs],
+            Self::Transpose => [inputs, outputs],
+        }
+    }
+}
+
 impl<N: Number> Right<'_, N> {
     /// Adds the product of `a`, row-major, to `out`.
     pub fn add_product(self, a: &[f32], by: By, out: &mut [f32]) {
-        let (depth, columns) = match by {
-            By::Itself => (self.outputs, self.inputs),
-            By::Transpose => (self.inputs, self.outputs),
-        };
+        let [depth, columns] = by.depth_and_columns(self.outputs, self.inputs);
         assert_eq!(self.values.len(), depth * columns, "a matrix of {} x {}", self.outputs, self.inputs);
         if out.is_empty() || depth == 0 {
             return;
@@ -389,7 +396,7 @@ mod tests {
 
     fn near_the_exact_product<N: Noise>([rows, outputs, inputs]: [usize; 3], by: By) {
         let values = N::all(outputs * inputs, 1);
-        let (depth, columns) = if by == By::Itself { (outputs, inputs) } else { (inputs, outputs) };
+        let [depth, columns] = by.depth_and_columns(outputs, inputs);
         let (a, before) = (noise(rows * depth, 2), noise(rows * columns, 3));
         let mut found = before.clone();
         Right { values: &values, outputs, inputs }.add_product(&a, by, &mut found);
