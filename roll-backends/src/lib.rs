@@ -38,6 +38,7 @@
 
 pub mod background;
 pub mod blocks;
+pub mod cache_directory;
 pub mod chain;
 pub mod device;
 pub mod eight_bits;

@@ -5,8 +5,7 @@
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
 //!
-//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
-//! starts programs, `service` asks services over HTTP.
+//! Cargo features: `host` loads plugins, `noise` draws random numbers.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
 //! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
@@ -56,10 +55,8 @@
 //! [`Algorithm`].
 
 pub mod algorithm;
-pub mod cache_directory;
 pub mod communicator;
 pub mod component;
-pub mod contain;
 mod delegate;
 mod device_updates;
 pub mod diffusion;
@@ -67,9 +64,6 @@ pub mod environment;
 pub mod error;
 pub mod evaluation;
 pub mod file_check;
-pub mod files;
-#[cfg(feature = "fingerprint")]
-pub mod fingerprint;
 pub mod headline;
 pub mod keys;
 pub mod kind;
@@ -79,19 +73,12 @@ pub mod noise;
 pub mod notes;
 pub mod plan;
 pub mod plugin;
-#[cfg(feature = "process")]
-pub mod process;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
-pub mod sampler;
-pub mod schedule;
-#[cfg(feature = "service")]
-pub mod service;
 pub mod step;
 pub mod strategy;
 pub mod tensor;
-pub mod tokenizer_json;
 pub mod video;
 
 pub use algorithm::{Algorithm, DataSource};
@@ -105,8 +92,6 @@ pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
-#[cfg(feature = "fingerprint")]
-pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
@@ -118,8 +103,6 @@ pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
-pub use sampler::{Integration, Sampler};
-pub use schedule::FlowSchedule;
 pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};

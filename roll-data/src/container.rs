@@ -3,7 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 
 /// Kinds of files, by who reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};

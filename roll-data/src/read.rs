@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, Tensor, Video, files};
+use roll_core::{Error, Result, Tensor, Video};
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};

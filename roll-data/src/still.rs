@@ -7,7 +7,8 @@ use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
 use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
-use roll_core::{Error, files};
+use roll_core::Error;
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};

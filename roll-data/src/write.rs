@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use image::codecs::gif::{GifEncoder, Repeat};
 use image::{Delay, DynamicImage, RgbImage};
-use roll_core::files::write_atomically;
+use roll_external::files::write_atomically;
 use roll_core::{Error, Result, Video};
 
 use crate::mp4;

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use roll_core::{
-    BuildContext, Error, Fingerprint, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
-    RewardScorer, Score, Target, Tensor, Video,
-};
+use roll_core::{BuildContext, Error, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent, RewardScorer, Score, Target, Tensor, Video};
+use roll_external::Fingerprint;
 
 use crate::RewardError;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 use roll_core::{Error, Fault, Result};
 use serde_json::{Value, json};
 

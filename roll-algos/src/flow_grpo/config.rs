@@ -1,6 +1,7 @@
 //! Options of Flow-GRPO.
 
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
+use crate::Sampler;
 
 use super::loss::{PolicyLoss, check_threshold};
 use super::window::{WindowKind, Windows};

@@ -1,6 +1,7 @@
 //! Options of Reward-FL.
 
-use roll_core::{Error, FlowSchedule, Result, ResultExt, Sampler, ScheduleFacts};
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
+use crate::{FlowSchedule, Sampler};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};

@@ -1,6 +1,7 @@
 //! Which steps have trainable parameters: two experts take turns on the noise levels, and one of them may be frozen.
 
-use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
+use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
+use crate::FlowSchedule;
 
 use super::config::RewardFlConfig;
 use super::plan::Plan;

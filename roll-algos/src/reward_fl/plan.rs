@@ -1,6 +1,7 @@
 //! The steps of a rollout, as the options and the model's schedule give them.
 
-use roll_core::{FlowSchedule, Sampler, Sigma};
+use crate::{FlowSchedule, Sampler};
+use roll_core::Sigma;
 
 use crate::sampling::Guidance;
 

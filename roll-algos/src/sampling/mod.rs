@@ -5,10 +5,8 @@ mod guidance;
 mod options;
 mod scale;
 
-use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, FlowSchedule, Grad, Progress, Result, ResultExt, Sampler,
-    Tensor,
-};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Grad, Progress, Result, ResultExt, Tensor};
+use crate::{FlowSchedule, Sampler};
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
 pub use options::SamplingOptions;

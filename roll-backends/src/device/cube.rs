@@ -39,7 +39,7 @@ fn keep_kernels(_: &mut CubeClRuntimeConfig) {}
 fn kernel_directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     match variable(SWITCH) {
         Some(off) if off == "0" => None,
-        _ => roll_core::cache_directory::of(variable).map(|directory| directory.join("kernels")),
+        _ => crate::cache_directory::of(variable).map(|directory| directory.join("kernels")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use roll_algos::sampling::GuidanceScale;
-use roll_core::Sampler;
+use roll_algos::Sampler;
 
 use super::ConfigArgs;
 

@@ -6,7 +6,8 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt, files};
+use roll_core::{Error, Result, ResultExt};
+use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
 

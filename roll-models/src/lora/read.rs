@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, StateDict, Tensor, files};
+use roll_core::{DType, StateDict, Tensor};
+use roll_external::files;
 use serde_json::Value;
 
 use crate::weights::{Checkpoint, WeightsError};

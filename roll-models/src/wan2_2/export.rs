@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Error, Result, StateDict, files};
+use roll_core::{DType, Error, Result, StateDict};
+use roll_external::files;
 
 use crate::weights::{Checkpoint, expand_glob};
 

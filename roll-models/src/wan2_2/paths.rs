@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt, files};
+use roll_core::{Error, Result, ResultExt};
+use roll_external::files;
 
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};

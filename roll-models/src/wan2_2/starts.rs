@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{DType, Error, Fingerprint, Result};
+use roll_core::{DType, Error, Result};
+use roll_external::Fingerprint;
 
 use crate::lora::{Expert, OpenedAdapter, about};
 use crate::weights::Checkpoint;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::{StateDict, Tensor, files};
+use roll_core::{StateDict, Tensor};
+use roll_external::files;
 use serde::Deserialize;
 
 use super::error::WeightsError;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use roll_core::{Tensor, files};
+use roll_core::Tensor;
+use roll_external::files;
 
 use super::error::WeightsError;
 use super::info::TensorInfo;

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use roll_core::{DType, StateDict, Tensor, files};
+use roll_core::{DType, StateDict, Tensor};
+use roll_external::files;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 

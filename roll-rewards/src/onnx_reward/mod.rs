@@ -7,10 +7,8 @@ pub mod reading;
 mod tests;
 
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{
-    BuildContext, Error, Factory, Fault, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result,
-    RewardScorer, Score, Target, Tensor, Video,
-};
+use roll_core::{BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_external::Fingerprint;
 
 use crate::RewardError;
 use crate::onnx::{Model, OnnxError};

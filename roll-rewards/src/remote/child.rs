@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use roll_core::Tensor;
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 use serde_json::{Value as Json, json};
 
 use super::Message;

@@ -5,8 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::files::{self, write_atomically};
-use roll_core::{Error, Evaluated, Fingerprint, Model, Result, Sample, Validation};
+use roll_external::files::{self, write_atomically};
+use roll_core::{Error, Evaluated, Model, Result, Sample, Validation};
+use roll_external::Fingerprint;
 use roll_data::write_mp4;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

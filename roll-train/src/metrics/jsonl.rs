@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use roll_core::files::{self, write_atomically};
+use roll_external::files::{self, write_atomically};
 use roll_core::{Error, Result};
 
 /// Appends lines; each is in the file when [`JsonlWriter::write`] returns.

@@ -1,6 +1,6 @@
 //! `headlines.json`: the algorithm's headline metrics, for plots and reports made without the algorithm.
 
-use roll_core::files::{self, write_atomically};
+use roll_external::files::{self, write_atomically};
 use roll_core::{Error, Headline, Result};
 
 use crate::run_dir::RunDir;

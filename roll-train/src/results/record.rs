@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::files::{self, write_atomically};
+use roll_external::files::{self, write_atomically};
 use roll_core::{Error, Result, StepReport};
 use serde::{Deserialize, Serialize};
 

@@ -21,7 +21,7 @@ use std::io::Read;
 use std::time::Instant;
 
 use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::service::{NoAnswer, PAUSE, Service, ServiceOptions};
+use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use roll_core::{Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 
 use crate::environments::protocol::shortened;
 

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use roll_backends::blocks::{self, BlockMatrix, BlockType};
-use roll_core::{Tensor, files};
+use roll_core::Tensor;
+use roll_external::files;
 
 use super::error::WeightsError;
 

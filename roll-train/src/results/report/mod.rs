@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
-use roll_core::files::write_atomically;
+use roll_external::files::write_atomically;
 use roll_core::{Error, Headline, Result};
 use serde::Serialize;
 

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, Result};
+use roll_core::{Error, Result};
 
 /// Bytes of a file that is read whole as text, JSON or YAML, unless its reader says otherwise: the largest
 /// `tokenizer.json` that is published has some 30 MB.

@@ -4,7 +4,7 @@
 //! computed in f32 where the reference does: whether a timestep stands above or below an expert's boundary is decided
 //! by its rounded value.
 
-use crate::{Error, Result, Sigma, Timestep};
+use roll_core::{Error, Result, Sigma, Timestep};
 
 /// Timesteps of pure noise; the networks were trained on this scale.
 const TRAIN_TIMESTEPS: f32 = 1000.0;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Result, Tensor};
+use roll_core::{Error, Result, Tensor};
 
 /// Files up to this size are read whole.
 const WHOLE: u64 = 16 << 20;

@@ -8,14 +8,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, FlowSchedule, Result, Sigma, Tensor};
+use crate::FlowSchedule;
+use roll_core::{Error, Result, Sigma, Tensor};
 
 /// The names of samplers.
 const NAMES: [(&str, Sampler); 2] = [("euler", Sampler::Euler), ("unipc", Sampler::Unipc)];
 
 /// A way to integrate the flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Sampler {
     /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that a gradient passes back by the same
