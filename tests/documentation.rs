@@ -102,7 +102,7 @@ fn run(page: &Path) -> Ran {
         roll_testing::skip!("there is no Python", needs = "python");
     }
     let directory = tempfile::tempdir().unwrap();
-    for folder in ["assets", "examples", "plugins", "roll-core", "roll-rewards"] {
+    for folder in ["assets", "examples", "plugins", "roll-core", "roll-plugin", "roll-rewards"] {
         std::os::unix::fs::symlink(root().join(folder), directory.path().join(folder)).unwrap();
     }
     let bin = Path::new(env!("CARGO_BIN_EXE_roll")).parent().unwrap();
