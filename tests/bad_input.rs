@@ -200,7 +200,7 @@ fn a_final_step_beyond_the_last_names_the_range() {
 #[test]
 fn a_reference_without_a_face_is_named() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    refuses_a_clip_without_a_face(&root.join("assets/demo/face"), "scrfd_demo.onnx", 64);
+    refuses_a_clip_without_a_face(&root.join("demo/assets/face"), "scrfd_demo.onnx", 64);
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
     let real = data.join("models");
     if !real.exists() {

@@ -173,7 +173,7 @@ fn turn(path: &Path, matrix: [i32; 4]) {
 
 /// Forty clips: as in [`FORMATS`], then five that are broken or show nobody. With the names of those.
 fn forty_clips(world: &World) -> [&'static str; 5] {
-    let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo/clips/train");
+    let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets/clips/train");
     let directory = world.path("clips");
     std::fs::create_dir(&directory).unwrap();
     for (i, (name, before, after, matrix)) in FORMATS.into_iter().enumerate() {
@@ -216,7 +216,7 @@ fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_count
     // Files of the same stem share a caption.
     let clips = std::fs::read_dir(world.path("clips")).unwrap().flatten();
     assert_eq!(clips.filter(|clip| clip.path().extension().is_none_or(|e| e != "txt")).count(), 40);
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let at = |key: &str, path: &str| format!("{key}={}", demo.join(path).display());
     let mut settings: Vec<String> = vec![
         at("model.model_paths", "wan22_paths.json"),

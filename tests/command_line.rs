@@ -63,7 +63,7 @@ fn no_example_and_no_demo_has_a_key_without_effect() {
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
         &["roll-cli/src/demo_sft.yaml"],
-        &["examples/demo_agent/sft.yaml"],
+        &["demo/agent/sft.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());
         let told = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();

@@ -1,4 +1,4 @@
-//! `roll run` with nothing named: the demo in `assets/demo`.
+//! `roll run` with nothing named: the demo in `demo/assets`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -64,7 +64,7 @@ fn without_its_files_the_error_says_what_to_run() {
     let output = program::roll().current_dir(dir.path()).env("ROLL_DEMO", dir.path()).arg("run").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("ROLL_DEMO=") && said.contains("git checkout assets/demo"), "{said}");
+    assert!(said.contains("ROLL_DEMO=") && said.contains("git checkout demo/assets"), "{said}");
     assert!(!dir.path().join("runs").exists());
 }
 

@@ -46,8 +46,15 @@ fn pages_under(directory: &Path) -> Vec<PathBuf> {
 /// The book, and the pages that stand beside the code.
 fn pages() -> Vec<PathBuf> {
     let root = root();
-    let single =
-        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "plugins/README.md"];
+    let single = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "demo/README.md",
+        "examples/README.md",
+        "plugins/README.md",
+    ];
     pages_under(&root.join("docs/src")).into_iter().chain(single.map(|page| root.join(page))).collect()
 }
 
@@ -102,7 +109,7 @@ fn run(page: &Path) -> Ran {
         roll_testing::skip!("there is no Python", needs = "python");
     }
     let directory = tempfile::tempdir().unwrap();
-    for folder in ["assets", "examples", "plugins", "roll-core", "roll-rewards"] {
+    for folder in ["demo", "examples", "plugins", "roll-core", "roll-rewards"] {
         std::os::unix::fs::symlink(root().join(folder), directory.path().join(folder)).unwrap();
     }
     let bin = Path::new(env!("CARGO_BIN_EXE_roll")).parent().unwrap();

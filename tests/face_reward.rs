@@ -56,7 +56,7 @@ fn casts() -> Vec<Cast> {
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn demo() -> Cast {
-    let root = Path::new(ROOT).join("assets/demo");
+    let root = Path::new(ROOT).join("demo/assets");
     let people = read_video(root.join("faces.png"), &ReadOptions::default()).unwrap();
     Cast {
         networks: root.join("face"),
