@@ -4,8 +4,6 @@
 //! The demo's networks and people are always there. Networks of real faces and a real clip stand under `$ROLL_TEST_DATA`,
 //! by default `../shared` beside the repository; without them each test says that it left them out.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,5 @@
 //! ROLL's Reward-FL configuration, in its own words and files, for the tests that run it.
 
-#![allow(dead_code)] // every test uses a part of it
-
 use std::path::{Path, PathBuf};
 
 /// The configuration of the reference's example, with paths below the working directory.

@@ -1,5 +1,4 @@
 //! Videos written and read back, a real clip, and files that mean harm.
-#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
