@@ -1,5 +1,4 @@
 //! Files of ffmpeg, read by both readers.
-#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -25,7 +25,7 @@ use roll_core::Result;
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Where everything is written.
-    #[arg(long, global = true, default_value = "assets/demo")]
+    #[arg(long, global = true, default_value = "demo/assets")]
     out: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -71,7 +71,7 @@ enum Command {
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
         /// How they are trained.
-        #[arg(long, default_value = "examples/demo_world/experts.yaml")]
+        #[arg(long, default_value = "demo/world/experts.yaml")]
         config: PathBuf,
     },
     /// Train the VAE.
@@ -97,7 +97,7 @@ enum Command {
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
         /// How the transformers are trained.
-        #[arg(long, default_value = "examples/demo_world/experts.yaml")]
+        #[arg(long, default_value = "demo/world/experts.yaml")]
         config: PathBuf,
     },
     /// Measure the networks that are there.

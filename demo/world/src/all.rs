@@ -1,4 +1,4 @@
-//! `demo-world all`: everything in `assets/demo`, in order.
+//! `demo-world all`: everything in `demo/assets`, in order.
 
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! The doubles' pullbacks against central differences.
 
-#![allow(clippy::unwrap_used)]
-
 use roll_core::{Adapter, Conditioning, DiffusionModel, Grad, LanguageModel, Model, RewardScorer, Score, Tensor};
 use roll_core::{Timestep, Video};
 use roll_testing::diffusion::{SHAPE, values};

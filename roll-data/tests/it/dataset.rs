@@ -1,5 +1,4 @@
 //! A data set on disk, dealt out in batches.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,13 +1,15 @@
 //! A skipped test as its runner tells of it: this program runs itself.
 
-#![allow(clippy::unwrap_used)]
-
 use std::process::{Command, Output};
 
 /// `name`, one of the ignored tests below, with `ROLL_REQUIRE` as given.
 fn ran(name: &str, required: &str) -> Output {
     let program = std::env::current_exe().unwrap();
-    Command::new(program).args(["--exact", name, "--ignored"]).env("ROLL_REQUIRE", required).output().unwrap()
+    Command::new(program)
+        .args(["--exact", &format!("skip::{name}"), "--ignored"])
+        .env("ROLL_REQUIRE", required)
+        .output()
+        .unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -32,7 +34,7 @@ fn a_skip_is_one_line_past_the_capture_and_the_test_is_ok() {
     for required in ["", "mpi,python"] {
         let output = ran("for_want_of_a_compiler", required);
         assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "SKIPPED for_want_of_a_compiler [cc]: no compiler\n");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "SKIPPED skip::for_want_of_a_compiler [cc]: no compiler\n");
     }
 }
 

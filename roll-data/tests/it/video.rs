@@ -1,5 +1,4 @@
 //! Videos written and read back, a real clip, and files that mean harm.
-#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
@@ -121,7 +120,7 @@ fn gif_and_png_sequences_read_back() {
 #[test]
 fn the_demos_clips_have_nine_frames_each_like_the_one_before() {
     for clip in ["train/person-11000.mp4", "unseen/person-12000.mp4"] {
-        let video = read_video(root().join("assets/demo/clips").join(clip), &OWN).unwrap();
+        let video = read_video(root().join("demo/assets/clips").join(clip), &OWN).unwrap();
         assert!(video.dims() == [9, 64, 64] && (video.fps() - 8.0).abs() < 0.01, "{clip}");
         for t in 1..9 {
             let db = psnr(video.frame(t - 1), video.frame(t));
