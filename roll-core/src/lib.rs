@@ -111,7 +111,7 @@ pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
-pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
+pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, OptionNotes};

@@ -25,21 +25,9 @@ const RULES: &[Rule] = &[
         "without `algo.target_kl` the coefficient is constant",
     ),
     (
-        &[
-            "algo.lambd",
-            "algo.critic_warmup",
-            "algo.critic_learning_rate",
-            "algo.critic_epochs",
-            "algo.critic_lora.rank",
-            "algo.value_clip",
-        ],
+        &["algo.lambd", "algo.critic_warmup", "algo.critic_learning_rate", "algo.critic_epochs", "algo.value_clip"],
         |said| said.is("algo.adv_estimator", "gae"),
         "only the estimator `gae` reads it, which has a critic",
-    ),
-    (
-        &["algo.critic_lora.alpha", "algo.critic_lora.targets", "algo.critic_lora.learning_rate"],
-        |said| said.value("algo.critic_lora.rank").and_then(|rank| rank.as_u64()).is_some_and(|rank| rank > 0),
-        "with `algo.critic_lora.rank: 0` the critic has no adapters",
     ),
     (
         &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],

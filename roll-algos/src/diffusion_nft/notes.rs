@@ -24,7 +24,6 @@ fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         buckets(said, NAME),
         of_loss("nft", &["algo.beta", "algo.advantage_mode"]),
         of_loss("awm", &["algo.clip_range", "algo.matching"]),
-        of_loss("awr", &["algo.energy_clip"]),
         bound,
     ]
     .into_iter()

@@ -28,7 +28,7 @@ pub struct WanOptions {
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub model_id_with_origin_paths: Option<String>,
-    /// Directory of the UMT5 `tokenizer.json` or `spiece.model`.
+    /// Directory of the UMT5 `tokenizer.json`.
     pub tokenizer_path: Option<PathBuf>,
     /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
     /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
