@@ -113,7 +113,7 @@ pub use kind::Kind;
 pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
-pub use notes::{ConfiguredOptions, OptionNotes};
+pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
