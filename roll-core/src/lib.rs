@@ -114,7 +114,7 @@ pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
-pub use notes::{ConfiguredOptions, OptionNotes};
+pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
