@@ -116,13 +116,6 @@ impl FlowSchedule {
     }
 }
 
-impl Timestep {
-    /// Whether the low-noise expert works here: below `boundary * 1000`.
-    pub fn uses_low_noise(self, boundary: f64) -> bool {
-        self.0 < boundary * f64::from(TRAIN_TIMESTEPS)
-    }
-}
-
 fn check(steps: usize, shift: f64) -> Result<()> {
     if steps == 0 {
         return Err(Error::config("num_inference_steps", "must be at least 1"));

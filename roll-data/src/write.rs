@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use image::codecs::gif::{GifEncoder, Repeat};
 use image::{Delay, DynamicImage, RgbImage};
-use roll_external::files::write_atomically;
 use roll_core::{Error, Result, Video};
+use roll_external::files::write_atomically;
 
 use crate::mp4;
 use crate::picture::Picture;

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use roll_core::{BuildContext, Error, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
+    RewardScorer, Score, Target, Tensor, Video,
+};
 use roll_external::Fingerprint;
 
 use crate::RewardError;

@@ -1,8 +1,8 @@
 //! Options of flow matching.
 
+use crate::Sampler;
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
-use crate::Sampler;
 
 use super::levels::{Levels, Logit, TimestepSampling};
 use super::loss::Weighting;

@@ -1,7 +1,7 @@
 //! Options of Reward-FL.
 
-use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 use crate::{FlowSchedule, Sampler};
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};

@@ -1,7 +1,7 @@
 //! Which steps have trainable parameters: two experts take turns on the noise levels, and one of them may be frozen.
 
-use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 use crate::FlowSchedule;
+use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
 use super::plan::Plan;

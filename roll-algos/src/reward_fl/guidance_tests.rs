@@ -1,6 +1,7 @@
 //! Guidance in Reward-FL: its cost, and that its gradient is right.
 #![allow(clippy::unwrap_used)]
 
+use crate::Sampler;
 use roll_core::*;
 use roll_testing::diffusion::{MockDiffusion, SHAPE, sample};
 

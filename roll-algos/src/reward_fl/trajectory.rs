@@ -1,7 +1,7 @@
 //! From noise to latents, and the discrete adjoint back.
 
-use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
 use crate::Sampler;
+use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
 
 use super::loss::step_kl;
 use super::plan::{LatentDtype, Plan};

@@ -5,8 +5,8 @@ mod guidance;
 mod options;
 mod scale;
 
-use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Grad, Progress, Result, ResultExt, Tensor};
 use crate::{FlowSchedule, Sampler};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Grad, Progress, Result, ResultExt, Tensor};
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
 pub use options::SamplingOptions;

@@ -1,7 +1,7 @@
 //! The options of sampling that algorithms share, by the names that they have in each.
 
-use roll_core::{Error, Options, Result, ScheduleFacts};
 use crate::{FlowSchedule, Sampler};
+use roll_core::{Error, Options, Result, ScheduleFacts};
 use serde::Deserialize;
 
 use super::{Guidance, GuidanceGradient, GuidanceScale, Sampling};

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use roll_algos::sampling::{Request, SamplingOptions};
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
-use roll_external::files;
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
+use roll_external::files;
 use roll_train::config::{DataConfig, LoadedConfig};
 
 use super::adapters::open_model;

@@ -5,7 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_backends::Parameters;
-use roll_core::{Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Grad, GradientSink, Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput, VideoUnit, WeightPlacement};
+use roll_core::{
+    Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Grad, GradientSink, Model,
+    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    VideoUnit, WeightPlacement,
+};
 use roll_external::Fingerprint;
 
 use super::adapter_io;

@@ -17,7 +17,10 @@ use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
 use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer,
+    Score, Target, Tensor, Video,
+};
 use roll_external::Fingerprint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor as Burn, TensorData};
 use roll_backends::{Tape, Weights, to_host};
-use roll_external::contain::contain;
-use roll_external::tokenizer_json::{Growth, LIMIT};
 use roll_core::{Error, Result};
+use roll_external::contain::contain;
 use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use serde_json::Value as Json;
 use tokenizers::{Tokenizer, TruncationParams};
 

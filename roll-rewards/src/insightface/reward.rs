@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
+};
 use roll_external::Fingerprint;
 
 use super::align::Crop;

@@ -7,7 +7,10 @@ pub mod reading;
 mod tests;
 
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
+};
 use roll_external::Fingerprint;
 
 use crate::RewardError;

@@ -152,7 +152,9 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        Ok(Some(roll_external::Fingerprint::new(A::NAME).text("wanted", format_args!("{:?}", self.config.wanted)).finish()))
+        Ok(Some(
+            roll_external::Fingerprint::new(A::NAME).text("wanted", format_args!("{:?}", self.config.wanted)).finish(),
+        ))
     }
 
     fn on_missing(&self) -> OnMissing {

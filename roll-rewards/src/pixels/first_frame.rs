@@ -2,7 +2,10 @@
 
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
-use roll_core::{BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
+};
 use roll_external::Fingerprint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

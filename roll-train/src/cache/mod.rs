@@ -8,8 +8,8 @@ mod model;
 mod reward;
 mod store;
 
-use roll_core::Result;
 use roll_backends::cache_directory;
+use roll_core::Result;
 use roll_data::{CacheDir, DataConfig};
 
 pub use model::CachedModel;

@@ -21,8 +21,8 @@ use std::io::Read;
 use std::time::Instant;
 
 use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use roll_core::{Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 
 use super::protocol::{self, Answer, Peer, Played, Told};

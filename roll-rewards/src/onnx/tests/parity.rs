@@ -52,7 +52,7 @@ pub(super) fn compare(bytes: &[u8], inputs: &[Tensor]) {
 fn files() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
-    let folders = ["assets/demo/face", "assets/demo/face_check"].map(|f| root.join(f));
+    let folders = ["demo/assets/face", "demo/assets/face_check"].map(|f| root.join(f));
     let entries = folders.into_iter().chain([data.join("models")]).filter_map(|f| std::fs::read_dir(f).ok()).flatten();
     let mut files: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "onnx"));
