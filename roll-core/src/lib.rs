@@ -116,7 +116,7 @@ pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
+pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces, Variable};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 pub use sampler::{Integration, Sampler};
 pub use schedule::FlowSchedule;

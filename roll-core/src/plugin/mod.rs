@@ -69,6 +69,8 @@ pub use under_way::under_way;
 /// Lists directories, separated as in `PATH`, whose libraries are loaded when they are plugins.
 pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
 
+inventory::submit! { crate::Variable(PATH_VARIABLE) }
+
 /// Parts of the macros; not for use by hand.
 #[doc(hidden)]
 pub mod interface {
