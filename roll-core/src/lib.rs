@@ -103,7 +103,7 @@ pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces};
+pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};

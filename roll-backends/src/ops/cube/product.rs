@@ -96,6 +96,8 @@ const EXACT: [Routine; 3] = [DoubleUnit, Unit, Naive];
 const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
 /// Names the routine of bf16 that is tried first, one of [`NAMES`]. To compare them.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
+
+roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
 /// `1` takes routines that compile and run, whatever they compute: to count what a driver is asked for that runs nothing.
 const UNCHECKED: &str = "ROLL_CUDA_UNCHECKED";
 const NAMES: [(&str, Routine); 7] = [

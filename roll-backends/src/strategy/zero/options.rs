@@ -6,7 +6,7 @@ use roll_core::keys::check_ranges;
 use roll_core::plan::Division;
 use roll_core::{Error, IdleKeys, Kind, OptionNotes, Result, WeightPlacement, When};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::optimizer::AdamRule;
 use crate::strategy::OptimizerPlace;
@@ -20,15 +20,12 @@ pub struct ZeroOptions {
     #[schemars(range(max = 3))]
     pub stage: u8,
     /// Elements that are reduced at a time. A tensor is never cut: a larger one is a bucket of its own.
-    #[serde(deserialize_with = "elements")]
     #[schemars(range(min = 1))]
     pub reduce_bucket_size: usize,
     /// Elements that are gathered at a time. Buckets are shared by both directions: the smaller size counts.
-    #[serde(deserialize_with = "elements")]
     #[schemars(range(min = 1))]
     pub allgather_bucket_size: usize,
     /// Elements that are updated at a time; bounds the buckets too.
-    #[serde(deserialize_with = "elements")]
     #[schemars(range(min = 1))]
     pub sub_group_size: usize,
     /// Overlap of communication and computation: gradients are reduced while the pull goes on, bucket by bucket as they
@@ -193,15 +190,6 @@ impl ZeroOptions {
 
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)
-    }
-}
-
-/// A whole number, also when it is written as DeepSpeed's users do: `5e8`.
-fn elements<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<usize, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    match value >= 0.0 && value.fract() == 0.0 && value < 9e15 {
-        true => Ok(value as usize),
-        false => Err(serde::de::Error::custom(format!("expected a whole number of elements, found {value}"))),
     }
 }
 

@@ -397,7 +397,7 @@ fn a_rank_that_fails_in_a_step_fails_the_others() {
 }
 
 #[test]
-fn settings_that_can_only_be_mistakes_are_refused_and_sizes_may_be_written_as_5e8() {
+fn settings_that_can_only_be_mistakes_are_refused() {
     for options in [
         ZeroOptions { stage: 4, ..ZeroOptions::default() },
         ZeroOptions { reduce_bucket_size: 0, ..ZeroOptions::default() },
@@ -410,7 +410,6 @@ fn settings_that_can_only_be_mistakes_are_refused_and_sizes_may_be_written_as_5e
         assert!(Zero::new(options, Arc::new(SingleRank)).is_err());
     }
     let parse = |json: &str| roll_core::serde_json::from_str::<ZeroOptions>(json);
-    assert_eq!(parse(r#"{"reduce_bucket_size": 5e8}"#).unwrap().reduce_bucket_size, 500_000_000);
     assert!(parse(r#"{"reduce_bucket_size": 0.5}"#).is_err());
     assert!(parse(r#"{"offload_param": {"device": "gpu"}}"#).is_err());
 }

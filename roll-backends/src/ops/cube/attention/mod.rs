@@ -20,6 +20,8 @@ use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 /// Names the kernel of bf16 attention: `flash`, unless it is found to be wrong, or `blocks`. To compare the two.
 const CHOICE: &str = "ROLL_CUDA_ATTENTION";
 
+roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
+
 impl AttentionKernel for Cube {
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if qkv[0].dtype == DType::BF16

@@ -21,6 +21,8 @@ const FOOTPRINT: [c_int; 2] = [3, 4];
 /// Refuses every call if it is `0`.
 const SWITCH: &str = "ROLL_FUSED";
 
+roll_core::inventory::submit! { roll_core::Variable(SWITCH) }
+
 type Handle = *mut c_void;
 
 /// The functions of the driver that are used here.
