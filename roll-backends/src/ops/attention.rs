@@ -25,9 +25,9 @@ pub struct AttentionOptions {
     pub products: Option<DType>,
 }
 
-/// Scaled dot-product attention with `heads` heads and without mask. Shapes: q `[Lq, heads * d]`, k and v `[Lk, heads *
-/// d]`, result `[Lq, heads * d]`. Scores are multiplied by `1 / sqrt(d)`. An `Lq x Lk` matrix is never materialised.
-/// Operands and result have one dtype, f32 or bf16; accumulation is f32.
+/// Scaled dot-product attention with `heads` heads and without mask. Shapes: q `[Lq, heads * d]`, k and v
+/// `[Lk, heads * d]`, result `[Lq, heads * d]`. Scores are multiplied by `1 / sqrt(d)`. An `Lq x Lk` matrix is never
+/// materialised. Operands and result have one dtype, f32 or bf16; accumulation is f32.
 pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
     attention_with(q, k, v, heads, AttentionOptions::default())
 }

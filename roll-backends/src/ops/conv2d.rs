@@ -100,9 +100,9 @@ impl Conv2d {
         }
     }
 
-    /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns `[N,
-    /// outputs, H', W']`. `added` (a residual of the result's shape) is added before the epilogue's activation. All
-    /// tensors are f32. Panics if the shapes do not match.
+    /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns
+    /// `[N, outputs, H', W']`. `added` (a residual of the result's shape) is added before the epilogue's activation.
+    /// All tensors are f32. Panics if the shapes do not match.
     pub fn apply(&self, x: Tensor<4>, added: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
         let ([_, inputs, h, w], [_, per_group, rows, columns]) = (x.dims(), self.weight.dims());
         let reach = |axis: usize, kernel: usize| (kernel - 1) * self.steps.dilation[axis] + 1;

@@ -60,9 +60,9 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
     Tensor::from_dispatch(<Dispatch as DecodeOps>::store_rows(into.into_dispatch(), rows.into_dispatch(), flat))
 }
 
-/// Attention of one query per sequence. Shapes: `q` `[N, heads * d]`; keys and values of the prompts `[P, key_heads *
-/// d]`, of the tails `[S, C, key_heads * d]`. The result has the shape and dtype of `q`. Panics if the shapes do not
-/// match or a sequence has no key.
+/// Attention of one query per sequence. Shapes: `q` `[N, heads * d]`; keys and values of the prompts
+/// `[P, key_heads * d]`, of the tails `[S, C, key_heads * d]`. The result has the shape and dtype of `q`. Panics if the
+/// shapes do not match or a sequence has no key.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
     let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;

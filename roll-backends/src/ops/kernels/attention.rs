@@ -95,8 +95,8 @@ pub struct RowSoftmax {
     pub inverse_sum: f32,
 }
 
-/// Writes the attended values to `out` `[queries, heads * width]` and the softmax statistics to `softmax` `[heads,
-/// queries]`. A row without keys becomes zero.
+/// Writes the attended values to `out` `[queries, heads * width]` and the softmax statistics to `softmax`
+/// `[heads, queries]`. A row without keys becomes zero.
 pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;

@@ -24,8 +24,8 @@ pub enum Then {
     Silu,
 }
 
-/// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor `sqrt(C) /
-/// max(|x|, 1e-12)` of each position.
+/// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
+/// `sqrt(C) / max(|x|, 1e-12)` of each position.
 pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);

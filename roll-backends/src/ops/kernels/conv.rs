@@ -1,7 +1,7 @@
 //! 3-d convolution with stride 1 over `[C, T, H, W]` on the CPU, without im2col.
 //!
-//! Each kernel tap reads the rows of the padded input, shifted. The result is the sum over the taps of `weight[tap] *
-//! shifted input` ([`correlate`]); the weight's gradient is one matrix product per tap.
+//! Each kernel tap reads the rows of the padded input, shifted. The result is the sum over the taps of
+//! `weight[tap] * shifted input` ([`correlate`]); the weight's gradient is one matrix product per tap.
 
 use rayon::prelude::*;
 

@@ -110,8 +110,8 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
 }
 
 vectorised! {
-    /// Accumulates in `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), the products of `weight`, `[channels,
-    /// taps, OUT]`, with the input channels that begin at `x` and are `plane` apart.
+    /// Accumulates in `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), the products of `weight`,
+    /// `[channels, taps, OUT]`, with the input channels that begin at `x` and are `plane` apart.
     fn accumulate(
         x: &[f32],
         plane: usize,

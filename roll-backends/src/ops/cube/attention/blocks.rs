@@ -119,8 +119,8 @@ fn heads(x: CubeTensor) -> Heads {
     Expression(x)
 }
 
-/// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials, `[heads,
-/// rows, 2]`.
+/// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials,
+/// `[heads, rows, 2]`.
 pub fn forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
     let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
     if blocks.is_empty() { tiled::forward::<Cube>(qkv, call) } else { run(&blocks, qkv) }

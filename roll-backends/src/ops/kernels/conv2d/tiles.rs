@@ -210,8 +210,8 @@ struct Panel<'a, 'c, 'p> {
 }
 
 impl Panel<'_, '_, '_> {
-    /// Multiplies a panel with the weights of the task. Sums start at zero if `first`, else at `sums` `[tiles,
-    /// across]`. If `last`, results go through the epilogue to the output, else back to `sums`.
+    /// Multiplies a panel with the weights of the task. Sums start at zero if `first`, else at `sums`
+    /// `[tiles, across]`. If `last`, results go through the epilogue to the output, else back to `sums`.
     fn multiply(&self, range: Range<usize>, block: &[Line], sums: &mut [Sums], first: bool, last: bool) {
         let (all, rows) = (self.task.tiles.clone(), range.len());
         let mut low = all.start;
