@@ -50,7 +50,7 @@ impl Default for LrSchedulerOptions {
 }
 
 impl LrSchedulerType {
-    /// The options that it reads.
+    /// Names of the options that the schedule reads.
     pub fn options(self) -> &'static [&'static str] {
         match self {
             Self::Constant | Self::ConstantWithWarmup | Self::Linear => &[],
@@ -61,10 +61,10 @@ impl LrSchedulerType {
     }
 }
 
-/// Steps that an inverse square root counts by where nothing else says.
+/// Default timescale of `inverse_sqrt` without warm-up, in steps.
 const TIMESCALE: u64 = 10_000;
 
-/// Learning rate by optimizer step.
+/// The learning rate as a function of the optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LrSchedule {
     shape: LrSchedulerType,
@@ -75,8 +75,8 @@ pub struct LrSchedule {
 }
 
 impl LrSchedule {
-    /// `total_steps` counts optimizer updates of the whole run, warm-up included. Warns when `warmup_steps` has no
-    /// effect.
+    /// Creates a schedule. `total_steps` counts the optimizer updates of the whole run, warm-up included. Logs a
+    /// warning if `warmup_steps` has no effect.
     pub fn new(shape: LrSchedulerType, base: f64, warmup_steps: u64, total_steps: u64) -> Self {
         if shape == LrSchedulerType::Constant && warmup_steps > 0 {
             tracing::warn!(
@@ -87,13 +87,13 @@ impl LrSchedule {
         Self { shape, base, warmup_steps, total_steps, options: LrSchedulerOptions::default() }
     }
 
-    /// The same with these options.
+    /// Returns the schedule with other options.
     pub fn with_options(self, options: LrSchedulerOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// The rate that update `step`, from 0, uses. With warm-up the first is 0. Beyond `total_steps` a linear schedule
-    /// stays at 0 and a cosine rises again, as in the reference.
+    /// The learning rate of update `step`, counted from 0. With warm-up the first is 0. Beyond `total_steps` a linear
+    /// schedule stays at 0 and a cosine rises again, as in transformers.
     pub fn at(&self, step: u64) -> f64 {
         let (step, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         let remaining = (total - warmup).max(1.0);
@@ -122,7 +122,7 @@ impl LrSchedule {
     }
 }
 
-/// From 1 at 0 to 0 at 1, and back.
+/// Half a cosine wave: 1 at 0, 0 at 1, 1 at 2.
 fn half_wave(progress: f64) -> f64 {
     (0.5 * (1.0 + (PI * progress).cos())).max(0.0)
 }
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// `rates[i]` at `steps[i]`, to the digits that were derived.
+    /// Asserts the learning rate at each given step.
     fn follows(schedule: LrSchedule, expected: &[(u64, f64)]) {
         for &(step, rate) in expected {
             assert!(
@@ -156,14 +156,15 @@ mod tests {
         }
     }
 
-    // By hand from transformers' formulas, with base rate 2, 10 steps of warm-up and 50 steps in all.
+    // Expected values are computed by hand from transformers' formulas, for base rate 2, 10 steps of warm-up and 50
+    // steps in all.
     #[test]
     fn restarts_fall_from_the_base_rate_to_zero_in_each_cycle() {
         let restarts = LrSchedule::new(LrSchedulerType::CosineWithRestarts, 2.0, 10, 50);
-        // One cycle: cos(pi / 4) = 0.7071..., cos(pi / 2) = 0.
+        // One cycle; cos(pi / 4) = 0.7071..., cos(pi / 2) = 0.
         follows(restarts.clone(), &[(5, 1.0), (10, 2.0), (20, 1.0 + 0.5_f64.sqrt()), (30, 1.0), (50, 0.0), (60, 0.0)]);
         let two = LrSchedulerOptions { num_cycles: Some(2.0), ..LrSchedulerOptions::default() };
-        // Two: the second begins at step 30.
+        // Two cycles; the second begins at step 30.
         follows(restarts.with_options(two), &[(10, 2.0), (20, 1.0), (30, 2.0), (40, 1.0), (50, 0.0)]);
     }
 
@@ -178,7 +179,7 @@ mod tests {
     fn a_polynomial_falls_to_its_end_and_stays_there() {
         let options = |power, lr_end| LrSchedulerOptions { power, lr_end, ..LrSchedulerOptions::default() };
         let polynomial = LrSchedule::new(LrSchedulerType::Polynomial, 2.0, 10, 50);
-        // Power 2 to 1: half the way is (2 - 1) * 0.25 + 1.
+        // Power 2 and end 1: halfway the rate is (2 - 1) * 0.25 + 1.
         let square = polynomial.clone().with_options(options(2.0, 1.0));
         follows(square, &[(5, 1.0), (10, 2.0), (20, 1.5625), (30, 1.25), (50, 1.0), (60, 1.0)]);
         follows(polynomial, &[(30, 1.0 + 0.5e-7), (50, 1e-7)]);
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn an_inverse_square_root_is_a_half_after_three_times_its_timescale() {
         let root = LrSchedule::new(LrSchedulerType::InverseSqrt, 2.0, 10, 50);
-        // The warm-up is its timescale: sqrt(10 / 40).
+        // The timescale is the warm-up: sqrt(10 / 40).
         follows(root.clone(), &[(5, 1.0), (10, 2.0), (40, 1.0), (90, 2.0 / 3.0)]);
         let slow = LrSchedulerOptions { timescale: Some(20), ..LrSchedulerOptions::default() };
         follows(root.with_options(slow), &[(10, 2.0), (70, 1.0)]);
