@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-/// Shape of a schedule; the names of `lr_scheduler_type`.
+/// Shape of the learning-rate schedule, with the names of `lr_scheduler_type` in transformers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedulerType {
@@ -11,34 +11,35 @@ pub enum LrSchedulerType {
     Constant,
     /// Linear warm-up, then the base rate.
     ConstantWithWarmup,
-    /// Linear warm-up, then linear to 0 at the last step.
+    /// Linear warm-up, then a linear decay to 0 at the last step.
     Linear,
-    /// Linear warm-up, then half a cosine to 0 at the last step.
+    /// Linear warm-up, then half a cosine wave to 0 at the last step.
     Cosine,
-    /// Linear warm-up, then `num_cycles` times half a cosine, each from the base rate to 0.
+    /// Linear warm-up, then `num_cycles` half cosine waves, each from the base rate to 0.
     CosineWithRestarts,
-    /// Linear warm-up, then from the base rate to `lr_end`, by the share of steps that is left to the power `power`.
+    /// Linear warm-up, then a polynomial decay from the base rate to `lr_end`: the remaining fraction of steps to the
+    /// power `power`.
     Polynomial,
-    /// Linear warm-up, then by one over the square root of the step, with no end: to a half after three times
-    /// `timescale`.
+    /// Linear warm-up, then a decay by the inverse square root of the step, which never reaches 0: half the base rate
+    /// after three times `timescale`.
     InverseSqrt,
 }
 
-/// Options of schedules; each is for those that its documentation names.
+/// Options of schedules; each applies only to the schedules that its documentation names.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerOptions {
-    /// Cycles after the warm-up: of `cosine` whole waves, half a one by default; of `cosine_with_restarts` falls, one by
-    /// default, which makes it `cosine`.
+    /// Number of cycles after the warm-up. `cosine` counts whole waves (default 0.5); `cosine_with_restarts` counts
+    /// decays to 0 (default 1, which equals `cosine`).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub num_cycles: Option<f64>,
-    /// Power of `polynomial`: 1 is a line.
+    /// Power of `polynomial`; 1 is linear.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub power: f64,
-    /// Learning rate at the end of `polynomial`; below the highest.
+    /// Learning rate at the end of `polynomial`; less than the base rate.
     #[schemars(range(min = 0))]
     pub lr_end: f64,
-    /// Steps that `inverse_sqrt` counts by. `null`: those of the warm-up, or 10000 without one.
+    /// Timescale of `inverse_sqrt`, in steps. `null`: the warm-up steps, or 10000 without warm-up.
     #[schemars(range(min = 1))]
     pub timescale: Option<u64>,
 }
