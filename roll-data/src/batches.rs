@@ -25,7 +25,7 @@ pub struct Batch {
 /// on the number of ranks (at the same n), nor on whether the run was resumed. The last step of a run is completed from
 /// the next pass.
 ///
-/// With buckets, a pass is a sequence of micro-batches instead. Each micro-batch has clips of one shape, in the order
+/// If buckets are used, a pass is a sequence of micro-batches. Each micro-batch has clips of one shape, in the order
 /// of the permutation; the last one of a shape is completed with the first clips of that shape. The micro-batches of a
 /// pass are then shuffled too. Everything else is the same with micro-batches instead of rows.
 ///

@@ -64,7 +64,7 @@ pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Res
 fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);
-    // For a ratio such as 16/9, rounding may make the width slightly smaller than the clip's.
+    // Rounding may make the width slightly smaller than the clip's, e.g. if the ratio is 16/9.
     let [height, width] = unit.size_within([height, height * ratio].map(|side| (side + 1e-6) as usize));
     [height.max(unit.height), width.max(unit.width)]
 }

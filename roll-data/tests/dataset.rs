@@ -1,4 +1,4 @@
-//! A data set on disk, dealt out in batches.
+//! Tests of data sets on disk, read in batches.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -35,7 +35,7 @@ fn a_sample_is_trimmed_resized_and_cropped() {
     let dataset = open(&write(dir.path())).unwrap();
     assert_eq!(dataset.len(), 6);
     let sample = dataset.sample(2).unwrap();
-    // 40 x 70 with at most 1536 pixels: 29 x 51, rounded down to 16 x 48; 7 frames come to 5.
+    // 40 x 70 with at most 1536 pixels: 29 x 51, rounded down to 16 x 48; 7 frames become 5.
     assert_eq!(sample.video.dims(), [5, 16, 48]);
     assert_eq!(sample.image.as_ref().unwrap().shape(), [3, 16, 48]);
     assert_eq!((sample.index, sample.prompt.as_str()), (2, "prompt 2, with a comma"));
@@ -132,7 +132,7 @@ fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
         let of = |r| Batches::new(dataset.clone(), Noise::new(7), per_rank, Rank(r), ranks).in_micro_batches(2);
         (0..ranks).flat_map(|r| of(r).indices(step)).collect()
     };
-    // 8 + 4 + 2 rows, four a step: seven steps are two passes.
+    // 8 + 4 + 2 rows, four per step: seven steps are two passes.
     let batches = Batches::new(dataset.clone(), Noise::new(7), 4, Rank(0), 1).in_micro_batches(2);
     assert_eq!((batches.steps(1), batches.steps(2)), (4, 7));
     let mut seen = [0; 11];
@@ -191,7 +191,7 @@ fn reading_ahead_changes_neither_samples_nor_errors_nor_when_they_come() {
         for prefetch in [1, 3] {
             config.prefetch = prefetch;
             assert_eq!(steps(&config, 0), expected);
-            // As after a resume, and for who asks for a step again or leaves some out.
+            // Also after a resume, and when a step is repeated or skipped.
             assert_eq!(steps(&config, 5), expected[5..]);
         }
     }

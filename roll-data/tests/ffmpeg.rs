@@ -1,4 +1,4 @@
-//! Files of ffmpeg, read by both readers.
+//! Files made by ffmpeg, read by both decoders.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const OWN: ReadOptions =
 const AUTO: ReadOptions = ReadOptions { decoder: Decoder::Auto, ..OWN };
 const FFMPEG: ReadOptions = ReadOptions { decoder: Decoder::Ffmpeg, ..OWN };
 
-/// A directory for clips that ffmpeg makes; `None` skips the test, where there is no ffmpeg.
+/// A directory for clips that ffmpeg makes; skips the test and returns `None` without ffmpeg.
 fn directory() -> Option<tempfile::TempDir> {
     let found = ["ffmpeg", "ffprobe"].map(|program| {
         Command::new(program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
@@ -23,7 +23,7 @@ fn directory() -> Option<tempfile::TempDir> {
     Some(tempfile::tempdir().unwrap())
 }
 
-/// Runs ffmpeg in `dir` with the words of `arguments`.
+/// Runs ffmpeg in `dir` with the arguments in `arguments`, separated by spaces.
 fn ffmpeg(dir: &Path, arguments: &str) {
     let made = Command::new("ffmpeg")
         .current_dir(dir)
@@ -40,7 +40,7 @@ fn make(dir: &Path, name: &str, arguments: &str) -> PathBuf {
     dir.join(name)
 }
 
-/// Largest difference of two videos on the scale of 8 bits; they must have one shape.
+/// Largest difference of two videos, on the scale of 8-bit values; panics if their shapes differ.
 fn difference(a: &Video, b: &Video) -> f32 {
     assert_eq!(a.dims(), b.dims());
     let (a, b) = (a.frames().f32s().unwrap(), b.frames().f32s().unwrap());
@@ -53,13 +53,13 @@ fn psnr(a: &[f32], b: &[f32]) -> f64 {
     10.0 * (255.0f64.powi(2) / mse.max(1e-9)).log10()
 }
 
-/// Both readers, who must agree on everything.
+/// Reads with both decoders, which must agree.
 fn both(path: &Path, options: ReadOptions) -> Video {
     let own = read_video(path, &ReadOptions { decoder: Decoder::Own, ..options }).unwrap();
     let theirs = read_video(path, &ReadOptions { decoder: Decoder::Ffmpeg, ..options }).unwrap();
     let worst = difference(&own, &theirs);
     assert!(worst <= 2.0, "{}: {worst}", path.display());
-    // ffmpeg's mean of a variable rate leaves out how long the last frames stay.
+    // ffmpeg's mean of a variable rate ignores the duration of the last frames.
     assert!((own.fps() / theirs.fps() - 1.0).abs() < 0.15, "{}: {} and {}", path.display(), own.fps(), theirs.fps());
     if options == AUTO {
         for decoder in [Decoder::Own, Decoder::Ffmpeg] {
@@ -93,13 +93,14 @@ fn a_clip_that_was_cut_without_coding_it_again_begins_where_it_was_cut() {
 #[test]
 fn a_clip_of_variable_rate_is_sampled_by_time() {
     let Some(dir) = directory() else { return };
-    // Ten frames in a second, then twenty in six. Without B-frames, of which OpenH264 decodes some a little otherwise.
+    // Ten frames in one second, then twenty in six. Without B-frames, because OpenH264 decodes some of them slightly
+    // differently.
     let times = "setpts='if(lt(N,10),N,10+(N-10)*3)'";
     let clip = make(dir.path(), "a.mp4", &format!("-vf {times} -vsync vfr -c:v libx264 -bf 0 -pix_fmt yuv420p"));
     let all = both(&clip, AUTO);
     assert!(all.dims()[0] == 30 && all.fps() < 5.0);
     let sampled = both(&clip, ReadOptions { fps: Some(5.0), ..AUTO });
-    // At 0, 0.2, ... of the first second every other frame; then each frame stays for 0.3 s.
+    // Every other frame of the first second (0, 0.2, ...); then each frame is shown for 0.3 s.
     let expected = [0, 2, 4, 6, 8, 10, 10, 11, 12, 12, 13, 14, 14];
     for (t, from) in expected.into_iter().enumerate() {
         assert!(sampled.frame(t) == all.frame(from), "frame {t}");
@@ -115,7 +116,7 @@ fn pixels_that_are_not_square_come_out_square_from_both_readers() {
         let arguments = format!("-vf setsar={sar} -frames:v 5 -c:v libx264 -pix_fmt yuv420p");
         let clip = both(&make(dir.path(), "a.mp4", &arguments), AUTO);
         assert_eq!(clip.dims(), [5, size[0], size[1]], "{sar}");
-        // In a container that this crate does not read.
+        // A container that this crate does not read.
         ffmpeg(dir.path(), "-i a.mp4 -c copy a.mkv");
         assert_eq!(difference(&clip, &read_video(dir.path().join("a.mkv"), &AUTO).unwrap()), 0.0);
     }
@@ -161,7 +162,7 @@ fn ranges_and_matrices_of_colour_agree_with_the_own_readers() {
             matrix.trim_end_matches("nc")
         );
         let clip = both(&make(dir.path(), "a.mp4", &arguments), AUTO);
-        // The blue of the test picture's bars, whatever it was coded by.
+        // The blue of the test picture's bars, with any codec.
         let blue = (0..96 * 64).filter(|i| {
             let at = |c: usize| clip.frame(0)[c * 96 * 64 + i];
             at(0) < -0.8 && at(1) < -0.8 && at(2) > 0.8
@@ -170,7 +171,7 @@ fn ranges_and_matrices_of_colour_agree_with_the_own_readers() {
     }
 }
 
-/// Codec, container, pixel format, and how near to the source it comes in dB.
+/// Codec, container, pixel format, and minimum PSNR to the source in dB.
 const FORMATS: [(&str, &str, &str, f64); 18] = [
     ("libx264", "mp4", "yuv420p", 30.0),
     ("libx264", "mkv", "yuv420p", 30.0),
@@ -255,7 +256,7 @@ fn fragmented_files_odd_sizes_and_streams_that_change_in_the_middle_are_read_by_
     let told = read_video(&middle, &OWN).unwrap_err().to_string();
     assert!(told.contains("frame 10: interlaced"), "{told}");
     assert_eq!(read_video(&middle, &ReadOptions { max_frames: Some(5), ..OWN }).unwrap().dims()[0], 5);
-    // Some of the frames around the change are there for others alone.
+    // Some of the frames around the change only serve as references.
     assert!((15..=20).contains(&read_video(&middle, &AUTO).unwrap().dims()[0]));
 }
 
@@ -274,7 +275,7 @@ fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
         (middle..middle + 400).for_each(|i| bytes[i] ^= (i as u8).wrapping_mul(71));
         let damaged = format!("damaged-{name}");
         std::fs::write(dir.path().join(&damaged), &bytes).unwrap();
-        // In Matroska ffmpeg goes on behind a cut, and in some runs behind damage.
+        // ffmpeg continues after a truncation of Matroska, and in some runs after damage.
         if name != "a.mkv" {
             assert!(told(&cut).contains("cut-"), "{}", told(&cut));
             assert!(told(&damaged).contains("damaged-"), "{}", told(&damaged));
@@ -284,7 +285,7 @@ fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
     assert!(told("text.mp4").contains("neither a video nor a picture"), "{}", told("text.mp4"));
     ffmpeg(dir.path(), "-f lavfi -i sine=duration=1 sound.m4a");
     assert!(told("sound.m4a").contains("no video"), "{}", told("sound.m4a"));
-    // A playlist names other files.
+    // A playlist refers to other files.
     let list = "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\na.mkv\n#EXT-X-ENDLIST\n";
     std::fs::write(dir.path().join("list.mp4"), list).unwrap();
     assert!(told("list.mp4").contains("another format"), "{}", told("list.mp4"));

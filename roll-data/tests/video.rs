@@ -1,4 +1,4 @@
-//! Videos written and read back, a real clip, and files that mean harm.
+//! Videos written and read back, a real clip, and hostile files.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ fn smooth(frames: usize, height: usize, width: usize) -> Video {
     Video::new(Tensor::new(values, [frames, 3, height, width]).unwrap(), 12.5).unwrap()
 }
 
-/// On the scale of 8-bit values.
+/// Peak signal-to-noise ratio in dB, on the scale of 8-bit values.
 fn psnr(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mse = a.iter().zip(b).map(|(a, b)| f64::from((a - b) * 127.5).powi(2)).sum::<f64>() / a.len() as f64;
     10.0 * (255.0f64.powi(2) / mse.max(1e-9)).log10()
 }
 
-/// A clip that a camera took; `None` skips the test, where it is not there.
+/// A clip from a camera; skips the test and returns `None` if it is missing.
 fn real_clip() -> Option<PathBuf> {
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root().join("../shared"), PathBuf::from);
     let path = data.join("media/carphone_pristine.mp4");
@@ -50,7 +50,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// By the reader of this crate alone.
+/// Options for this crate's decoder.
 const OWN: ReadOptions =
     ReadOptions { max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
 
@@ -134,10 +134,10 @@ fn the_demos_clips_have_nine_frames_each_like_the_one_before() {
 fn the_real_clip_has_its_120_frames() {
     let Some(path) = real_clip() else { return };
     let video = read_video(&path, &OWN).unwrap();
-    // Pixels of 128:117: 176 columns of them are 193 square ones.
+    // Pixel aspect ratio 128:117: 176 columns are 193 square pixels.
     assert_eq!(video.dims(), [120, 144, 193]);
     assert!((video.fps() - 29.97).abs() < 0.01, "{}", video.fps());
-    // Frames in the order of presentation resemble their neighbours, and none stands twice.
+    // Frames in presentation order resemble their neighbours, and none appears twice.
     for t in 1..120 {
         let db = psnr(video.frame(t - 1), video.frame(t));
         assert!((20.0..60.0).contains(&db), "frames {} and {t}: {db:.1} dB", t - 1);
@@ -199,7 +199,7 @@ fn replace_last(bytes: &[u8], from: &[u8; 4], to: &[u8; 4]) -> Vec<u8> {
     bytes[at..at + 4].copy_from_slice(to);
     bytes
 }
-/// `value` at `offset` from where the box's type stands.
+/// Returns `bytes` with `value` written `offset` bytes after the type of the last box of this kind.
 fn patch(bytes: &[u8], kind: &[u8; 4], offset: usize, value: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let at = find_last(&bytes, kind) + 4 + offset;
@@ -230,7 +230,7 @@ fn tables_that_lie_are_errors() {
     let mut bytes = good.clone();
     bytes[mdat + 4..mdat + 8].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff]);
     check(bytes, "a NAL unit longer than its frame");
-    // 64 x 64 as 65536 x 65536: the dimensions in the parameter set decide, not the track's.
+    // 64 x 64 claimed as 65536 x 65536: the size in the parameter set decides, not the track's.
     let sps = find_last(&good, b"avcC") + 4 + 6 + 2;
     let mut bytes = good.clone();
     bytes[sps + 4..sps + 10].fill(0);
@@ -254,7 +254,7 @@ fn no_truncated_or_damaged_file_panics() {
     };
     for round in 0..400 {
         let mut bytes = good.clone();
-        // Half of the rounds in the index, where the numbers are.
+        // Half of the rounds damage the index, where the numbers are.
         let from = if round % 2 == 0 { 0 } else { find_last(&good, b"mdat") };
         for _ in 0..1 + random(8) {
             let at = from + random(good.len() - from);
@@ -267,7 +267,7 @@ fn no_truncated_or_damaged_file_panics() {
     }
 }
 
-/// A picture of 3 x 2 pixels, "abc" above "def", as PNG with EXIF data that says `orientation`.
+/// An image of 3 x 2 pixels, "abc" above "def", as PNG with the EXIF orientation `orientation`.
 fn png_with_orientation(orientation: u8) -> Vec<u8> {
     let rgb = b"abcdef".iter().flat_map(|b| [*b; 3]).collect();
     let png = roll_data::encode_png(&Picture { width: 3, height: 2, rgb }).unwrap();
@@ -287,7 +287,7 @@ fn png_with_orientation(orientation: u8) -> Vec<u8> {
 fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.png");
-    // By PIL's `ImageOps.exif_transpose`.
+    // Expected results are from PIL's `ImageOps.exif_transpose`.
     let shown = ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
     for (orientation, expected) in (1..).zip(shown) {
         std::fs::write(&path, png_with_orientation(orientation)).unwrap();
@@ -306,7 +306,7 @@ fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
 fn transparency_is_dropped_as_pil_drops_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.png");
-    // Red, green, blue and white, of which all but the first are transparent to some degree; written by PIL 13.
+    // Red, green, blue and white, all but the first partly transparent; written by PIL 13.
     std::fs::write(&path, RGBA).unwrap();
     let picture = roll_data::read_image(&path, Sizing::Native).unwrap();
     let values: Vec<u8> = picture.f32s().unwrap().iter().map(|v| ((v + 1.0) * 127.5).round() as u8).collect();
@@ -314,7 +314,7 @@ fn transparency_is_dropped_as_pil_drops_it() {
     assert_eq!(values, [255, 0, 10, 255, 0, 255, 20, 255, 0, 0, 255, 255]);
 }
 
-/// Every box on the way to the sample table grows by `by`, and chunks lie so much further back.
+/// Adds `by` to the size of every box that contains the sample table, and to the offsets of the chunks.
 fn grow(bytes: &mut [u8], by: u32) {
     for kind in [b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd"] {
         let at = find_last(bytes, kind) - 4;
@@ -336,7 +336,7 @@ fn frames_are_decoded_by_the_description_that_they_name() {
     roll_data::write_mp4(&path, &smooth(5, 48, 64)).unwrap();
     let good = std::fs::read(&path).unwrap();
     let expected = read_video(&path, &OWN).unwrap();
-    // A description of another codec before the one that the frames are coded by.
+    // A description of another codec before the one that the frames use.
     let entry = find_last(&good, b"avc1") - 4;
     let length = u32::from_be_bytes(good[entry..entry + 4].try_into().unwrap());
     let mut other = good[entry..entry + length as usize].to_vec();
@@ -347,7 +347,7 @@ fn frames_are_decoded_by_the_description_that_they_name() {
     let bytes = patch(&bytes, b"stsd", 4, 2);
     std::fs::write(&path, &bytes).unwrap();
     assert!(told(&path).contains("HEVC"), "{}", told(&path));
-    // Flags and count, then first chunk, frames in a chunk, and description of each run.
+    // Flags and count, then first chunk, frames per chunk and description of each run.
     let mut bytes = bytes;
     let runs = find_last(&bytes, b"stsc") + 8;
     let count = u32::from_be_bytes(bytes[runs..runs + 4].try_into().unwrap()) as usize;

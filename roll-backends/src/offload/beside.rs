@@ -45,7 +45,7 @@ impl Beside {
         }
     }
 
-    /// Makes kernels launched from now on wait for the copy and then gives up the device memory. The host does not
+    /// Makes kernels launched from now on wait for the copy and then releases the device memory. The host does not
     /// wait, and the copy has usually finished long before.
     pub(super) fn release(&mut self) -> Result<()> {
         Ok(self.copy.release()?)

@@ -9,7 +9,7 @@ use super::expression::Expression;
 /// Applies one AdamW update and returns the new parameters and the new first and second moment. All tensors are f32 of
 /// one length, without autodiff. Operands may be overwritten only if they have no other handle.
 ///
-/// On flex the result is bit-equal to [`crate::optimizer::AdamW`]; other backends may round differently.
+/// The result on flex is bit-equal to [`crate::optimizer::AdamW`]; other backends may round differently.
 pub fn adam(
     parameters: Tensor<1>,
     gradient: Tensor<1>,

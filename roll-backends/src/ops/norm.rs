@@ -155,7 +155,7 @@ pub struct SavedNorm<T> {
     pub gain: T,
     /// The moments of each row.
     pub moments: T,
-    /// For a layer norm, whether the shift has one row; `None` for an RMS norm.
+    /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,
     /// Epsilon.
     pub eps: f64,

@@ -174,7 +174,7 @@ impl State {
         (self.seed >> 33) as usize
     }
 
-    /// Executes the next work of a stream; false if there is none or it waits.
+    /// Executes the next work of a stream; false if the queue is empty or waits.
     fn advance(&mut self, stream: Stream) -> bool {
         let queue = &mut self.queues[stream as usize];
         if let Some(Work::Wait(event)) = queue.front()

@@ -1,6 +1,6 @@
 //! Memory whose pages are populated by several threads, before it is page-locked.
 //!
-//! In `cudaHostAlloc`, a single thread of the driver requests and zeroes every page. Here several threads do that
+//! `cudaHostAlloc` requests and zeroes every page in a single thread of the driver. Here several threads do that
 //! first, with huge pages if available, and the driver locks existing pages.
 
 use std::alloc::{Layout, alloc, dealloc};

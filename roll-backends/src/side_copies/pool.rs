@@ -14,7 +14,7 @@ pub(super) struct Buffer<R: Runtime> {
 
 /// The idle buffers. Idle and used buffers together take little more than the peak use.
 pub(super) struct Pool<R: Runtime> {
-    /// In the order in which they were returned: the copies of the first finish first.
+    /// Idle buffers in the order in which they were returned: the copies of the first finish first.
     idle: Vec<Buffer<R>>,
     pinned: usize,
     used: usize,

@@ -6,12 +6,12 @@ use roll_core::{DeviceUpdates, Error, Model, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerPlace {
-    /// On GPUs, if their state is small; else in host memory.
+    /// The GPU, if the state is small; else host memory.
     #[default]
     Auto,
-    /// On the parameters' device.
+    /// The parameters' device.
     Device,
-    /// In host memory.
+    /// Host memory.
     Host,
 }
 

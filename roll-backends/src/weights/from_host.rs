@@ -15,7 +15,7 @@ const SMALL: usize = 1 << 20;
 /// A store whose weights are in host memory, in the device's storage format, and are copied to the device when needed.
 /// The next segment is prefetched, so that the device holds two segments at any time.
 ///
-/// For libtorch's GPUs the host memory is pinned, and copies overlap with kernels: a network waits only if a segment
+/// The host memory of libtorch's GPUs is pinned, and copies overlap with kernels: a network waits only if a segment
 /// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
 pub struct FromHost {
     device: Device,

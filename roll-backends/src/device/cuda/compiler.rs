@@ -9,8 +9,8 @@ use libloading::Library;
 
 use super::find;
 
-/// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds none of
-/// them.
+/// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
+/// file.
 const KNOWN: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
 /// File names that cudarc does not look for, although these versions would work under one of the names above.
 const OTHERS: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];

@@ -57,8 +57,8 @@ fn host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
-/// The device for kernel tests; `None`, with a skip message, if there is none. The tests of the operators and the
-/// parity suite use the same device.
+/// The device for kernel tests; `None`, with a skip message, if the machine has no such device. The tests of the
+/// operators and the parity suite use the same device.
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
     match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {

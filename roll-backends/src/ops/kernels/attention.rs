@@ -160,7 +160,8 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
     let block = shape.block();
     let blocks = queries.div_ceil(block);
-    // With fewer heads than threads, the blocks of a head are split into shares, each with its own partial sums.
+    // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
+    // sums.
     let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
     let mut dq = if wanted.q { vec![0.0; queries * channels] } else { Vec::new() };
     let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.k { keys * channels } else { 0 }]).collect();

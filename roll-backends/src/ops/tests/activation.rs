@@ -46,7 +46,7 @@ fn our_activations_are_exact_to_the_last_digits_at_every_size() {
         [("gelu", gelu_tanh(on.clone()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(on), silu_in_f64)]
     {
         for (&x, y) in x.values.iter().zip(download(y)) {
-            // In the tail, a relative error of the sigmoid's argument u is amplified u times in its value.
+            // The tail amplifies a relative error of the sigmoid's argument u by u in its value.
             let u = 1.6 * x.abs() + 0.072 * x.abs().powi(3);
             let allowed = 1e-12 + f(x).abs() * 2e-7 * (1.0 + u);
             assert!((f64::from(y) - f(x)).abs() <= allowed, "{name}({x}) = {y}, expected {}", f(x));

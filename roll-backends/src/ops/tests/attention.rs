@@ -104,7 +104,7 @@ fn a_window_moves_over_many_blocks() {
 
 #[test]
 fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
-    // With 3000 keys, blocks have 87 query rows.
+    // 3000 keys result in blocks of 87 query rows.
     let (q, k, v) = (noise(300, 16, 1), noise(3000, 16, 2), noise(3000, 16, 3));
     let weights = noise(300, 16, 4);
     for device in devices() {

@@ -14,11 +14,11 @@ use crate::strategy::saved::Saved;
 /// The state, and the number of updates so far. It covers all parameters at stage 0, else the rank's shard of each
 /// bucket.
 pub(super) enum Kept {
-    /// In host memory, padded like the buckets.
+    /// Host memory, padded like the buckets.
     Host(Moments),
-    /// On the device, for all parameters.
+    /// Device memory, for all parameters.
     All { updates: Box<dyn DeviceUpdates>, step: u64 },
-    /// On the device, for the rank's shard of each bucket, without padding.
+    /// Device memory, for the rank's shard of each bucket, without padding.
     Parts { parts: Vec<Box<dyn DevicePart>>, step: u64 },
 }
 
@@ -166,7 +166,7 @@ impl Turn<'_> {
         for (i, bucket) in self.partition.buckets().iter().enumerate() {
             let mut parameters = values.read(bucket)?;
             parameters.resize(bucket.part * world, 0.0);
-            // With replicated state every rank updates everything, else its own shard.
+            // Every rank updates everything if the state is replicated, else its own shard.
             let (own, kept) = match self.whole {
                 true => (0..parameters.len(), bucket.padded_at),
                 false => (bucket.own(rank), bucket.shard_at),

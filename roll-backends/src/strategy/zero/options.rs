@@ -60,7 +60,7 @@ pub struct ZeroOptions {
     pub sequence_parallel_size: usize,
     /// Number of updates between comparisons of the parameters of all ranks; 0 never compares.
     pub check_every: u64,
-    /// Seconds that a rank waits for other ranks before it gives up; must exceed the longest step.
+    /// Seconds that a rank waits for other ranks before it fails; must exceed the longest step.
     #[schemars(range(min = 1))]
     pub timeout_seconds: u64,
 }
@@ -128,12 +128,12 @@ pub struct Offload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadDevice {
-    /// On the device; the optimizer state where `strategy.optimizer_on` says.
+    /// The device; the optimizer state lies where `strategy.optimizer_on` says.
     #[default]
     None,
-    /// In host memory; frozen weights in their memory-mapped files, which the operating system caches in free memory.
+    /// Host memory; frozen weights stay in their memory-mapped files, which the operating system caches in free memory.
     Cpu,
-    /// On disk: the same memory-mapped files.
+    /// Disk: the same memory-mapped files.
     Nvme,
 }
 

@@ -146,7 +146,7 @@ fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usiz
     for tap in (first..taps).chain(0..first).take(count) {
         (0..columns).for_each(|column| seen.push(read.seen(&pass.taps[tap], cuts.list(column))));
     }
-    // With a 1 x 1 kernel, these columns are contiguous in memory.
+    // A 1 x 1 kernel reads these columns from contiguous memory.
     let straight = if taps == 1 && step == 1 { seen.straight() } else { 0 };
     let plane = call.read[0] * call.read[1];
     let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);

@@ -107,7 +107,7 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
         some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
         any => any.max(1),
     };
-    // With few positions, output channels are divided too; the same panels are then packed several times.
+    // If there are few positions, output channels are divided too; the same panels are then packed several times.
     let wanted = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
     let parts = wanted.div_ceil(stretches * call.groups.max(1)).clamp(1, tiles.max(1));
     let high = tiles.div_ceil(parts).max(1);

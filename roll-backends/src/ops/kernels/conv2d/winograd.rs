@@ -95,7 +95,7 @@ fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
     let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
     // The same number for each thread.
     let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
-    // With few panels, output channels are divided too; the same patches are then transformed several times.
+    // If there are few panels, output channels are divided too; the same patches are then transformed several times.
     let parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
     let high = blocks.div_ceil(parts).max(1);
     let at = |group: usize| group * panels / groups.max(1);
