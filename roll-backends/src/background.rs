@@ -101,7 +101,7 @@ mod tests {
         drop(begin(&device, Purpose::Weights, || Ok(1)));
         let failed = begin::<u8>(&device, Purpose::Weights, || Err(Error::Misuse("no such file".into())));
         assert!(failed.recv().unwrap().is_err());
-        let panicked = begin::<u8>(&device, Purpose::Weights, || panic!("as the test wants it"));
+        let panicked = begin::<u8>(&device, Purpose::Weights, || panic!("a panic of the test"));
         assert!(panicked.recv().is_err());
         assert_eq!(begin(&device, Purpose::Weights, || Ok(2)).recv().unwrap().unwrap(), 2);
     }

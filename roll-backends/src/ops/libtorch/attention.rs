@@ -258,6 +258,6 @@ mod tests {
         let (out, graph) = Graph::of(qkv.clone(), call, [true; 3]);
         assert!(!out.can_mut() && qkv.iter().all(|x| !x.can_mut()));
         drop((graph, qkv));
-        assert!(out.can_mut(), "the graph holds the result no longer than it lives");
+        assert!(out.can_mut(), "the graph still holds the result");
     }
 }

@@ -84,8 +84,8 @@ fn rows_are_stored_in_their_slots() {
         let first = [(0, 4), (1, 1), (2, 3), (0, 0), (1, 5), (2, 2)];
         assert_near("stored rows", &download(twice), &expected(&first), 0.0);
         let second = [(2, 3), (0, 0), (2, 2), (0, 5), (1, 1), (2, 4)];
-        assert_near("rows in the place of others", &download(again), &expected(&second), 0.0);
-        assert!(download(zeros).iter().all(|v| *v == 0.0), "what somebody else holds stays as it is");
+        assert_near("overwritten rows", &download(again), &expected(&second), 0.0);
+        assert!(download(zeros).iter().all(|v| *v == 0.0), "a tensor with another handle was overwritten");
         let broken = Tensor::<3>::full([3, 2, 4], f32::NAN, (&device, DType::F32));
         let mended = download(store_rows(broken, rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]));
         let is_stored = |at: usize| [1, 3, 4].contains(&(at / 4));

@@ -68,7 +68,7 @@ fn none(_: u64, _: usize) -> bool {
 fn assert_near(a: &[f32], b: &[f32]) {
     let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!((a - b).abs() <= 1e-6 * scale.max(1.0), "element {i}: {a} or {b}");
+        assert!((a - b).abs() <= 1e-6 * scale.max(1.0), "element {i}: {a} and {b} differ");
     }
 }
 

@@ -91,7 +91,7 @@ fn check(s: Shape) {
     assert_near(&what, &found.y, &y);
     assert_near(&format!("sums of {what}"), &found_sums, &sums);
     let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), then, false);
-    assert!(alone.y == found.y, "{what}: another result where the sums are not kept");
+    assert!(alone.y == found.y, "{what}: the result depends on whether the sums are stored");
 
     let mut d_x = vec![0.0; case.x.len()];
     products(s, |x, w, y| {

@@ -43,7 +43,7 @@ impl Machine for Emulation {
                 c_int::from(self.from_the_last),
             )
         };
-        assert_eq!(code, 0, "{name:?}: some threads of a block wait in vain in this line of kernels.cu");
+        assert_eq!(code, 0, "{name:?}: some threads of a block do not reach the barrier of this line of kernels.cu");
         Ok(())
     }
 }
@@ -94,7 +94,7 @@ fn assert_near(what: &str, found: &Tensor, exact: &Tensor, relative: f64) {
     let excess = (found.to_kind(Kind::Double) - exact).abs() - room;
     assert_eq!(f64::try_from(excess.isfinite().logical_not().sum(Kind::Double)).unwrap(), 0.0, "{what}: not finite");
     let excess = f64::try_from(excess.max()).unwrap();
-    assert!(excess <= 0.0, "{what}: {excess:e} beyond what rounding explains");
+    assert!(excess <= 0.0, "{what}: error exceeds the rounding bound by {excess:e}");
 }
 
 /// Rotates the pairs of `[L, H * d]` by angles, `[L, d / 2]`.
@@ -314,21 +314,21 @@ fn fused_kernels_leave_to_aten_what_they_do_not_know() {
     assert!(on.gated_add(&x, &y, Some(&row)).is_some());
     assert!(on.gated_add(&x, &x, Some(&row)).is_none(), "a sum that is not bf16");
     assert!(on.gated_add(&x, &y, Some(&two)).is_none(), "a gate of two rows for four");
-    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that are the same memory");
+    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that share memory");
     assert!(on.gate_pull(&x.to_kind(Kind::Double), None).is_none(), "f64");
-    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is no multiple of 8");
+    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is not a multiple of 8");
     assert!(on.gate_pull(&zeros([16, 8], Kind::Float).tr(), None).is_none(), "a transposed matrix");
     assert!(on.gate_pull(&zeros([0, 16], Kind::Float), None).is_none(), "no rows");
     let misplaced = Tensor::zeros([65], (Kind::Float, Device::Cpu)).narrow(0, 1, 64).view([4, 16]);
-    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that does not start at 16 bytes");
+    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that is not 16-byte aligned");
     let wide = i64::from(WIDEST) + 8;
     let wide_row = zeros([1, wide], Kind::Float);
-    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that registers do not hold");
+    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that does not fit in registers");
     let angles = zeros([4, 4], Kind::Float);
     assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 2).is_some());
     assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 1).is_none(), "angles of another head");
     let two = zeros([4, 2], Kind::Float);
-    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "heads that are no multiple of 8 wide");
+    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "a head width that is not a multiple of 8");
     // Tensors on the CPU have no machine.
     assert!(layer_norm(&x, &row, &row, EPS).is_none() && gate_pull(&x, None).is_none());
 }
@@ -380,7 +380,7 @@ fn usable_gpu() -> Option<Arc<driver::Gpu>> {
     if !tch::Cuda::is_available() {
         roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
     }
-    Some(driver::gpu(0).expect("a GPU that torch works on compiles the kernels (the warning above says why not)"))
+    Some(driver::gpu(0).expect("the kernels compile on any GPU that torch supports (the warning above has the reason)"))
 }
 
 #[test]
