@@ -325,7 +325,7 @@ fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     }
 }
 
-/// Chooses the trained part of `dit`: that of `adapters`, from their values on, or that of the options.
+/// Sets the trained part of `dit`: that of `adapters`, with their values, or that of the options.
 fn train(
     dit: &mut Dit,
     name: &str,
@@ -345,7 +345,7 @@ fn train(
         false => Some(Start::new(adapters, options.asked(targets.as_deref()), &layers).in_section("model")?),
     };
     let trainable = start.as_ref().map_or_else(|| options.trainable(trained, name), Start::trainable);
-    // The two experts start from different adapters: their names are part of the draws' key.
+    // The name of the expert is part of the seed, so that new adapters of the two experts differ.
     let noise = Noise::new(seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
@@ -387,10 +387,11 @@ fn open_text(
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
 }
 
-/// More rows than that are a mistake in the file; attention over them would only fill the memory.
+/// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over so many rows
+/// would exhaust the memory.
 const MAX_TEXT_LEN: usize = 1 << 14;
 
-/// Rows of the text embedding; the experts of a checkpoint must agree.
+/// Number of rows of the text embedding. Fails if the experts of a checkpoint disagree.
 pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
@@ -444,7 +445,7 @@ mod tests {
         assert_eq!(facts(TinyKind::I2v, None), (5.0, Some(16.0)));
         assert_eq!(facts(TinyKind::Ti2v, None), (5.0, Some(24.0)));
         assert_eq!(facts(TinyKind::I2v21, None), (5.0, Some(16.0)));
-        // The old key of runs that were begun with it.
+        // The old key, for configurations of earlier runs.
         assert_eq!(facts(TinyKind::T2v, Some(5.0)).0, 5.0);
     }
 
@@ -495,7 +496,7 @@ mod tests {
                 ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
             let conditioning = model.encode(&input).unwrap();
             let x = Noise::new(1).normal(Purpose::Synthetic, 0, 0, &conditioning.latent_shape).unwrap();
-            // Forth through both experts, and back: each is away when the other computes.
+            // Forward through both experts, then backward: each is off the device while the other computes.
             let (high, low) = (Timestep(950.0), Timestep(300.0));
             let (v, pull_high) = model.velocity(&x, high, &conditioning, Adapter::On, Grad::Record).unwrap();
             let (u, pull_low) = model.velocity(&v, low, &conditioning, Adapter::On, Grad::Record).unwrap();

@@ -1,4 +1,4 @@
-//! Prompts to token ids, with the `tokenizer.json` or `spiece.model` of the text encoder.
+//! Converts prompts into token ids with the `tokenizer.json` or `spiece.model` of the text encoder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::text::clean;
 use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
-/// The sentencepiece form of the same.
+/// The sentencepiece form of the tokenizer.
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
-/// Rows of the text embedding of Wan, to which a prompt is padded or cut, unless a `config.json` says otherwise.
+/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another.
 pub const PROMPT_TOKENS: usize = 512;
 
-/// Turns prompts into token ids.
+/// Converts prompts into token ids.
 pub struct Tokenizer {
     inner: Arc<Inner>,
     growth: Growth,
@@ -30,20 +30,20 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, or `spiece.model` where that is not there. `place` is such a file, a directory that holds
-    /// it (itself, or in `google/umt5-xxl` or `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on
-    /// this machine and downloaded if it is missing.
+    /// Loads `tokenizer.json`, or `spiece.model` if the former is missing. `place` is such a file, a directory with it
+    /// (directly or in `google/umt5-xxl` or `tokenizer`), or a model's name (`google/umt5-xxl`). A model is searched
+    /// for on this machine and downloaded if it is missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
 
-    /// As [`Tokenizer::load`], with the caches given.
+    /// Like [`Tokenizer::load`], with the given caches.
     pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
         let file = find(place, hub)?;
         let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
         let (mut inner, growth) = made(bytes, file.extension().is_some_and(|e| e == "model")).map_err(bad)?;
-        // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
+        // The length is handled here; a tokenizer that pads or cuts by itself would remove the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
         let end = inner.token_to_id(END).ok_or_else(|| {
@@ -52,14 +52,14 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth, end, path: file })
     }
 
-    /// Its file.
+    /// The tokenizer's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.
-    /// Not padded. Fails when `length` is zero, on a prompt that is too long, and when the tokenizer fails, panics or takes
-    /// longer than [`LIMIT`].
+    /// Returns the ids of the cleaned `prompt`, cut to at most `length`, the last of which is the end of the sequence.
+    /// There is no padding. Fails if `length` is zero, if the prompt is too long, or if the tokenizer fails, panics or
+    /// takes longer than [`LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
@@ -75,15 +75,15 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Number of ids: every id of [`Tokenizer::encode`] is below it.
+    /// Upper bound of the ids that [`Tokenizer::encode`] returns (exclusive).
     pub fn vocabulary(&self) -> usize {
-        // Ids need not be dense.
+        // Ids need not be consecutive.
         let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
         highest as usize + 1
     }
 }
 
-/// The tokenizer of a file's `bytes`, sentencepiece's or a `tokenizer.json`.
+/// Creates the tokenizer from a file's `bytes`: sentencepiece's model or a `tokenizer.json`.
 fn made(bytes: Vec<u8>, is_sentencepiece: bool) -> std::result::Result<(Inner, Growth), String> {
     let expected = if is_sentencepiece { "sentencepiece's model of a T5 tokenizer" } else { "a tokenizer.json" };
     let bad = |problem: String| format!("expected {expected}, found one that fails: {problem}");
@@ -97,7 +97,7 @@ fn made(bytes: Vec<u8>, is_sentencepiece: bool) -> std::result::Result<(Inner, G
     Ok((inner.map_err(|e| bad(e.to_string()))?, growth))
 }
 
-/// The `tokenizer.json` that `place` means.
+/// Finds the tokenizer's file for `place`.
 fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     if place.is_file() {
         return Ok(place.to_path_buf());
@@ -135,7 +135,7 @@ pub fn tiny_tokenizer_json() -> String {
     tokenizer_json(&[])
 }
 
-/// As [`tiny_tokenizer_json`], with one id for each of `words` wherever it begins after white space.
+/// Like [`tiny_tokenizer_json`], but each of `words` is a single token if it follows white space.
 pub fn tokenizer_json(words: &[&str]) -> String {
     let mut vocabulary = tiny_pieces();
     for word in words {
@@ -172,7 +172,7 @@ pub fn tokenizer_json(words: &[&str]) -> String {
     format!("{file:#}\n")
 }
 
-/// Number of ids of [`tiny_tokenizer_json`].
+/// Number of ids in [`tiny_tokenizer_json`].
 pub fn tiny_vocabulary() -> usize {
     tiny_pieces().len()
 }
@@ -248,7 +248,7 @@ mod tests {
         std::fs::write(dir.path().join(SPIECE), sentencepiece::tests::model(&tiny_pieces())).unwrap();
         let spiece = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
         assert_eq!(spiece.path(), dir.path().join(SPIECE));
-        // The normalizer that transformers writes for a model without a table.
+        // The normalizer that transformers writes for a model without a normalization table.
         let mut file: Value = serde_json::from_str(&tiny_tokenizer_json()).unwrap();
         let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
         let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
