@@ -117,7 +117,7 @@ impl TextTower {
         Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
-    /// The position of the text's end: the first end token. Files from before 2023 have the id 2, which stands in for
+    /// The position of the text's end: the first end token. Files from before 2023 give the end token the id 2 and mean
     /// the largest id.
     fn end(&self, ids: &[u32]) -> Result<usize> {
         let end = match self.config.eos_token_id {

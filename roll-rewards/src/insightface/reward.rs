@@ -209,7 +209,7 @@ fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
     crops.concat()
 }
 
-/// Mean over `embeddings` of the mean cosine similarity to all of `references`, and its gradient.
+/// The mean over `embeddings` of their mean cosine similarity to all `references`, and its gradient.
 fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64, Vec<f32>)> {
     let [count, own] = *references.shape() else {
         return Err(Error::shape("reference embeddings", "[N, width]", references.shape()));
@@ -222,7 +222,7 @@ fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64,
     Ok((pooled.value, pooled.gradient))
 }
 
-/// The cotangent of the frames, of `shape`, from the crops' gradients for a cotangent of 1.
+/// The cotangent of the frames, of shape `shape`. `gradients` are those of the crops for a cotangent of 1.
 fn spread(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = cotangent.item()?;
     let mut crops = gradients.concat();
