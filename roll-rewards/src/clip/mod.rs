@@ -65,7 +65,7 @@ pub struct ClipRewardConfig {
     pub frames_per_batch: usize,
     /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// Reaction to a video without frames.
+    /// What happens with a video without frames.
     pub on_missing: OnMissing,
 }
 
