@@ -1,4 +1,4 @@
-//! Options of Reward-FL that do nothing beside others.
+//! Options of Reward-FL that have no effect in combination with others.
 
 use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
 
