@@ -1,9 +1,9 @@
-//! Panics of other crates that `roll` contains.
+//! Lets panics pass that `roll` turns into errors.
 
 use std::sync::Once;
 
-/// cargo-fuzz ends the process at every panic. Those on the thread `contained` (`roll_core::contain`) become errors in
-/// `roll`, so from the first call on they pass.
+/// Keeps cargo-fuzz from ending the process at panics on the thread `contained`. `roll_core::contain` turns these
+/// panics of other crates into errors. All other panics still end the process.
 pub fn panics_pass() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
