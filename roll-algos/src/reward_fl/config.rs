@@ -66,9 +66,9 @@ pub struct RewardFlConfig {
     pub latent_dtype: LatentDtype,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// The gradient norms of reward and KL are measured separately every so many steps, by a second rollout; 0 disables
-    /// this. Default: 25, or 0 above 100 million trained parameters, because the measurement keeps three copies of the
-    /// gradient.
+    /// Number of updates between separate measurements of the gradient norms of reward and KL by a second rollout; 0
+    /// disables them. Default: 25, or 0 above 100 million trained parameters, because the measurement keeps three
+    /// copies of the gradient.
     pub gradient_split_every: Option<u64>,
     /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,

@@ -1,7 +1,7 @@
 //! Reward-FL trains a video diffusion model by back-propagating a reward through the decoder and the last denoising
 //! steps, or through steps that [`truncation`] selects.
 //!
-//! For each sample: a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
+//! A sample contributes a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
 //! score = reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint
 //! back to the parameters. A flow-matching loss on the clip may be added against forgetting. The gradients of all
 //! samples with a score are averaged into one update.

@@ -16,9 +16,8 @@ pub struct Plan {
     /// Indices of the steps with gradient, ascending. With two experts, the first of them has trainable parameters;
     /// earlier steps cannot contribute to the gradient.
     pub trained: Vec<usize>,
-    /// Those of the trained steps that have trainable parameters. The KL is a mean over these steps: a frozen expert
-    /// does not diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the base
-    /// model.
+    /// Trained steps that have trainable parameters. The KL is a mean over these steps: a frozen expert does not
+    /// diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the base model.
     pub acting: Vec<usize>,
     /// Index of the first step.
     pub first: usize,

@@ -31,7 +31,7 @@ pub enum Reference {
     Clip,
     /// The first frame of the clip.
     FirstFrame,
-    /// The sample's picture, or the clip's first frame if there is none.
+    /// The sample's picture, or the clip's first frame for a sample without a picture.
     Image,
 }
 

@@ -387,8 +387,8 @@ fn open_text(
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
 }
 
-/// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over so many rows
-/// would exhaust the memory.
+/// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over that number of
+/// rows would exhaust the memory.
 const MAX_TEXT_LEN: usize = 1 << 14;
 
 /// Number of rows of the text embedding. Fails if the experts of a checkpoint disagree.

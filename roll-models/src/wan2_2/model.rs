@@ -84,7 +84,7 @@ pub struct Wan {
 pub enum Room {
     /// Device memory; [`Fitting`] says how much is free.
     Device(Fitting),
-    /// In host memory.
+    /// Host memory.
     Host,
 }
 

@@ -164,9 +164,9 @@ pub enum Placement {
     Auto,
     /// Always on the device.
     Resident,
-    /// In their memory-mapped files; read block by block, with a prefetch of one block.
+    /// Memory-mapped files, which are read block by block with a prefetch of one block.
     Streamed,
-    /// In host memory; copied to the device block by block, with a prefetch of one block.
+    /// Host memory; blocks are copied to the device one by one, with a prefetch of one block.
     Host,
     /// Sharded between the ranks; gathered block by block.
     Sharded,
@@ -197,14 +197,14 @@ impl Placement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IdleExpert {
-    /// On the CPU `keep`; on GPUs `host` or `drop` if memory is short.
+    /// `keep` on the CPU; `host` or `drop` on GPUs if memory is short.
     #[default]
     Auto,
-    /// On the device.
+    /// The device.
     Keep,
-    /// In host memory, in the dtype of the device.
+    /// Host memory, in the dtype of the device.
     Host,
-    /// In their files.
+    /// The weight files.
     Drop,
 }
 

@@ -144,7 +144,7 @@ enum Embedding {
     Loaded(Tensor),
     /// Read on demand: only the used rows of a mapped file are paged in.
     Stored(Checkpoint),
-    /// On the device together with the other weights, so that it can be trained.
+    /// Stored on the device together with the other weights, so that it can be trained.
     OnDevice,
 }
 
@@ -371,7 +371,7 @@ pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
     if n < exact {
         return side + n;
     }
-    // In f32, as in the reference: the result at powers of two depends on its rounding.
+    // Computed in f32, as in the reference: the result at powers of two depends on its rounding.
     let ratio = (n as f32 / exact as f32).ln() / (MAX_DISTANCE as f32 / exact as f32).ln();
     let logarithmic = exact + (ratio * (half - exact) as f32) as usize;
     side + logarithmic.min(half - 1)

@@ -118,9 +118,9 @@ impl RewardScorer for IdentityReward {
 
     /// Details: `frames` (searched), `frames_with_face`, `detector_score` (mean over frames with a face), `references`.
     ///
-    /// With [`Grad::Record`], each batch of crops is pulled back through the embedder immediately, with cotangent 1, so
-    /// that only one batch of activations is in memory. The pullback scales this gradient and distributes it to the
-    /// frames.
+    /// If [`Grad::Record`] is given, each batch of crops is pulled back through the embedder immediately, with
+    /// cotangent 1, so that only one batch of activations is in memory. The pullback scales this gradient and
+    /// distributes it to the frames.
     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let references = target
             .tensors

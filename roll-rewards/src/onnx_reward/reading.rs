@@ -44,7 +44,7 @@ pub fn distance(row: &[f32], others: &[Vec<f32>]) -> (f64, Vec<f32>) {
         let difference: Vec<f64> = row.iter().zip(other).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
         let rms = (difference.iter().map(|d| d * d).sum::<f64>() / row.len() as f64).sqrt();
         sum += rms;
-        // For equal outputs the value is optimal and not differentiable; the gradient is 0.
+        // The value of equal outputs is optimal and not differentiable; the gradient is 0.
         if rms > 0.0 {
             gradient.iter_mut().zip(&difference).for_each(|(g, d)| *g += d / (rms * row.len() as f64));
         }

@@ -8,8 +8,8 @@ use super::{Filter, Resize};
 
 /// How frames become the input of a network.
 ///
-/// In this order: frames are resized and cropped or padded, clamped to the range of pixels (like 8-bit pictures), their
-/// channels reordered, scaled to `range`, reduced by `mean`, and divided by `std`.
+/// Frames are resized and cropped or padded, then clamped to the range of pixels (like 8-bit pictures), then their
+/// channels are reordered, scaled to `range`, reduced by `mean`, and divided by `std`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Input {
@@ -18,11 +18,11 @@ pub struct Input {
     pub size: Option<Size>,
     /// How a frame of another aspect ratio is fitted into that size.
     pub fit: Fit,
-    /// For `crop`: length of the shorter side after resizing, if more is cropped than the aspect ratio requires.
+    /// Length of the shorter side after resizing with `crop`, if more is cropped than the aspect ratio requires.
     pub shorter_side: Option<usize>,
     /// Filter of the resizing.
     pub filter: Filter,
-    /// For `letterbox`: brightness around the frame, from 0 (black) to 1 (white).
+    /// Brightness around the frame with `letterbox`, from 0 (black) to 1 (white).
     pub padding: f32,
     /// The values of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
     pub range: [f32; 2],
@@ -202,7 +202,7 @@ pub struct Prepared {
     corner: [isize; 2],
     size: [usize; 2],
     padding: f32,
-    /// For each channel of the input: the frame's channel, and `a` and `b` in `a * pixel + b`.
+    /// The frame's channel, and `a` and `b` in `a * pixel + b`, per channel of the input.
     channels: [(usize, f32, f32); 3],
 }
 

@@ -160,7 +160,8 @@ impl Axis {
     }
 }
 
-/// The pixels within the filter's reach, which is multiplied by `widening`. There are none beyond the edge.
+/// Returns the first pixel and the weights within the filter's reach, which is multiplied by `widening`. Pixels beyond
+/// the edge are left out.
 fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let reach = filter.reach() * widening;
     let first = (centre - reach + 0.5).max(0.0) as usize;

@@ -51,8 +51,9 @@ impl Look<'_> {
     /// Scores `video`; the score is missing if the video has no frames. Details: `frames` (number of scored frames)
     /// and, with several items, their `lowest` and `highest` value.
     ///
-    /// With [`Grad::Record`], each batch is pulled back through the network immediately, with cotangent 1, so that only
-    /// one batch of activations is in memory. The pullback scales this gradient and distributes it to the frames.
+    /// If [`Grad::Record`] is given, each batch is pulled back through the network immediately, with cotangent 1, so
+    /// that only one batch of activations is in memory. The pullback scales this gradient and distributes it to the
+    /// frames.
     pub fn score(&self, video: &Video, read: &Reading<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let mut items = self.items(video);
         if self.over == OverFrames::Last {

@@ -26,11 +26,11 @@ pub struct FirstFrameConfig {
     pub measure: Likeness,
     /// Which frames are compared.
     pub frames: Frames,
-    /// For `perceptual`: the ONNX file whose outputs are compared.
+    /// ONNX file whose outputs `perceptual` compares.
     pub file: String,
-    /// For `perceptual`: how frames become the network's input.
+    /// How frames become the input of the network of `perceptual`.
     pub input: Input,
-    /// For `perceptual`: the output that is compared. Default: the first.
+    /// Output that `perceptual` compares. Default: the first.
     pub output: Option<String>,
     /// What happens with a video without frames.
     pub on_missing: OnMissing,

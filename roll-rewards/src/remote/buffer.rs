@@ -14,7 +14,7 @@ const CHUNK: usize = 1 << 18;
 
 /// Bytes that are initially zero.
 pub enum Buffer {
-    /// On the heap.
+    /// Heap memory.
     Small(Vec<u8>),
     /// Memory-mapped, in huge pages if the system has them. Memory is allocated when it is written to.
     Large(MmapMut),

@@ -100,7 +100,7 @@ impl Room {
         })
     }
 
-    /// Of `depth` states that backward play reaches, the one whose boxes are farthest from their targets.
+    /// Returns the state whose boxes are farthest from their targets, out of `depth` states that backward play reaches.
     fn farthest(&self, depth: usize, rng: &mut ChaCha8Rng) -> Option<Self> {
         let mut seen = HashSet::new();
         let mut open = VecDeque::from([self.clone()]);

@@ -171,7 +171,8 @@ impl Dit {
             Trainable::Full => {
                 let mut specs: Vec<_> =
                     self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
-                // In the order of the forward pass, so that a pullback fills the layout from its end to its beginning.
+                // Parameters follow the order of the forward pass, so that a pullback fills the layout from its end to
+                // its beginning.
                 specs.sort_by_key(|spec| segment_number(&spec.name));
                 let value = |spec: &ParameterSpec| match base.get(&spec.name) {
                     Some(value) => Ok(value.to_f32_vec()),

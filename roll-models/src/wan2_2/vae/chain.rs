@@ -93,7 +93,7 @@ impl CausalChain {
                     cotangent = x;
                     before.push(cache);
                 }
-                // With the other layout the layer is recorded by autodiff, because another order of sums would change
+                // The layer is recorded by autodiff with the other layout, because another order of sums would change
                 // bits.
                 Kind::Upsample { .. } if self.layout == Layout::Innermost => {
                     let cached = layer.slots() > 0;

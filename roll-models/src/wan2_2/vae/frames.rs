@@ -1,5 +1,5 @@
-//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so many chunks are copied at a
-//! time.
+//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so several chunks are copied
+//! together.
 
 use std::ops::Range;
 

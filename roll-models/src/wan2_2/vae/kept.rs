@@ -7,9 +7,9 @@ use super::chain::State;
 
 /// A checkpointed state, on the device or in host memory.
 pub(super) enum Kept {
-    /// On the device.
+    /// The state lies on the device.
     Here(State),
-    /// In host memory, or being copied from or to it.
+    /// The state lies in host memory, or is being copied from or to it.
     Away { first: bool, caches: Vec<Option<Offloaded>> },
 }
 

@@ -96,7 +96,7 @@ impl Layout {
         match (kept, self) {
             (0, _) => sum,
             (_, Self::Outermost) => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
-            // In place: `x` is not used elsewhere.
+            // This happens in place: `x` is not used elsewhere.
             (_, Self::Innermost) => x.slice_assign([0..c, kept..all, 0..h, 0..w], sum),
         }
     }

@@ -48,8 +48,8 @@ impl PassTile {
 impl Pass {
     /// Computes the output and, with [`Grad::Record`], the pullback to the input.
     ///
-    /// With one tile, the checkpoints for the pullback are stored during this pass. With several tiles, the pullback
-    /// runs each tile again, so that only one tile's states are in memory at a time.
+    /// A pass with one tile stores the checkpoints for the pullback. If there are several tiles, the pullback runs each
+    /// tile again, so that only one tile's states are in memory at a time.
     pub fn run(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.kept_on_the_way();

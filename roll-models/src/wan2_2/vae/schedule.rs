@@ -28,7 +28,7 @@ pub trait Reversible {
 pub struct Schedule {
     steps: usize,
     slots: usize,
-    /// `[slots][steps]`: minimal number of advances to reverse so many steps from a known first state, and the best
+    /// `[slots][steps]`: minimal number of advances to reverse `steps` steps from a known first state, and the best
     /// split.
     known: Vec<Vec<Choice>>,
     /// The same, if the whole chain is being advanced in any case.

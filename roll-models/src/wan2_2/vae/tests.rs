@@ -140,7 +140,7 @@ fn where_the_channels_lie_changes_the_order_of_sums_alone() {
     }
 }
 
-/// The bounds are measured with these weights; the published VAE has twice as many layers.
+/// The bounds are measured with these weights; the published VAE has twice the number of layers.
 #[test]
 fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
     for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok()) {

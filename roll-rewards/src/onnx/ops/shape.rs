@@ -97,7 +97,7 @@ impl Operator for Reshape {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         let [Carried::Items(_), Carried::Constant(Value::Int { values, .. })] = inputs else { return None };
-        // With -1 in front, the leading length of one item would follow only from its other axes.
+        // A leading -1 is excluded: the leading length of one item would follow only from its other axes.
         matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
     }
 }
