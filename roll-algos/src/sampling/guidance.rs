@@ -131,8 +131,8 @@ impl Guidance {
         mut at: impl FnMut(&Conditioning, Grad) -> Result<(Tensor, Option<Pullback>)>,
     ) -> Result<Guided> {
         let scale = self.at(timestep) as f32;
-        // The negative prompt comes first. Unless its velocity is recorded too, all of its memory is free again when the
-        // other velocity is recorded.
+        // The negative prompt comes first. Unless its velocity is recorded too, all of its memory is free again when
+        // the other velocity is recorded.
         let negative = match (scale == 1.0, &conditions.negative, self.gradient) {
             (true, ..) => None,
             (_, None, _) => return Err(Error::Misuse("guidance needs the conditioning of a negative prompt".into())),

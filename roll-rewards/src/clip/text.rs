@@ -117,8 +117,8 @@ impl TextTower {
         Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
-    /// Returns the position of the text's end, which is the first end token. Configurations from before 2023 declare the
-    /// id 2 for the end token, although its id is the largest of the vocabulary.
+    /// Returns the position of the text's end, which is the first end token. Configurations from before 2023 declare
+    /// the id 2 for the end token, although its id is the largest of the vocabulary.
     fn end(&self, ids: &[u32]) -> Result<usize> {
         let end = match self.config.eos_token_id {
             Some(2) | None => {
