@@ -195,15 +195,6 @@ impl ZeroOptions {
     }
 }
 
-/// Deserializes a whole number, also as a float such as `5e8`, which DeepSpeed users write.
-fn elements<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<usize, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    match value >= 0.0 && value.fract() == 0.0 && value < 9e15 {
-        true => Ok(value as usize),
-        false => Err(serde::de::Error::custom(format!("expected a whole number of elements, found {value}"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
