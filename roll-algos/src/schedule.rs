@@ -26,7 +26,7 @@ impl FlowSchedule {
     }
 
     /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted; the timesteps that the
-    /// model is told are whole, cut off.
+    /// model receives are truncated to integers.
     pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
         // In f64 from an f32 number, as there: a last bit decides which whole number is below a timestep.

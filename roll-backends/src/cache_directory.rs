@@ -16,7 +16,7 @@ pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         Some(path) if path.as_os_str() == "none" => None,
         Some(path) => Some(path),
         None => {
-            // As the specification of these directories has it, a relative path is none.
+            // The XDG specification ignores relative paths.
             let caches = given("XDG_CACHE_HOME").filter(|path| path.is_absolute());
             Some(caches.or_else(|| Some(given("HOME")?.join(".cache")))?.join("roll"))
         }

@@ -60,7 +60,7 @@ impl Job {
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
-    /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error: a process that unwound out of
+    /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: a process that unwound out of
     /// MPI would leave the others waiting, and some libraries of GPUs panic where memory ends. An interrupt is no failure:
     /// all ranks agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {

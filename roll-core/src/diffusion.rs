@@ -42,7 +42,7 @@ impl SigmaRange {
         sigma >= self.low && (sigma < self.high || (self.high >= Sigma(1.0) && sigma == self.high))
     }
 
-    /// Those that are in `other` too; `None` when there are none.
+    /// The intersection with `other`; `None` if it is empty.
     pub fn within(&self, other: Self) -> Option<Self> {
         let low = if other.low > self.low { other.low } else { self.low };
         let high = if other.high < self.high { other.high } else { self.high };

@@ -277,7 +277,7 @@ impl Needs {
     /// The largest of these sums over all phases, and its phase, if there are any.
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
         let phases = self.phases().into_iter().map(Some);
-        // Of equal ones the first.
+        // Ties go to the first phase.
         let largest =
             phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
         largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))

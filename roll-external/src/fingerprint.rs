@@ -20,7 +20,7 @@ const BLOCK: usize = 4096;
 pub struct Fingerprint(Sha256);
 
 impl Fingerprint {
-    /// Of a thing of this kind.
+    /// Starts a fingerprint for one kind of object.
     pub fn new(kind: &str) -> Self {
         Self(Sha256::new()).text("kind", kind)
     }
@@ -40,8 +40,8 @@ impl Fingerprint {
         self.part(name, bytemuck::cast_slice(values))
     }
 
-    /// Adds the contents of a file; its name and time do not count, so that a copy is the same. Of files above 16 MiB a
-    /// block of 4 KiB is read in every MiB: weights that were trained on differ everywhere, and reading tens of
+    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files above
+    /// 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and reading tens of
     /// gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);

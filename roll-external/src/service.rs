@@ -15,7 +15,7 @@ use roll_core::{Error, Result};
 pub const PAUSE: Duration = Duration::from_millis(500);
 /// How long at least, whatever it says.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of an answer that is none which an error repeats.
+/// Most bytes of an invalid answer that an error quotes.
 const QUOTED: usize = 300;
 
 /// Where a service is and how it is asked, as the options of its section of the configuration say.
@@ -60,8 +60,8 @@ impl Service {
     /// The service of `options`; asks nothing yet.
     ///
     /// # Errors
-    /// An address that is none or holds a password, a token that is not there, and a time that is no limit, naming the
-    /// key `section.url`, `section.token_env` or `section.timeout`.
+    /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error names
+    /// the key `section.url`, `section.token_env` or `section.timeout`.
     pub fn new(options: ServiceOptions<'_>) -> Result<Self> {
         let ServiceOptions { section, url, token_env, timeout, keeps_connections } = options;
         check_url(section, url)?;

@@ -29,7 +29,7 @@ pub struct Evaluator {
     skipped: Vec<(String, String)>,
 }
 
-/// Clips that are told apart in the summary.
+/// Clips with results of their own in the summary.
 struct Set {
     name: SetName,
     /// All of them on rank 0, which shows them to people; this rank's part elsewhere.

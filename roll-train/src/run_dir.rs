@@ -66,7 +66,7 @@ impl RunDir {
         }
     }
 
-    /// The directory of a run that exists. Fails when there is none.
+    /// Opens the directory of an existing run. Fails if it does not exist.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let run = Self { path: path.into(), is_new: false };
         match run.trace() {
@@ -87,7 +87,7 @@ impl RunDir {
     }
 
     /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
-    /// when another one holds it. On file systems without locks the lock has no effect.
+    /// when another one holds it. The lock has no effect on file systems without locks.
     pub fn lock(&self) -> Result<RunLock> {
         if !cfg!(unix) {
             return Ok(RunLock { _directory: None }); // directories cannot be opened

@@ -46,7 +46,7 @@ struct NoiseCall {
     seed: u32,
 }
 
-/// Of no consequence here.
+/// Frames a second; has no effect here.
 const FPS: f64 = 8.0;
 
 /// How far our MT19937 normals may stand from PyTorch's, whose vector code rounds logarithm and sine otherwise.

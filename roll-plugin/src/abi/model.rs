@@ -18,7 +18,7 @@ data! {
     /// Facts of a model that do not change.
     pub struct RollModelFacts {
         pub parameters: RollOwned<RollParameter>,
-        /// The table of a diffusion model, whose functions take the model's state; null: it is none.
+        /// The table of a diffusion model, whose functions take the model's state; null if it is not a diffusion model.
         pub diffusion: *const c_void,
         /// Likewise of a language model.
         pub language: *const c_void,
@@ -26,7 +26,7 @@ data! {
 
     /// Access to some parameters at a time.
     pub struct RollParts {
-        /// Its table, whose functions take the model's state; null: there is none.
+        /// Its table, whose functions take the model's state; null if the model has no parts.
         pub table: *const c_void,
     }
 

@@ -53,8 +53,8 @@ table! {
         /// Of what `prepare` gives; empty when the scorer cannot tell, null when it never can.
         fn target_key(out: *mut RollOwned<u8>);
         fn measures(out: *mut RollMeasure);
-        /// Of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no function:
-        /// the score is no sum.
+        /// The terms of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no
+        /// function, if the score is not a sum.
         fn terms(out: *mut RollOwned<RollNamedNumber>);
     }
 }

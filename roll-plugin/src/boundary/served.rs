@@ -55,7 +55,7 @@ impl Poison {
 }
 
 thread_local! {
-    /// Of the object that this thread serves now.
+    /// Poison flag of the object that this thread serves now.
     static SERVING: RefCell<Option<Poison>> = const { RefCell::new(None) };
 }
 

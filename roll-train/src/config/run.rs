@@ -31,7 +31,7 @@ pub struct RunConfig {
     pub backend: String,
     /// Number of ranks of this process: threads, each with a copy of the networks and an equal share of the cores, which
     /// divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For networks too
-    /// small to keep all cores busy. On a GPU the ranks share it. Processes that `mpirun` starts are ranks already: there
+    /// small to keep all cores busy. On a GPU, the ranks share it. Processes that `mpirun` starts are ranks already: there
     /// it has no effect.
     #[schemars(range(min = 1))]
     pub ranks: usize,
@@ -65,8 +65,7 @@ pub struct RunConfig {
     pub algo: Component,
     /// The model: its `name` and its options.
     pub model: Component,
-    /// The rewards: of each its `name`, its `weight` and its options. The score is the weighted sum. A
-    /// single map stands for a list of one.
+    /// The rewards, each with `name`, `weight` and options. The score is the weighted sum. A single map is a list of one.
     pub reward: Vec<RewardComponent>,
     /// The environment in which an agent acts: its `name` and its options. `null`: no environment.
     pub env: Option<Component>,

@@ -2,7 +2,7 @@
 
 use crate::progress::{counted, duration};
 
-/// The pace is told after this many steps of the process. The first is left out: it also encodes prompts and clips, and
+/// The pace is logged after this number of steps of the process. The first is left out: it also encodes prompts and clips, and
 /// fills caches.
 const STEPS: usize = 3;
 

@@ -66,7 +66,7 @@ impl Stage {
         &mut self.0.get_mut().unwrap_or_else(PoisonError::into_inner).environments
     }
 
-    /// The rollout that was played for `step`; `None` when there is none.
+    /// Takes the rollout that was played for `step`; `None` if no rollout was played for it.
     pub fn take(&mut self, step: u64) -> Result<Option<Vec<Episode>>> {
         let mut state = self.landed();
         state.taken = state.played.take().transpose()?.filter(|played| played.step == step);
@@ -82,7 +82,7 @@ impl Stage {
         }
     }
 
-    /// The rollout that was played ahead, for a checkpoint. One that failed is none: it is played again.
+    /// The prefetched rollout, for a checkpoint; `None` if it failed, since it is then played again.
     pub fn played(&self) -> Option<Played> {
         self.landed().played.as_ref()?.as_ref().ok().cloned()
     }

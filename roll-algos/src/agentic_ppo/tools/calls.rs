@@ -20,7 +20,7 @@ pub struct Call {
     pub failed: bool,
 }
 
-/// The calls of an answer, each `{"name", "arguments"}` or the reason why it is none. Empty: the answer is for the
+/// The tool calls of an answer, each `{"name", "arguments"}` or the reason why it is invalid. Empty: the answer is for the
 /// environment.
 pub fn called(answer: &str) -> Vec<Result<Value, String>> {
     let mut rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);

@@ -46,7 +46,7 @@ impl Phase {
 pub struct Measured {
     /// In the order of a step.
     pub phases: Vec<Phase>,
-    /// Of the steps that were made whole; `None` where phases were measured one by one.
+    /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<Whole>,
 }
 

@@ -10,7 +10,7 @@ use roll_models::wan2_2::{IdleExpert, Placement};
 
 use crate::args::Bench;
 
-/// Of the LoRA.
+/// Rank of the LoRA.
 pub const RANK: usize = 32;
 
 /// The subject of a measurement.

@@ -23,11 +23,11 @@ const SCRIPT: &str = include_str!("../../../../bench/torch_reference.py");
 /// PyTorch's time and memory, and its settings.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Theirs {
-    /// By the name of the phase.
+    /// Results by name of the phase.
     pub phases: BTreeMap<String, TheirPhase>,
     /// Median seconds of the steps that were made whole.
     pub step_seconds: Option<f64>,
-    /// Of all phases.
+    /// Memory over all phases.
     pub memory: TheirMemory,
     /// Why phases are missing: it ran out of memory.
     pub error: Option<String>,

@@ -115,7 +115,7 @@ impl ChatTemplate {
         template.map(Some).map_err(|problem| Error::bad_file(place, problem))
     }
 
-    /// A template from its source; the error says why it is none.
+    /// Parses a template; the error says why the source is invalid.
     pub fn new(source: String, bos: String, eos: String) -> std::result::Result<Self, String> {
         if source.len() > MAX_SOURCE {
             return Err(format!("the chat template has {} bytes, more than {MAX_SOURCE}", source.len()));

@@ -29,7 +29,7 @@ use stored::Stored;
 /// Conversations of a step beyond which bytes could not be counted.
 const MOST: usize = 1 << 24;
 
-/// Bytes of a rank of a run with these options. Of the model's files only the headers are read.
+/// Bytes of a rank of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
     let Some(work) = input.passes.language.clone() else {

@@ -18,7 +18,7 @@ const SIZE: [usize; 2] = [480, 832];
 /// Tokens of a prompt, padding included.
 const TEXT_TOKENS: usize = 512;
 
-/// Bytes and seconds of a run with these options. Of the model's files only the headers are read.
+/// Bytes and seconds of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
     if input.passes.language.is_some() {
