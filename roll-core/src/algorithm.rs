@@ -86,7 +86,7 @@ pub trait Algorithm: Send {
     }
 
     /// Restores [`Algorithm::tensors`]: after [`Algorithm::load_state`], and after parameters and optimizer. The names,
-    /// shapes and dtypes are those that [`Algorithm::tensors`] gives; not called when it gives none.
+    /// shapes and dtypes are those that [`Algorithm::tensors`] returns; not called if that returns `None`.
     fn load_tensors(&mut self, _tensors: &StateDict) -> Result<()> {
         Err(Error::Misuse("this algorithm gives tensors to save and does not take them back".into()))
     }

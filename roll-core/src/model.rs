@@ -14,7 +14,7 @@ pub type StateDict = BTreeMap<String, Tensor>;
 pub struct ParameterSpec {
     /// Unique within the model, and stable: checkpoints are keyed by it.
     pub name: String,
-    /// Shape; its elements stand row-major in the flat layout.
+    /// Shape; the elements are row-major in the flat layout.
     pub shape: Vec<usize>,
 }
 
@@ -73,7 +73,7 @@ pub trait Model: Send {
     }
 
     /// Updates of its parameters where they are. `None`: they are updated in host memory, through
-    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself gives `None`.
+    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself returns `None`.
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         None
     }

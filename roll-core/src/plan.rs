@@ -1,4 +1,4 @@
-//! The needs of a run, told by its components before anything is opened.
+//! The needs of a run, which its components estimate before anything is opened.
 //!
 //! The strategy says how it divides the work, the algorithm how often it passes through the model, and the model what
 //! follows from both: bytes and seconds. All of it follows from options, so that a plan costs no memory; a model may
@@ -22,7 +22,7 @@ pub enum Planner {
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
-    /// Those among them that are pulled back: the last ones.
+    /// How many of them are differentiated (always the last ones).
     pub pulled: usize,
     /// Denoising steps, and those among them that are trained, where a step makes more than one pass (two of a guided
     /// velocity); absent: one each.
@@ -174,7 +174,7 @@ impl Default for Division {
 pub enum WeightPlacement {
     /// Whole, on the device of each rank.
     Resident,
-    /// In files or host memory, brought to the device block by block.
+    /// Weights are in files or host memory and are copied to the device block by block.
     Streamed,
     /// Divided among the ranks and gathered block by block.
     Sharded,
@@ -224,7 +224,7 @@ pub struct Needs {
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
-    /// A step by phase; empty where that cannot be told.
+    /// A step by phase; empty if the phases are unknown.
     pub time: Vec<PhaseCost>,
     /// Settings that would make the run smaller, with their effect.
     pub hints: Vec<String>,

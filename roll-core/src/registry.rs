@@ -14,7 +14,7 @@ pub type Options = serde_json::Map<String, serde_json::Value>;
 /// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
-    /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
+    /// Backend and device, in the words of `--backend`: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
     /// Seed of the run, for initial parameters.
     pub seed: u64,

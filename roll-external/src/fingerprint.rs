@@ -73,7 +73,7 @@ impl Fingerprint {
         self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// With lengths, so that the end of one part cannot be taken for the beginning of the next.
+    /// Lengths are hashed too, so that the end of one part cannot be taken for the beginning of the next.
     fn part(mut self, name: &str, bytes: &[u8]) -> Self {
         for piece in [name.as_bytes(), bytes] {
             self.0.update((piece.len() as u64).to_le_bytes());

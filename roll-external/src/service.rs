@@ -30,7 +30,7 @@ pub struct ServiceOptions<'a> {
     /// Seconds that a request may take with its answer.
     pub timeout: f64,
     /// Whether a connection serves several requests. One that the service closed in the meantime fails after the
-    /// request was sent, so that nobody knows whether it was heard.
+    /// request was sent, so that it is unknown whether it arrived.
     pub keeps_connections: bool,
 }
 
@@ -83,7 +83,7 @@ impl Service {
         &self.url
     }
 
-    /// Sends `body` once; gives the body of an answer of status 200.
+    /// Sends `body` once; returns the body of an answer of status 200.
     pub fn post(&self, content_type: &str, body: &[u8]) -> std::result::Result<Box<dyn Read>, NoAnswer> {
         let mut request = self.agent.post(&self.url).header("Content-Type", content_type);
         if let Some(authorization) = &self.authorization {

@@ -21,7 +21,7 @@ pub fn current() -> Arc<dyn Communicator> {
     THREAD.with_borrow(Clone::clone).or_else(|| PROCESS.get().cloned()).unwrap_or_else(|| Arc::new(SingleRank))
 }
 
-/// Makes this process one of the ranks of `communicator`, once; a second call changes nothing and gives it back.
+/// Makes this process one of the ranks of `communicator`, once; a second call changes nothing and returns the communicator.
 pub fn set_process(communicator: Arc<dyn Communicator>) -> Result<(), Arc<dyn Communicator>> {
     PROCESS.set(communicator)
 }

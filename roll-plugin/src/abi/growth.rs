@@ -38,7 +38,7 @@ pub unsafe fn read<T: Grows>(theirs: *const T) -> Result<T, String> {
         return Err(format!("`{name}` has {size} bytes and ends in the middle of a member"));
     }
     let mut ours = T::absent();
-    // SAFETY: P6: as many bytes are there, on both sides.
+    // SAFETY: P6: both sides have at least this number of bytes.
     unsafe { std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(size_of::<T>())) };
     // SAFETY: every structure that grows begins with its size: here that of ours.
     unsafe { (&raw mut ours).cast::<usize>().write(size_of::<T>()) };

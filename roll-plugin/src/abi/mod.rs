@@ -48,7 +48,7 @@
 //! - **P8, kinds.** The `table` of an object is that of one kind: the kind of the function that made or takes the
 //!   object. A null table in an argument means that there is no such object.
 //! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may have
-//!   any pointer; others are aligned and hold as many items as they say.
+//!   any pointer; others are aligned and hold the stated number of items.
 #![allow(missing_docs)] // the header documents each field for those who write against it
 
 #[macro_use]

@@ -88,7 +88,7 @@ fn grown(description: &'static TypeLayout) -> &'static str {
     description.phantom_fields().iter().next().map_or(description.name(), |field| field.layout().name())
 }
 
-/// The first of many differences: its path and its kind. `abi_stable` itself tells one in tens of kilobytes.
+/// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
 fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut told = format!("`{name}`");
@@ -101,7 +101,7 @@ fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
             told += &format!(" > `{}`", self::member(member));
         }
     }
-    // A difference stands in both, and the first is enough.
+    // Both directions have the difference; the first is enough.
     told + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
 }
 

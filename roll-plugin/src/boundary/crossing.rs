@@ -8,7 +8,7 @@ use super::foreign::Foreign;
 
 /// An object of the other side that has the functions of `Table`.
 pub(super) trait Calls<Table> {
-    /// `None` where it turned out to have none of them.
+    /// `None` if the object turned out to have no table.
     fn callee(&self) -> (&Foreign, Option<&Table>);
 }
 
@@ -35,8 +35,8 @@ pub(super) fn log(error: &crate::Error) {
 /// ```
 ///
 /// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` are served as shared (P4).
-/// - `-> T`: the method gives `Result<T>`; without it `Result<()>`.
-/// - `, or E`: the method gives `T` and cannot fail; when the call fails, that is logged and it is `E`.
+/// - `-> T`: the method returns `Result<T>`; without it, `Result<()>`.
+/// - `, or E`: the method returns `T` and cannot fail; if the call fails, the failure is logged and the method returns `E`.
 /// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
 /// - `, then f`: `self.f(answer, arguments...)` looks at the answer of the other side.
 /// - `, through f` after the target: `f` makes of the target the object that has the methods (a diffusion model of a

@@ -255,7 +255,7 @@ pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNu
     named.into_iter().collect::<Vec<_>>().give()
 }
 
-/// Reads named numbers and gives the list back.
+/// Reads named numbers and releases the list.
 ///
 /// # Safety
 /// As [`take`].

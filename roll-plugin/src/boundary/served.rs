@@ -72,7 +72,7 @@ impl<T: ?Sized> Served<T> {
         Self::give_with(target, table, Poison::default())
     }
 
-    /// As [`Served::give`], as part of the object that this thread serves: a panic of one is a panic of both.
+    /// As [`Served::give`], for a part of the object that this thread serves: a panic of one is a panic of both.
     pub(super) fn give_part<Table>(target: Box<T>, table: &'static Table) -> RollObject {
         Self::give_with(target, table, SERVING.with_borrow(Clone::clone).unwrap_or_default())
     }
