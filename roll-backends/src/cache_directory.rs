@@ -8,8 +8,8 @@ pub const VARIABLE: &str = "ROLL_CACHE";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 
-/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up. `None`
-/// where it says `none`, or there is no home directory.
+/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up.
+/// `None` where it says `none`, or there is no home directory.
 pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match given(VARIABLE) {

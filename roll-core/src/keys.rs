@@ -68,16 +68,16 @@ mod schema {
         text(&of_type::<T>())
     }
 
-    /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`, which
-    /// is empty at the top level.
+    /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`,
+    /// which is empty at the top level.
     pub fn check_ranges<T: JsonSchema + Serialize>(section: &str, value: &T) -> Result<()> {
         let mut value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
         Checker { all: &[] }.check(section, &of_type::<T>(), &mut value)
     }
 
-    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another type,
-    /// number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as such
-    /// (`5e8`).
+    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another
+    /// type, number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as
+    /// such (`5e8`).
     pub fn check<T: JsonSchema + Serialize + Default>(section: &str, value: &mut Json) -> Result<()> {
         Checker { all: &of::<T>() }.check(section, &of_type::<T>(), value)
     }
@@ -109,8 +109,8 @@ mod schema {
         Error::config(key, format!("unknown key; {hint}"))
     }
 
-    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all` whose
-    /// last name is the nearest.
+    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all`
+    /// whose last name is the nearest.
     pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
         let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
         if let Some(near) = nearest(name, siblings) {

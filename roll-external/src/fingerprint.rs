@@ -40,9 +40,9 @@ impl Fingerprint {
         self.part(name, bytemuck::cast_slice(values))
     }
 
-    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files above
-    /// 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and reading tens of
-    /// gigabytes for a key would take longer than the cache saves.
+    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files
+    /// above 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and
+    /// reading tens of gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
         let mut file = crate::files::open(path).map_err(failed())?;

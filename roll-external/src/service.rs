@@ -60,8 +60,8 @@ impl Service {
     /// The service of `options`; asks nothing yet.
     ///
     /// # Errors
-    /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error names
-    /// the key `section.url`, `section.token_env` or `section.timeout`.
+    /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error
+    /// names the key `section.url`, `section.token_env` or `section.timeout`.
     pub fn new(options: ServiceOptions<'_>) -> Result<Self> {
         let ServiceOptions { section, url, token_env, timeout, keeps_connections } = options;
         check_url(section, url)?;

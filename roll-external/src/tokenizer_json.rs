@@ -33,7 +33,8 @@ struct File {
 }
 
 impl Growth {
-    /// Computes the bound from the text of a `tokenizer.json`. Fails if it is not JSON, and on patterns that match everywhere.
+    /// Computes the bound from the text of a `tokenizer.json`. Fails if it is not JSON, and on patterns that match
+    /// everywhere.
     pub fn of(json: &[u8]) -> Result<Self, String> {
         let file: File = serde_json::from_slice(json).map_err(|e| format!("expected JSON: {e}"))?;
         let mut growth = Self { factor: 1, added: 0 };

@@ -1,10 +1,10 @@
-//! Passes of a transformer with one block and with two, for what counts launches or operators beneath it: the difference is
-//! one block. `scripts/count-launches` runs it, and says what it needs.
+//! Passes of a transformer with one block and with two, for what counts launches or operators beneath it: the
+//! difference is one block. `scripts/count-launches` runs it, and says what it needs.
 //!
 //!     count_launches BACKEND [TxHxW] [--offload]
 //!
-//! Shapes are those of Wan2.2 T2V-A14B with a LoRA on the LoRA's usual layers; TxHxW is the size of the latents. Weights are
-//! zero, and so is what comes out: nothing is checked.
+//! Shapes are those of Wan2.2 T2V-A14B with a LoRA on the LoRA's usual layers; TxHxW is the size of the latents.
+//! Weights are zero, and so is what comes out: nothing is checked.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;

@@ -86,8 +86,8 @@ impl RunDir {
         }
     }
 
-    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
-    /// when another one holds it. The lock has no effect on file systems without locks.
+    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends.
+    /// Fails when another one holds it. The lock has no effect on file systems without locks.
     pub fn lock(&self) -> Result<RunLock> {
         if !cfg!(unix) {
             return Ok(RunLock { _directory: None }); // directories cannot be opened
@@ -115,8 +115,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that held
-    /// something before, or has metrics or checkpoints, stays.
+    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that
+    /// held something before, or has metrics or checkpoints, stays.
     pub fn discard_beginning(&self) -> Result<()> {
         if !self.is_new || self.metrics_path().exists() || self.checkpoints().exists() {
             return Ok(());

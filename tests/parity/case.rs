@@ -39,8 +39,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the build
-    /// do not. Only backends that the tests were asked to run on count.
+    /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the
+    /// build do not. Only backends that the tests were asked to run on count.
     pub fn all() -> Outcome<(Vec<Self>, Vec<(Backend, String)>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && roll_testing::is_tested(b.name())) {

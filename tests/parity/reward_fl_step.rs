@@ -1,5 +1,5 @@
-//! A whole Reward-FL step: the algorithm's own code on real networks, with every inner value, the gradients of score and
-//! KL apart, and updates through the strategy `single`.
+//! A whole Reward-FL step: the algorithm's own code on real networks, with every inner value, the gradients of score
+//! and KL apart, and updates through the strategy `single`.
 
 #[path = "reward_fl_step/networks.rs"]
 mod networks;

@@ -45,7 +45,8 @@ impl Tokens {
 }
 
 impl Conversations {
-    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and on a file without any.
+    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and on a file without
+    /// any.
     pub fn read(file: &Path) -> Result<Self> {
         let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
         let mut rows = Vec::new();

@@ -175,7 +175,8 @@ table! {
         );
         fn decode(latents: *const RollTensor, record: u32, out: *mut RollValue);
         fn encode_video(frames: *const RollTensor, out: *mut RollTensor);
-        /// Key of the results of `encode` and `encode_video`; empty if the model does not know it, null if it never does.
+        /// Key of the results of `encode` and `encode_video`; empty if the model does not know it, null if it never
+        /// does.
         fn encoding_key(out: *mut RollOwned<u8>);
         /// Sizes and lengths of videos. Without it: multiples of 16 pixels, and of 4 frames plus one.
         fn video_unit(out: *mut RollVideoUnit);

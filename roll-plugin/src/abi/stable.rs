@@ -1,7 +1,7 @@
 //! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
 //!
-//! `abi_stable` defines nothing on the wire. It checks what equal major versions promise: data have the same layout (P6),
-//! and a shorter version of a growing structure is a prefix of a longer one.
+//! `abi_stable` defines nothing on the wire. It checks what equal major versions promise: data have the same layout
+//! (P6), and a shorter version of a growing structure is a prefix of a longer one.
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{

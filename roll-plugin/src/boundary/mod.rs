@@ -2,8 +2,8 @@
 //!
 //! The side that owns an object serves it (`served`): panics are caught there, become an error, and the object is not
 //! called again. The other side holds a `Foreign` object that implements the trait: its errors name the plugin, the
-//! file and the method. Each kind has a file in which `crossing!` writes both directions. Tensors cross as pointers with
-//! an owner that can be retained; nothing is copied. Comments about safety name the numbers of the contract in
+//! file and the method. Each kind has a file in which `crossing!` writes both directions. Tensors cross as pointers
+//! with an owner that can be retained; nothing is copied. Comments about safety name the numbers of the contract in
 //! [`crate::abi`] (P1 to P9).
 //!
 //! Verbs of the functions here, by the direction of the value and its owner:

@@ -29,7 +29,8 @@ pub struct LossInputs<'a> {
     pub old_log_probs: Option<&'a Grid>,
     /// Log-probabilities that generation reported; `None`: the old ones.
     pub infer_log_probs: Option<&'a Grid>,
-    /// Log-probabilities under the reference policy; `None` if the run has no reference policy, and then the KL is not reported.
+    /// Log-probabilities under the reference policy; `None` if the run has no reference policy, and then the KL is not
+    /// reported.
     pub ref_log_probs: Option<&'a Grid>,
     /// Advantages.
     pub advantages: &'a Grid,

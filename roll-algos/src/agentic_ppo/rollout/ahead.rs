@@ -73,8 +73,8 @@ impl Stage {
         Ok(state.taken.as_ref().map(|played| played.episodes.clone()))
     }
 
-    /// A step was not done, and will be done again. If it had taken its rollout, it gets the same episodes; the one that it
-    /// began is played again. If it was stopped before, its rollout is still there.
+    /// A step was not done, and will be done again. If it had taken its rollout, it gets the same episodes; the one
+    /// that it began is played again. If it was stopped before, its rollout is still there.
     pub fn undo(&mut self, step: u64) {
         let mut state = self.landed();
         if let Some(taken) = state.taken.take().filter(|taken| taken.step == step) {

@@ -73,8 +73,8 @@ impl Plan {
         phases
     }
 
-    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and results
-    /// of self-attention, in f32.
+    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and
+    /// results of self-attention, in f32.
     fn exchanged_bytes(&self) -> f64 {
         let (dit, group) = (&self.networks.dit, self.division.token_ranks.max(1) as f64);
         16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
