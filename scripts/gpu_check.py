@@ -220,7 +220,7 @@ class Run:
             **os.environ,
             "LD_LIBRARY_PATH": library_path(os.environ.get("LD_LIBRARY_PATH", "")),
             "ROLL_FIXTURES": str(ROOT / "tests" / "fixtures"),
-            "ROLL_DEMO": str(ROOT / "assets" / "demo"),
+            "ROLL_DEMO": str(ROOT / "demo" / "assets"),
             "PYTHONUNBUFFERED": "1",
             "ROLL_LOG": "info,roll=debug",
             "RUST_BACKTRACE": "1",

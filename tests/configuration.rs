@@ -1,14 +1,10 @@
 //! The configuration explains itself: every key has a text, and a file to begin with runs.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use roll_core::serde_json::{Map, Value};
 use roll_core::{Kind, Registry};
 use roll_train::config::sections;
 
-use world::{SHORT, World, fails};
+use crate::world::{SHORT, World, fails};
 
 /// Names of the values of a map, those of the maps within it in full.
 fn leaves(prefix: &str, map: &Map<String, Value>, found: &mut Vec<String>) {

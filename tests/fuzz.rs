@@ -1,8 +1,6 @@
 //! Every reader of foreign files over mutations of its corpus, the same ones each time. `FUZZ_TIMES` tries as many times
 //! more of them, `FUZZ_SECONDS` as many as take so long; `fuzz/README.md` says how cargo-fuzz tries them.
 
-#![allow(clippy::unwrap_used)]
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

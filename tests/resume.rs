@@ -1,11 +1,6 @@
 //! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. Their files must read as if
 //! they had never stopped.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +9,9 @@ use std::time::{Duration, Instant};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use roll_train::checkpoint;
-use world::{SHORT, World, checkpoint_file, fails, said};
+
+use crate::program;
+use crate::world::{SHORT, World, checkpoint_file, fails, said};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
@@ -444,7 +441,7 @@ fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
     let blocks = (kept.len() / 1024).min(100);
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
     let output = Command::new("bash")
-        .args(["-c", &script, env!("CARGO_BIN_EXE_roll")])
+        .args(["-c", &script, program::PATH])
         .env("ROLL_CACHE", "none")
         .current_dir(world.path("."))
         .output()

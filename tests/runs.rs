@@ -1,16 +1,12 @@
 //! How a run is looked at before, its messages, and how it ends.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
 use roll_core::{Tensor, Video};
 use serde_json::Value;
-use world::{SETTINGS, SHORT, World, fails, said};
+
+use crate::world::{SETTINGS, SHORT, World, fails, said};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];

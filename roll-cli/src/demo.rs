@@ -1,4 +1,4 @@
-//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built
+//! The runs that are made when nothing is named: the small world in `demo/assets`, and the small agent that is built
 //! in.
 
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ const ALGORITHMS: [(&str, &str); 3] = [
 const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
 const VARIABLE: &str = "ROLL_DEMO";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 
@@ -177,7 +179,7 @@ fn names_another_reward(own: &MergedConfig) -> bool {
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let checkout = manifest.parent().unwrap_or(manifest).join("assets/demo");
+    let checkout = manifest.parent().unwrap_or(manifest).join("demo/assets");
     let candidates = match std::env::var_os(VARIABLE) {
         Some(own) => vec![PathBuf::from(own)],
         None => installed.into_iter().chain([checkout]).collect(),
@@ -187,8 +189,8 @@ fn directory() -> Result<PathBuf> {
         let last = candidates.last().map(|c| c.display().to_string()).unwrap_or_default();
         Error::Unsupported(format!(
             "no model and no data are named, and the demo's files are not in {last}. If the checkout was moved or \
-             `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/assets/demo. If files were deleted, \
-             `git checkout assets/demo` brings them back. Or name a model and data of your own: `model.model_paths` \
+             `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/demo/assets. If files were deleted, \
+             `git checkout demo/assets` brings them back. Or name a model and data of your own: `model.model_paths` \
              and `data.metadata`"
         ))
     })

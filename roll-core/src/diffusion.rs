@@ -6,6 +6,13 @@ use crate::{Adapter, Error, Grad, Pullback, Result, Tensor, VideoUnit};
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Timestep(pub f64);
 
+impl Timestep {
+    /// Returns true where the low-noise expert works: below `boundary * 1000`.
+    pub fn uses_low_noise(self, boundary: f64) -> bool {
+        self.0 < boundary * 1000.0
+    }
+}
+
 /// Noise level in [0, 1]: x_sigma = (1 - sigma) * data + sigma * noise.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Sigma(pub f64);

@@ -88,7 +88,7 @@ inventory::submit! {
 
 fn main() -> Result<()> {
     let steps = std::env::args().nth(1).unwrap_or_else(|| "8".into());
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let yaml = "
 exp_name: redness
 algo: { name: reward_fl, kl_weight: 0.05 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use roll_core::process::ChildGroup;
 use roll_core::{Error, Fault, Result};
+use roll_external::process::ChildGroup;
 use serde_json::{Value, json};
 
 use crate::trainer::RunSummary;

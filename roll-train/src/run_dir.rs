@@ -13,8 +13,8 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use roll_core::files::write_atomically;
 use roll_core::{Error, Result};
+use roll_external::files::write_atomically;
 
 use crate::checkpoint::{self, step_name};
 

@@ -1,6 +1,7 @@
 //! The noise levels that are trained, and evaluations at them.
 
-use roll_core::{Error, FlowSchedule, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
+use crate::FlowSchedule;
+use roll_core::{Error, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
 
 use crate::reward_fl::{EarlyStop, LatentDtype, Plan, Unobserved, rollout};
 use crate::sampling::{Conditions, Sampling};

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, LanguageModel, Message, Result, files};
+use roll_core::{Error, LanguageModel, Message, Result};
+use roll_external::files;
 
 use super::TrainOn;
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 use serde::Deserialize;
 
 /// Architectures that share this implementation.

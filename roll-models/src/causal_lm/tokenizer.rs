@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_core::contain::contain;
-use roll_core::tokenizer_json::{Growth, LIMIT};
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::contain::contain;
+use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use tokenizers::Tokenizer as Inner;
 
 /// Turns text into token ids.

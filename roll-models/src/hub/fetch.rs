@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hf_hub::api::sync::ApiError;
-use roll_core::Fingerprint;
+use roll_external::Fingerprint;
 use ureq::Body;
 use ureq::http::Response;
 

@@ -12,7 +12,8 @@ mod tests;
 
 use std::path::{Component, Path, PathBuf};
 
-use roll_core::{Fault, files};
+use roll_core::Fault;
+use roll_external::files;
 
 use crate::weights::expand_glob;
 

@@ -5,9 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::files::{self, write_atomically};
-use roll_core::{Error, Evaluated, Fingerprint, Model, Result, Sample, Validation};
+use roll_core::{Error, Evaluated, Model, Result, Sample, Validation};
 use roll_data::write_mp4;
+use roll_external::Fingerprint;
+use roll_external::files::{self, write_atomically};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use roll_core::files::write_atomically;
 use roll_core::{Result, Sample, Tensor, Video};
 use roll_data::{Picture, encode_png, write_mp4};
+use roll_external::files::write_atomically;
 
 use super::clips;
 use super::labels::SetLabels;

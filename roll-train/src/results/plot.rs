@@ -9,9 +9,9 @@ use plotters::coord::ranged1d::{BoldPoints, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
-use roll_core::files::write_atomically;
 use roll_core::{Error, Result};
 use roll_data::{Picture, encode_png};
+use roll_external::files::write_atomically;
 
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);

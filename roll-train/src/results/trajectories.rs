@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result};
+use roll_external::files::{self, write_atomically};
 
 use crate::run_dir::RunDir;
 

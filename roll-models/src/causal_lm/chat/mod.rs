@@ -11,7 +11,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use roll_core::{Error, Message, Result, files};
+use roll_core::{Error, Message, Result};
+use roll_external::files;
 use serde::Deserialize;
 
 use self::template::{Conversation, Source, Template};

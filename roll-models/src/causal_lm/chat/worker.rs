@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use roll_core::process::{ChildGroup, limit_memory};
+use roll_external::process::{ChildGroup, limit_memory};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

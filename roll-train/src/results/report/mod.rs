@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
-use roll_core::files::write_atomically;
 use roll_core::{Error, Headline, Result};
+use roll_external::files::write_atomically;
 use serde::Serialize;
 
 use super::curves::{self, Curves, Sketch};

@@ -7,7 +7,8 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::ConfigLayers;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
-use roll_core::{Error, Headline, Result, files};
+use roll_core::{Error, Headline, Result};
+use roll_external::files;
 use serde_json::{Map, Value};
 
 use crate::results::headlines;

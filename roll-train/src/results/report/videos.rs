@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use minijinja::Value;
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 use serde::Serialize;
 
 use super::source::Source;
