@@ -22,6 +22,8 @@ mod network;
 pub mod packed;
 mod parts;
 mod plan;
+#[cfg(test)]
+mod plan_tests;
 mod prefixes;
 #[cfg(test)]
 mod quantised_tests;
