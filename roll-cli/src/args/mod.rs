@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-pub use bench::{Bench, TorchAttention};
+pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
