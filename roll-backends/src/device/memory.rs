@@ -40,12 +40,15 @@ mod tests {
     use super::host_peak;
 
     #[test]
-    fn the_peak_never_falls() {
-        let Some(before) = host_peak() else { return };
-        let held = vec![1u8; 64 << 20];
-        let after = host_peak();
-        assert!(held.iter().all(|byte| *byte == 1) && after.is_some_and(|after| after >= before));
+    fn the_peak_includes_memory_that_is_free_again() {
+        if host_peak().is_none() {
+            roll_testing::skip!("this system has no counter of the memory's peak");
+        }
+        const HELD: usize = 64 << 20;
+        let held = vec![1u8; HELD];
+        assert!(held.iter().all(|byte| *byte == 1));
         drop(held);
-        assert!(host_peak() >= after);
+        // The kernel adds up its counters per processor now and then: the sum lags behind.
+        assert!(host_peak().is_some_and(|peak| peak >= HELD as u64 * 3 / 4));
     }
 }
